@@ -1,0 +1,276 @@
+"""Every setting, with its default and the reason for it.
+
+One frozen ``Config`` is built once, from the built-in defaults, then the TOML
+file, then environment variables (``MODELYARD__GATEWAY__PORT=9000``); later
+wins. Nothing else in the package reads the environment or a settings file.
+``docs/reference/configuration.md`` lists every setting, and a test keeps it
+complete.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from modelyard.errors import StartupError
+
+ENV_PREFIX = "MODELYARD__"
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Usd = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The data plane."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Loopback, so that nothing is exposed before you decide it."""
+    port: Port = 8484
+    """Port to listen on; 0 takes a free one (tests)."""
+    workers: PositiveInt = 1
+    """Worker processes (SO_REUSEPORT). Limits and replica slots are divided among them, so more than one only pays past one busy core."""
+    body_bytes_max: PositiveInt = 32 * 1024 * 1024
+    """Largest request body. Prompts with images need megabytes, nothing honest needs more."""
+    header_bytes_max: PositiveInt = 16 * 1024
+    """Largest request head: request line and headers."""
+    headers_max: PositiveInt = 64
+    """Most headers in a request."""
+    queue_max: PositiveInt = 256
+    """Requests that may wait for one endpoint; the next one is refused at once (429, or 503 while it loads)."""
+    queue_wait_s: Positive = 30.0
+    """Longest wait for a busy endpoint before 429."""
+    load_wait_s: Positive = 600.0
+    """Longest wait for a cold endpoint before 503; a big model loads for minutes."""
+    connect_timeout_s: Positive = 2.0
+    """Time to open a connection to a replica."""
+    first_token_timeout_s: Positive = 120.0
+    """Time from dispatch to the first token of a stream."""
+    token_timeout_s: Positive = 30.0
+    """Longest pause between two tokens of a stream."""
+    total_timeout_s: Positive = 600.0
+    """Longest request, stream or not. OpenAI's SDKs wait this long."""
+    header_read_timeout_s: Positive = 10.0
+    """Time for a client to send a request head and body; slow senders are closed."""
+    idle_timeout_s: Positive = 75.0
+    """Time an idle keep-alive connection of a client is kept."""
+    write_stall_timeout_s: Positive = 60.0
+    """Time a client may read nothing of a stream before it is closed."""
+    drain_timeout_s: Positive = 30.0
+    """Time running requests get to finish at shutdown."""
+    loading_comment_s: Positive = 2.0
+    """Pause between two ': loading' comments of a stream that waits for a cold model."""
+    max_tokens_default: PositiveInt = 4096
+    """Output tokens of a request that names no limit; without a cap one request could hold a replica for an hour."""
+    journal_sync_s: Positive = 0.05
+    """Longest time a journal record is not yet on disk (power loss); a killed process loses nothing."""
+    mark_tokens: PositiveInt = 64
+    """Tokens of a stream between two progress marks in the journal."""
+    mark_s: Positive = 1.0
+    """Seconds between two progress marks in the journal."""
+    metrics_public: bool | None = None
+    """Whether /metrics answers without a key; unset: only while 'host' is a loopback address."""
+
+
+class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The control plane."""
+
+    database_url: str = ""
+    """SQLAlchemy URL; empty: SQLite in the data directory."""
+    pass_interval_s: Positive = 1.0
+    """Pause between two reconcile passes when nothing happens; events start one at once."""
+    database_timeout_s: Positive = 2.0
+    """Longest wait for a locked database before a write is refused with 503."""
+    delivery_interval_s: Positive = 0.2
+    """Pause between two deliveries of the journal into the ledger."""
+    replica_grace_s: Positive = 10.0
+    """Time a replica gets between SIGTERM and SIGKILL, after it was drained."""
+    drain_timeout_s: Positive = 120.0
+    """Longest time a replica may drain before it is stopped all the same."""
+    crash_backoff_s: Positive = 1.0
+    """First pause before a crashed replica is started again; doubles up to 'crash_backoff_max_s'."""
+    crash_backoff_max_s: Positive = 60.0
+    """Longest pause between two starts of a crashing replica."""
+    hang_timeout_s: Positive = 30.0
+    """Time a ready replica may fail its probes before it is killed and replaced."""
+
+
+class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where replicas run."""
+
+    kind: str = "local"
+    """``local``: processes of this machine."""
+    threads: int = 0
+    """CPU threads a replica may use; 0: all cores of the machine."""
+
+
+class PriceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """US dollars per one million tokens."""
+
+    input: Usd = 0.0
+    """Prompt tokens that the engine had to compute."""
+    cached_input: Usd | None = None
+    """Prompt tokens that the engine had in its cache; unset: the price of ``input``."""
+    output: Usd = 0.0
+    """Generated tokens."""
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole configuration; ``modelyard.toml`` has one table for each field."""
+
+    gateway: GatewayConfig = GatewayConfig()
+    """The data plane."""
+    control: ControlConfig = ControlConfig()
+    """The control plane."""
+    fleet: FleetConfig = FleetConfig()
+    """Where replicas run."""
+    prices: dict[str, PriceConfig] = {}
+    """Price of each model by its endpoint name; ``"*"`` is the price of all others; without one, use is metered and free."""
+
+
+def load(file: Path | None, environment: Mapping[str, str], overrides: Mapping[str, Any] | None = None) -> Config:
+    """Return the configuration from ``file`` (if any), ``environment`` and ``overrides`` (nested, strongest).
+
+    Raises:
+        StartupError: a file that cannot be read or parsed, an unknown setting, a wrong value.
+    """
+    merged: dict[str, Any] = {}
+    if file is not None:
+        merged = _read_toml(file)
+    for name, text in environment.items():
+        if name.startswith(ENV_PREFIX):
+            _put(merged, name.removeprefix(ENV_PREFIX).lower().split("__"), text)
+    _merge(merged, overrides or {})
+    try:
+        return msgspec.convert(merged, Config, strict=False)
+    except msgspec.ValidationError as error:
+        where = f"{file}" if file else "the environment (MODELYARD__…)"
+        raise StartupError(f"Bad setting in {where}: {error}. See docs/reference/configuration.md.") from error
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise StartupError(f"Cannot read the configuration {file}: {error.strerror}. Check --config.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise StartupError(f"{file} is not valid TOML: {error}.") from error
+
+
+def _put(tree: dict[str, Any], path: list[str], text: str) -> None:
+    for step in path[:-1]:
+        branch = tree.setdefault(step, {})
+        if not isinstance(branch, dict):
+            return
+        tree = branch
+    tree[path[-1]] = text
+
+
+def _merge(tree: dict[str, Any], extra: Mapping[str, Any]) -> None:
+    for name, value in extra.items():
+        if isinstance(value, Mapping):
+            _merge(tree.setdefault(name, {}), value)
+        else:
+            tree[name] = value
+
+
+class DataDirectory:
+    """Names of everything under the one data directory; nothing else knows the layout."""
+
+    __slots__ = ("root",)
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @staticmethod
+    def default(environment: Mapping[str, str]) -> Path:
+        """Return ``$MODELYARD_DATA_DIR``, or ``modelyard`` under the user's data directory."""
+        if chosen := environment.get("MODELYARD_DATA_DIR"):
+            return Path(chosen).expanduser().absolute()
+        base = environment.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")  # noqa: PTH111 - no Path for "~" without a home
+        return Path(base) / "modelyard"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the running ``modelyard up``."""
+        return self.root / "lock"
+
+    @property
+    def running(self) -> Path:
+        """JSON ``{pid, url}`` of the running ``modelyard up``."""
+        return self.root / "run" / "up.json"
+
+    @property
+    def admin_key(self) -> Path:
+        """The generated admin key, mode 0600."""
+        return self.root / "secrets" / "admin-key"
+
+    @property
+    def pepper(self) -> Path:
+        """Key of the hash of API key secrets, mode 0600: the gateway and the controller need it."""
+        return self.root / "secrets" / "pepper"
+
+    @property
+    def internal_token(self) -> Path:
+        """What planes prove themselves with to each other, mode 0600."""
+        return self.root / "secrets" / "internal-token"
+
+    @property
+    def control_socket(self) -> Path:
+        """Unix socket of the controller's HTTP API."""
+        return self.root / "run" / "control.sock"
+
+    @property
+    def feed_socket(self) -> Path:
+        """Unix socket of the routing-table feed."""
+        return self.root / "run" / "feed.sock"
+
+    @property
+    def last_table(self) -> Path:
+        """The gateway's copy of the last routing table, mode 0600."""
+        return self.root / "run" / "routing-table.msgpack"
+
+    @property
+    def database(self) -> Path:
+        """SQLite database of the controller."""
+        return self.root / "control.sqlite"
+
+    @property
+    def journal(self) -> Path:
+        """Directory with one folder of journal segments a gateway worker."""
+        return self.root / "journal"
+
+    @property
+    def artifacts(self) -> Path:
+        """Content-addressed model files: ``sha256/<hex>``."""
+        return self.root / "artifacts"
+
+    @property
+    def replicas(self) -> Path:
+        """One folder a replica: its order, its process record, its log."""
+        return self.root / "replicas"
+
+    @property
+    def logs(self) -> Path:
+        """Logs of the planes: ``gateway-0.log``, ``control.log``."""
+        return self.root / "logs"
+
+    def create(self) -> None:
+        """Make the directories, private to this user.
+
+        Raises:
+            StartupError: the directory cannot be made or written.
+        """
+        try:
+            for folder in ("", "run", "secrets", "journal", "artifacts", "replicas", "logs"):
+                (self.root / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not os.access(self.root, os.W_OK | os.X_OK):
+                raise PermissionError(13, "Permission denied")
+        except OSError as error:
+            raise StartupError(
+                f"Cannot write the data directory {self.root}: {error.strerror}. Choose another with --data-dir."
+            ) from error

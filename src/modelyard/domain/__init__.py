@@ -1,0 +1,1 @@
+"""The nouns: frozen values without I/O and without policy."""

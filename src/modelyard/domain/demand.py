@@ -1,0 +1,38 @@
+"""What gateways tell the controller: demand, and replicas that do not answer."""
+
+import msgspec
+
+
+class EndpointDemand(msgspec.Struct, frozen=True, array_like=True):
+    """One gateway's view of one endpoint, now. ``idle_s``: seconds since it last had a request, in flight counts as 0."""
+
+    endpoint_id: str
+    queued: int
+    in_flight: int
+    idle_s: float
+    arrivals: int
+    """Requests since the gateway started; only differences mean something."""
+
+
+class ReplicaReport(msgspec.Struct, frozen=True, array_like=True):
+    """A replica that a gateway ejected, and why; ``in_flight`` lets control see that a drained one is empty."""
+
+    replica_id: str
+    in_flight: int
+    failures: int
+    """Failures in a row, 0 when the last answer was good."""
+    reason: str
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """First frame of a gateway on the feed."""
+
+    token: str
+    gateway_id: str
+
+
+class Report(msgspec.Struct, frozen=True, tag="report"):
+    """Everything a gateway has to say; the whole state each time, so that a lost one does not matter."""
+
+    endpoints: list[EndpointDemand]
+    replicas: list[ReplicaReport]

@@ -1,0 +1,84 @@
+"""Endpoints, their releases and scaling settings (``DESIGN.md`` section 2)."""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class EndpointStatus(StrEnum):
+    """The source's ``endpoints.status``."""
+
+    PROVISIONING = "provisioning"
+    RUNNING = "running"
+    SCALING = "scaling"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class Stage(StrEnum):
+    """How far a deployment or a cold start is; always in this order."""
+
+    QUEUED = "queued"
+    PLACING = "placing"
+    DOWNLOADING = "downloading"
+    VERIFYING = "verifying"
+    LOADING = "loading"
+    WARMING = "warming"
+    READY = "ready"
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """The stage with its numbers, and why it is not further.
+
+    ``percent`` is of the whole way to ready, None when unknown; ``eta_s`` is
+    seconds until ready, from measured load times.
+    """
+
+    stage: Stage
+    percent: int | None = None
+    eta_s: float | None = None
+    reason: str = ""
+
+
+class Scaling(msgspec.Struct, frozen=True):
+    """Bounds and pace of an endpoint's replica count."""
+
+    min_replicas: int = 1
+    max_replicas: int = 1
+    scale_to_zero: bool = False
+    idle_s: float = 300.0
+    """Seconds without a request before the endpoint goes to zero."""
+    metric: str = "queue_depth"
+    target_value: float = 70.0
+
+    @property
+    def floor(self) -> int:
+        """The fewest replicas to keep: none where scale to zero is on."""
+        return 0 if self.scale_to_zero else self.min_replicas
+
+
+class Release(msgspec.Struct, frozen=True):
+    """One version inside an endpoint with its share of traffic; weights of an endpoint sum to 100."""
+
+    version_id: str
+    weight: int = 100
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """A callable name. ``is_shared`` lets every tenant call it, else only its owner.
+
+    ``is_deleted`` endpoints are drained and then forgotten. ``failure`` is why
+    it cannot start, in our words.
+    """
+
+    id: str
+    tenant_id: str
+    name: str
+    releases: tuple[Release, ...]
+    scaling: Scaling
+    created_at: int
+    is_shared: bool = False
+    is_deleted: bool = False
+    status: EndpointStatus = EndpointStatus.PROVISIONING
+    progress: Progress = Progress(Stage.QUEUED)
+    failure: str = ""

@@ -1,0 +1,77 @@
+"""Tenants, API keys and what they may do."""
+
+from enum import StrEnum
+
+import msgspec
+
+PLATFORM = "platform"
+"""The tenant that ``modelyard up`` creates for its operator."""
+
+
+class Scope(StrEnum):
+    """What a key may do. ``manage`` covers its own tenant, ``admin`` everything."""
+
+    INFERENCE = "inference"
+    MANAGE = "manage"
+    ADMIN = "admin"
+
+
+class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Upper bounds over all requests of a key or tenant; None is no bound."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrency: int | None = None
+
+
+class Tenant(msgspec.Struct, frozen=True):
+    """A customer; owns everything."""
+
+    id: str
+    name: str
+    created_at: int
+    limits: Limits = Limits()
+    is_suspended: bool = False
+
+
+class ApiKey(msgspec.Struct, frozen=True):
+    """A credential of a tenant. The secret itself is never stored.
+
+    ``secret_hash`` is HMAC-SHA256 under the pepper. After a rotation the old
+    hash stays valid until ``previous_expires_at`` (unix seconds). ``models``
+    are the endpoint names that the key may use; None is all of its tenant's.
+    """
+
+    id: str
+    tenant_id: str
+    name: str
+    secret_hash: bytes
+    scopes: tuple[Scope, ...]
+    created_at: int
+    last4: str = ""
+    limits: Limits = Limits()
+    models: tuple[str, ...] | None = None
+    expires_at: int | None = None
+    revoked_at: int | None = None
+    previous_hash: bytes | None = None
+    previous_expires_at: int | None = None
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Who a request comes from, as the gateway found and tells the controller."""
+
+    key_id: str
+    tenant_id: str
+    scopes: tuple[Scope, ...]
+
+    def may(self, scope: Scope) -> bool:
+        """Say whether this identity has ``scope``; admin has all, manage has inference."""
+        if scope in self.scopes or Scope.ADMIN in self.scopes:
+            return True
+        return scope is Scope.INFERENCE and Scope.MANAGE in self.scopes
+
+
+IDENTITY_HEADER = "x-modelyard-identity"
+"""JSON of ``Identity``; set by the gateway only, a client's own is dropped."""
+INTERNAL_TOKEN_HEADER = "x-modelyard-internal-token"  # noqa: S105 - a header's name, no secret
+"""Proof that a request to the controller comes from a gateway."""

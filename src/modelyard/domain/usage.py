@@ -1,0 +1,113 @@
+"""What is metered: journal records, prices and ledger rows.
+
+Money is whole nano-dollars (1e-9 USD): a price of 0.15 USD per million tokens
+is 150 nano-dollars a token, so no rounding is ever added up.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+NANO_PER_USD = 1_000_000_000
+
+
+class UsageStatus(StrEnum):
+    """How a dispatched request ended; the source's ``inference_requests.status`` made exact."""
+
+    SUCCESS = "success"
+    ERROR = "error"
+    TIMEOUT = "timeout"
+    CLIENT_CLOSED = "client_closed"
+    INTERRUPTED = "interrupted"
+
+
+class Price(msgspec.Struct, frozen=True, array_like=True):
+    """Nano-dollars per one million tokens."""
+
+    input: int = 0
+    cached_input: int = 0
+    output: int = 0
+
+
+class Intent(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """A request about to be dispatched. ``at`` is unix seconds of its arrival."""
+
+    request_id: str
+    at: float
+    tenant_id: str
+    key_id: str
+    endpoint_id: str
+    model: str
+    version_id: str
+    route: str
+    is_stream: bool
+    prompt_estimate: int
+    reserved_tokens: int
+    price: Price
+
+
+class Mark(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Progress of a stream: what would be billed if nothing more were known."""
+
+    request_id: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Settle(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """The end of a request: what is billed. ``is_estimated``: counted by the gateway, not told by the engine."""
+
+    request_id: str
+    at: float
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    status: UsageStatus
+    http_status: int
+    error_code: str
+    ttft_ms: float | None
+    latency_ms: float
+    replica_id: str
+    attempts: int
+    is_estimated: bool
+
+
+JournalRecord = Intent | Mark | Settle
+
+
+class UsageRow(msgspec.Struct, frozen=True):
+    """One row of the ledger: the source's ``inference_requests``, one a request id."""
+
+    request_id: str
+    tenant_id: str
+    key_id: str
+    endpoint_id: str
+    model: str
+    version_id: str
+    replica_id: str
+    route: str
+    is_stream: bool
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    cost_nanousd: int
+    status: UsageStatus
+    http_status: int
+    error_code: str
+    ttft_ms: float | None
+    latency_ms: float
+    attempts: int
+    is_estimated: bool
+    created_at: float
+    settled_at: float
+
+
+class UsageBucket(msgspec.Struct, frozen=True):
+    """A sum over ledger rows. ``group`` maps each asked dimension to its value, as in ``{"model": "smol"}``."""
+
+    group: dict[str, str]
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    cost_nanousd: int

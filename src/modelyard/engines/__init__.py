@@ -1,0 +1,117 @@
+"""Engines: the programs that run models, one file an engine.
+
+This is the contract. An engine knows how to start itself, when it is ready
+and how to read its load; it never starts a process (the fleet does) and never
+decides anything (policies do). ``tests/conformance/test_engines.py`` holds
+every engine to it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+Options = dict[str, str | int | float | bool]
+
+
+class LaunchSpec(msgspec.Struct, frozen=True):
+    """What a replica needs to start. ``model_name`` is what the engine must call itself in answers.
+
+    ``artifact`` is None for an engine that needs none. The engine must listen
+    on ``host:port`` only and refuse requests without ``Bearer <secret>``.
+    """
+
+    replica_id: str
+    model_name: str
+    artifact: Path | None
+    host: str
+    port: int
+    secret: str
+    slots: int
+    context_length: int
+    threads: int
+    options: Options
+    work_dir: Path
+    """The replica's own folder; the engine may write there and nowhere else."""
+
+
+class EngineCommand(msgspec.Struct, frozen=True):
+    """A process to start. ``env`` is added to a minimal environment that carries no platform secret."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+
+
+class EngineLoad(msgspec.Struct, frozen=True):
+    """An engine's own view of its load; None is not reported, never 0."""
+
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+    """Share of the KV cache in use, 0 to 1."""
+    prompt_tokens_total: float | None = None
+    generation_tokens_total: float | None = None
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What an engine made of a version's options."""
+
+    slots: int
+    context_length: int
+    memory_bytes: int
+    """Estimated memory of one replica: weights, KV cache, overhead."""
+    load_s: float
+    """Estimated seconds from start to ready, before any was measured."""
+
+
+class Engine(Protocol):
+    """How to drive one kind of engine."""
+
+    name: str
+    """The ``framework`` of a deploy request."""
+    routes: frozenset[str]
+    """API paths it serves, like ``/v1/chat/completions``."""
+    request_extras: frozenset[str]
+    """Request fields beyond OpenAI's that it understands and that callers may set."""
+    needs_artifact: bool
+    ready_path: str
+    """GET answers 200 when the model is loaded."""
+    load_path: str
+    """GET answers a metrics page for ``read_load``."""
+
+    def missing(self) -> str:
+        """Return why this engine cannot run here and the fix, or "" when it can."""
+        ...
+
+    def check_artifact(self, file: Path) -> None:
+        """Look at the content (never the extension).
+
+        Raises:
+            ValueError: the file is not what this engine loads; the text is shown to the caller.
+        """
+        ...
+
+    def settings(self, options: Options, *, artifact_bytes: int) -> Settings:
+        """Check ``options`` and say what a replica will need.
+
+        Raises:
+            ValueError: an unknown option or a bad value, naming it; the text is shown to the caller.
+        """
+        ...
+
+    def command(self, spec: LaunchSpec) -> EngineCommand:
+        """Return the process to start; pure."""
+        ...
+
+    def read_load(self, page: str) -> EngineLoad:
+        """Parse the page at ``load_path``; pure."""
+        ...
+
+    def routes_for(self, options: Options) -> frozenset[str]:
+        """Return the API paths that a version with ``options`` serves: a subset of ``routes``."""
+        ...
+
+
+Engines = Mapping[str, Engine]
+"""All engines by name, as ``compose`` gives them to the controller."""

@@ -1,0 +1,1 @@
+"""The data plane. ``flow.py`` is the life of a request; read it first."""

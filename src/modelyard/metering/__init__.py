@@ -1,0 +1,1 @@
+"""From a request to a bill: journal, delivery into the ledger, prices."""

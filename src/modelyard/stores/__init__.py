@@ -1,0 +1,216 @@
+"""Stores: state outside a process, one folder or file a backend.
+
+This is the contract. Every method is one transaction: it happens wholly or
+not at all. ``tests/conformance`` runs the same suites against every backend.
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from modelyard.domain.catalog import ModelVersion
+from modelyard.domain.demand import Report
+from modelyard.domain.endpoints import Endpoint
+from modelyard.domain.fleet import Replica
+from modelyard.domain.routing_table import Heartbeat, RoutingTable
+from modelyard.domain.tenants import ApiKey, Tenant
+from modelyard.domain.usage import JournalRecord, UsageBucket, UsageRow
+
+
+class StoreUnavailableError(Exception):
+    """The store is locked or gone; nothing was changed. Becomes 503 ``storage_unavailable``."""
+
+
+class AlreadyExistsError(Exception):
+    """A row with this id or name exists. Becomes 409."""
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something that happened to an endpoint, with its reason; ``at`` is unix seconds."""
+
+    at: float
+    endpoint_id: str
+    kind: str
+    reason: str
+    replica_id: str = ""
+
+
+class ControlStore(Protocol):
+    """What the controller remembers: tenants, keys, registry, endpoints, replicas, events.
+
+    All methods raise ``StoreUnavailableError``.
+    """
+
+    async def ping(self) -> None:
+        """Prove that the store can be written, now."""
+        ...
+
+    async def add_tenant(self, tenant: Tenant) -> None:
+        """Add; raises ``AlreadyExistsError`` for a taken id or name."""
+        ...
+
+    async def put_tenant(self, tenant: Tenant) -> None:
+        """Replace the tenant of this id."""
+        ...
+
+    async def tenants(self) -> list[Tenant]:
+        """Return all, oldest first."""
+        ...
+
+    async def add_key(self, key: ApiKey) -> None:
+        """Add; raises ``AlreadyExistsError`` for a taken id."""
+        ...
+
+    async def put_key(self, key: ApiKey) -> None:
+        """Replace the key of this id."""
+        ...
+
+    async def keys(self, *, tenant_id: str | None = None) -> list[ApiKey]:
+        """Return all of a tenant (or of all), oldest first, revoked ones too."""
+        ...
+
+    async def add_version(self, version: ModelVersion) -> None:
+        """Add; raises ``AlreadyExistsError`` for a taken id or (tenant, name, version)."""
+        ...
+
+    async def put_version(self, version: ModelVersion) -> None:
+        """Replace the status, digest and sizes of the version of this id."""
+        ...
+
+    async def versions(self, *, tenant_id: str | None = None) -> list[ModelVersion]:
+        """Return all of a tenant (or of all), oldest first."""
+        ...
+
+    async def add_deployment(self, version: ModelVersion, endpoint: Endpoint) -> None:
+        """Add both in one transaction; raises ``AlreadyExistsError`` for a taken endpoint name of the tenant."""
+        ...
+
+    async def put_endpoint(self, endpoint: Endpoint) -> None:
+        """Replace the endpoint of this id."""
+        ...
+
+    async def remove_endpoint(self, endpoint_id: str) -> None:
+        """Forget an endpoint, its replicas and events; the ledger keeps its rows."""
+        ...
+
+    async def endpoints(self, *, tenant_id: str | None = None) -> list[Endpoint]:
+        """Return all of a tenant (or of all), oldest first."""
+        ...
+
+    async def put_replica(self, replica: Replica) -> None:
+        """Add or replace the replica of this id."""
+        ...
+
+    async def remove_replica(self, replica_id: str) -> None:
+        """Forget a replica."""
+        ...
+
+    async def replicas(self, *, endpoint_id: str | None = None) -> list[Replica]:
+        """Return all (of an endpoint), by id."""
+        ...
+
+    async def add_event(self, event: Event) -> None:
+        """Append; only the last 200 of an endpoint are kept."""
+        ...
+
+    async def events(self, endpoint_id: str, *, limit: int) -> list[Event]:
+        """Return the newest ``limit``, oldest first."""
+        ...
+
+    async def observed_load_s(self, version_id: str) -> list[float]:
+        """Return the last (at most 10) measured seconds from start to ready of this version."""
+        ...
+
+    async def add_observed_load(self, version_id: str, seconds: float) -> None:
+        """Remember one measured load time."""
+        ...
+
+    async def close(self) -> None:
+        """Give back connections and threads."""
+        ...
+
+
+class JournalPosition(msgspec.Struct, frozen=True):
+    """How far a journal was read: ``offset`` bytes of ``segment`` of the gateway worker ``source``."""
+
+    source: str
+    segment: str
+    offset: int
+
+
+class UsageStore(Protocol):
+    """The ledger and its roll-ups: a projection of the journals, at least once and idempotent by request id."""
+
+    async def apply(self, records: Sequence[JournalRecord], position: JournalPosition) -> None:
+        """Store ``records`` and the new position in one transaction; records seen before change nothing.
+
+        An ``Intent`` opens a request, ``Mark`` raises what it would be billed, the first ``Settle`` writes its
+        ledger row and hourly roll-up and closes it for good.
+        """
+        ...
+
+    async def positions(self) -> list[JournalPosition]:
+        """Return how far each journal was read."""
+        ...
+
+    async def open_requests(self) -> int:
+        """Return how many intents have no settle yet."""
+        ...
+
+    async def usage(
+        self,
+        *,
+        tenant_id: str | None,
+        key_id: str | None,
+        model: str | None,
+        since: float,
+        until: float,
+        group_by: Sequence[str],
+    ) -> list[UsageBucket]:
+        """Return sums over rows with ``since`` <= created_at < ``until`` (unix seconds, filters ANDed).
+
+        ``group_by`` has any of ``tenant``, ``key``, ``model``, ``hour``, ``day``, ``status`` (hour and day as ISO 8601
+        UTC: ``2026-11-29T14:00:00Z``, ``2026-11-29``); ordered by the groups; one total bucket when empty.
+        """
+        ...
+
+    async def rows(self, *, tenant_id: str | None, since: float, limit: int, request_id: str | None = None) -> list[UsageRow]:
+        """Return ledger rows, newest first."""
+        ...
+
+
+class TableFeed(Protocol):
+    """The controller's end of the feed: pushes tables to every gateway, receives their reports."""
+
+    async def publish(self, table: RoutingTable) -> None:
+        """Push a new table to all gateways, and to each that connects later."""
+        ...
+
+    def beat(self, heartbeat: Heartbeat) -> None:
+        """Push a heartbeat."""
+        ...
+
+    def reports(self) -> dict[str, Report]:
+        """Return the last report of each connected gateway by its id."""
+        ...
+
+    def on_report(self, listener: Callable[[str, Report], None]) -> None:
+        """Call ``listener(gateway_id, report)`` at every report, and with an empty report when a gateway leaves."""
+        ...
+
+
+class TableFollower(Protocol):
+    """A gateway's end of the feed. It reconnects for ever, with a growing pause up to a second."""
+
+    def updates(self) -> AsyncIterator[RoutingTable | Heartbeat | None]:
+        """Yield what arrives; None when the connection was lost."""
+        ...
+
+    def send(self, report: Report) -> None:
+        """Send a report at once if connected, else drop it (the next one has the whole state)."""
+        ...
+
+    async def close(self) -> None:
+        """Disconnect and stop."""
+        ...

@@ -1,0 +1,1 @@
+"""What the ordinary HTTP apps share: typed routes, error bodies, paging, OpenAPI."""
