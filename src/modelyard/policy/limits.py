@@ -1,0 +1,141 @@
+"""Rate limits: requests a minute, tokens a minute, requests at once.
+
+Each key and each tenant has one ``Allowance``. A request is checked against
+all of them first and then taken from all together, at its worst-case cost;
+``settle`` gives back what was not used. Buckets refill continuously, so a
+limit of 60 a minute is one a second with a burst of 60 (the "token bucket" of
+Turner, 1986), and ``retry-after`` is the true time until there is room.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from modelyard.domain.tenants import Limits
+
+CONCURRENCY_RETRY_S = 1.0
+"""When to try again after the concurrency limit: nobody knows when a running request ends."""
+
+
+class Refusal(NamedTuple):
+    """Why a request may not begin: ``kind`` is ``requests``, ``tokens`` or ``concurrency``.
+
+    ``retry_after_s`` is None when waiting never helps (a request larger than the whole limit).
+    """
+
+    kind: str
+    limit: int
+    retry_after_s: float | None
+
+
+@dataclass(slots=True)
+class Allowance:
+    """What one key or tenant has left. Levels are as of ``at_s``; an unlimited kind has a limit of None."""
+
+    requests_limit: int | None
+    tokens_limit: int | None
+    concurrency_limit: int | None
+    requests_left: float
+    tokens_left: float
+    running: int
+    at_s: float
+
+    @classmethod
+    def full(cls, limits: Limits, *, now_s: float) -> "Allowance":
+        """Return an allowance nothing was taken from yet."""
+        return cls(
+            requests_limit=limits.requests_per_minute,
+            tokens_limit=limits.tokens_per_minute,
+            concurrency_limit=limits.concurrency,
+            requests_left=float(limits.requests_per_minute or 0),
+            tokens_left=float(limits.tokens_per_minute or 0),
+            running=0,
+            at_s=now_s,
+        )
+
+    def change(self, limits: Limits, *, now_s: float) -> None:
+        """Take over new limits; what was used stays used, requests in flight stay counted."""
+        self.refill(now_s)
+        used_requests = (self.requests_limit or 0) - self.requests_left
+        used_tokens = (self.tokens_limit or 0) - self.tokens_left
+        self.requests_limit = limits.requests_per_minute
+        self.tokens_limit = limits.tokens_per_minute
+        self.concurrency_limit = limits.concurrency
+        self.requests_left = (limits.requests_per_minute or 0) - used_requests
+        self.tokens_left = (limits.tokens_per_minute or 0) - used_tokens
+
+    def refill(self, now_s: float) -> None:
+        """Bring both buckets to ``now_s``."""
+        minutes = (now_s - self.at_s) / 60
+        if minutes <= 0:
+            return
+        self.at_s = now_s
+        limit = self.requests_limit
+        if limit is not None and self.requests_left < limit:
+            self.requests_left = min(limit, self.requests_left + limit * minutes)
+        limit = self.tokens_limit
+        if limit is not None and self.tokens_left < limit:
+            self.tokens_left = min(limit, self.tokens_left + limit * minutes)
+
+    def refusal(self, needed_tokens: int, least_tokens: int) -> Refusal | None:
+        """Return why a request does not fit now, or None. Call ``refill`` first."""
+        limit = self.concurrency_limit
+        if limit is not None and self.running >= limit:
+            return Refusal("concurrency", limit, CONCURRENCY_RETRY_S)
+        limit = self.requests_limit
+        if limit is not None and self.requests_left < 1:
+            return Refusal("requests", limit, _wait_s(1 - self.requests_left, limit))
+        limit = self.tokens_limit
+        if limit is not None:
+            if least_tokens > limit:
+                return Refusal("tokens", limit, None)
+            # The output cap is a worst case that may be larger than the whole limit; a full bucket lets it pass.
+            needed = min(needed_tokens, limit)
+            if self.tokens_left < needed:
+                return Refusal("tokens", limit, _wait_s(needed - self.tokens_left, limit))
+        return None
+
+
+def reserve(allowances: Sequence[Allowance], *, needed_tokens: int, least_tokens: int, now_s: float) -> Refusal | None:
+    """Take one request of ``needed_tokens`` from all ``allowances``, or from none and return why.
+
+    ``least_tokens`` is the prompt alone: what is used even if nothing is generated.
+    """
+    for allowance in allowances:
+        allowance.refill(now_s)
+        if (refusal := allowance.refusal(needed_tokens, least_tokens)) is not None:
+            return refusal
+    for allowance in allowances:
+        allowance.running += 1
+        allowance.requests_left -= 1
+        allowance.tokens_left -= needed_tokens
+    return None
+
+
+def settle(allowances: Sequence[Allowance], *, reserved_tokens: int, used_tokens: int) -> None:
+    """End a request that was reserved: give back what it did not use."""
+    for allowance in allowances:
+        allowance.running -= 1
+        assert allowance.running >= 0, "settled more often than reserved"
+        if allowance.tokens_limit is not None:
+            allowance.tokens_left = min(allowance.tokens_limit, allowance.tokens_left + reserved_tokens - used_tokens)
+
+
+def share(limits: Limits, *, index: int, of: int) -> Limits:
+    """Return worker ``index``'s part when ``of`` gateway workers divide ``limits``; all parts sum to the whole."""
+    if of == 1:
+        return limits
+    return Limits(
+        requests_per_minute=_part(limits.requests_per_minute, index, of),
+        tokens_per_minute=_part(limits.tokens_per_minute, index, of),
+        concurrency=_part(limits.concurrency, index, of),
+    )
+
+
+def _part(limit: int | None, index: int, of: int) -> int | None:
+    return None if limit is None else limit // of + (1 if index < limit % of else 0)
+
+
+def _wait_s(missing: float, limit: int) -> float:
+    # A limit of 0 never refills: it is how a key is stopped without being revoked.
+    return missing * 60 / limit if limit else 60.0
