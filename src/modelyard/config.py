@@ -8,10 +8,11 @@ complete.
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -19,10 +20,11 @@ from modelyard.errors import StartupError
 
 ENV_PREFIX = "MODELYARD__"
 
-Positive = Annotated[float, msgspec.Meta(gt=0)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=31_536_000)]  # a year: timers and sums never meet infinity
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
-Usd = Annotated[float, msgspec.Meta(ge=0)]
+Usd = Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,7 +35,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: Port = 8484
     """Port to listen on; 0 takes a free one (tests)."""
     workers: PositiveInt = 1
-    """Worker processes (SO_REUSEPORT). Limits and replica slots are divided among them, so more than one only pays past one busy core."""
+    """Worker processes (SO_REUSEPORT). Limits and slots are divided among them, so they pay past one busy core only."""
     body_bytes_max: PositiveInt = 32 * 1024 * 1024
     """Largest request body. Prompts with images need megabytes, nothing honest needs more."""
     header_bytes_max: PositiveInt = 16 * 1024
@@ -102,9 +104,9 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where replicas run."""
 
-    kind: str = "local"
+    kind: Literal["local"] = "local"
     """``local``: processes of this machine."""
-    threads: int = 0
+    threads: Count = 0
     """CPU threads a replica may use; 0: all cores of the machine."""
 
 
@@ -129,7 +131,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fleet: FleetConfig = FleetConfig()
     """Where replicas run."""
     prices: dict[str, PriceConfig] = {}
-    """Price of each model by its endpoint name; ``"*"`` is the price of all others; without one, use is metered and free."""
+    """Price of each model by its endpoint name; ``"*"`` prices all others; without one, use is metered and free."""
 
 
 def load(file: Path | None, environment: Mapping[str, str], overrides: Mapping[str, Any] | None = None) -> Config:
@@ -148,8 +150,9 @@ def load(file: Path | None, environment: Mapping[str, str], overrides: Mapping[s
     try:
         return msgspec.convert(merged, Config, strict=False)
     except msgspec.ValidationError as error:
-        where = f"{file}" if file else "the environment (MODELYARD__…)"
-        raise StartupError(f"Bad setting in {where}: {error}. See docs/reference/configuration.md.") from error
+        where = _source(str(error), file, environment)
+        hint = _did_you_mean(str(error))
+        raise StartupError(f"Bad setting in {where}: {error}.{hint} See docs/reference/configuration.md.") from error
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
@@ -159,23 +162,52 @@ def _read_toml(file: Path) -> dict[str, Any]:
         raise StartupError(f"Cannot read the configuration {file}: {error.strerror}. Check --config.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise StartupError(f"{file} is not valid TOML: {error}.") from error
+    except RecursionError as error:
+        raise StartupError(f"{file} is nested too deeply.") from error
 
 
 def _put(tree: dict[str, Any], path: list[str], text: str) -> None:
     for step in path[:-1]:
         branch = tree.setdefault(step, {})
         if not isinstance(branch, dict):
-            return
+            return  # the check of types reports what stands in the way
         tree = branch
     tree[path[-1]] = text
 
 
 def _merge(tree: dict[str, Any], extra: Mapping[str, Any]) -> None:
     for name, value in extra.items():
-        if isinstance(value, Mapping):
-            _merge(tree.setdefault(name, {}), value)
-        else:
+        if not isinstance(value, Mapping):
             tree[name] = value
+            continue
+        branch = tree.setdefault(name, {})
+        if isinstance(branch, dict):  # else as in _put
+            _merge(branch, value)
+
+
+def _source(error: str, file: Path | None, environment: Mapping[str, str]) -> str:
+    """Name the variable that set what ``error`` complains about, or the file."""
+    path = re.search(r"`\$([^`]*)`", error)
+    field = re.search(r"unknown field `([^`]*)`", error)
+    steps = [*(path[1].split(".")[1:] if path else []), *([field[1]] if field else [])]
+    wanted = ENV_PREFIX + "__".join(steps).upper()
+    for name in environment:
+        if name.upper() == wanted or (steps and name.upper().startswith(wanted + "__")):
+            return name
+    return f"{file}" if file else "the environment (MODELYARD__…)"
+
+
+def _did_you_mean(error: str) -> str:
+    unknown = re.search(r"unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?", error)
+    if unknown is None:
+        return ""
+    import difflib
+
+    sections: dict[str, type[msgspec.Struct]] = {"": Config, "gateway": GatewayConfig, "control": ControlConfig}
+    sections |= {"fleet": FleetConfig}
+    section = sections.get(unknown[2] or "", PriceConfig)
+    close = difflib.get_close_matches(unknown[1], section.__struct_fields__, n=1)
+    return f" Did you mean '{close[0]}'?" if close else ""
 
 
 class DataDirectory:

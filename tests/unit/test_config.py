@@ -1,0 +1,120 @@
+"""Configuration: three sources, later wins; every mistake is one line that names where and what."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from modelyard.config import Config, DataDirectory, load
+from modelyard.errors import StartupError
+
+
+def _file(tmp_path: Path, text: str | bytes) -> Path:
+    file = tmp_path / "modelyard.toml"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return file
+
+
+def _refusal(file: Path | None, environment: dict[str, str] | None = None) -> str:
+    with pytest.raises(StartupError) as caught:
+        load(file, environment or {}, {"gateway": {"host": "127.0.0.1"}})
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    assert load(None, {"PATH": "/bin", "MODELYARD_DATA_DIR": "/x"}) == Config()
+
+
+def test_the_file_beats_defaults_the_environment_beats_the_file_and_flags_beat_both(tmp_path: Path) -> None:
+    file = _file(tmp_path, "[gateway]\nport = 1\nworkers = 2\nqueue_max = 3\n")
+    environment = {"MODELYARD__GATEWAY__WORKERS": "4", "MODELYARD__GATEWAY__QUEUE_MAX": "5"}
+    got = load(file, environment, {"gateway": {"queue_max": 6}}).gateway
+    assert (got.port, got.workers, got.queue_max) == (1, 4, 6)
+
+
+def test_environment_values_are_text_that_becomes_the_settings_type() -> None:
+    environment = {
+        "MODELYARD__GATEWAY__METRICS_PUBLIC": "true",
+        "MODELYARD__CONTROL__PASS_INTERVAL_S": "0.5",
+        "MODELYARD__PRICES__SMOL__OUTPUT": "0.6",
+    }
+    config = load(None, environment)
+    assert config.gateway.metrics_public is True
+    assert config.control.pass_interval_s == 0.5
+    assert config.prices["smol"].output == 0.6
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("x = [", "not valid TOML"),
+        (b"\xff", "not valid TOML"),
+        ("x = " + "[" * 5000, "nested too deeply"),
+        ("gateway = 3", "`$.gateway`"),
+        ("[gateway]\nport = true", "`$.gateway.port`"),
+        ("[gateway]\nport = 65536", "`$.gateway.port`"),
+        ("[gateway]\nqueue_wait_s = nan", "`$.gateway.queue_wait_s`"),
+        ("[gateway]\nqueue_wait_s = inf", "`$.gateway.queue_wait_s`"),
+        ("[gateway]\nqueue_wait_s = 0", "`$.gateway.queue_wait_s`"),
+        ("[fleet]\nthreads = -1", "`$.fleet.threads`"),
+        ("[fleet]\nkind = 'moon'", "`$.fleet.kind`"),
+        ("[prices.smol]\ninput = inf", "input"),
+        ("[prices.smol]\noutput = -1", "output"),
+    ],
+)
+def test_a_bad_file_is_one_line_naming_file_and_setting(tmp_path: Path, text: str | bytes, named: str) -> None:
+    refusal = _refusal(_file(tmp_path, text))
+    assert named in refusal
+    assert "modelyard.toml" in refusal
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("[gatway]\nport = 1", "gateway"),
+        ("[gateway]\nprot = 1", "port"),
+        ("[control]\npass_intervall_s = 1", "pass_interval_s"),
+        ("[prices.smol]\noutptu = 1", "output"),
+    ],
+)
+def test_a_misspelt_setting_is_guessed(tmp_path: Path, text: str, meant: str) -> None:
+    assert f"Did you mean '{meant}'?" in _refusal(_file(tmp_path, text))
+
+
+def test_a_bad_variable_is_named_even_beside_a_good_file(tmp_path: Path) -> None:
+    file = _file(tmp_path, "[gateway]\nport = 1\n")
+    assert "MODELYARD__GATEWAY__WORKERS" in _refusal(file, {"MODELYARD__GATEWAY__WORKERS": "many"})
+    assert "MODELYARD__GATEWAY__PROT" in _refusal(file, {"MODELYARD__GATEWAY__PROT": "1"})
+
+
+@pytest.mark.parametrize("name", ["MODELYARD__", "MODELYARD__GATEWAY", "MODELYARD__GATEWAY__PORT__X", "MODELYARD____"])
+def test_odd_variable_names_are_refused_not_fatal(name: str) -> None:
+    assert "Bad setting" in _refusal(None, {name: "1"})
+
+
+def test_a_missing_file_says_so(tmp_path: Path) -> None:
+    refusal = _refusal(tmp_path / "none.toml")
+    assert "No such file" in refusal
+    assert "--config" in refusal
+
+
+def test_the_data_directory_is_private_and_made_once(tmp_path: Path) -> None:
+    data = DataDirectory(tmp_path / "a" / "b")
+    data.create()
+    data.create()
+    for folder in (data.root, data.running.parent, data.pepper.parent, data.journal, data.logs):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_data_directory_that_is_a_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StartupError, match="--data-dir"):
+        DataDirectory(tmp_path / "file" / "below").create()
+
+
+def test_the_default_data_directory_follows_the_environment() -> None:
+    assert DataDirectory.default({"MODELYARD_DATA_DIR": "/d"}) == Path("/d")
+    assert DataDirectory.default({"XDG_DATA_HOME": "/x"}) == Path("/x/modelyard")
+    assert DataDirectory.default({}).parts[-3:] == (".local", "share", "modelyard")
