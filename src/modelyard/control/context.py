@@ -1,0 +1,40 @@
+"""What the parts of the controller share.
+
+One ``Context`` is built in ``control/app.py``; the management API and the
+console get it whole, so that a new route needs no new wiring. The callables
+are the only ways from a route into the loops.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from modelyard.clock import Clock
+from modelyard.config import Config, DataDirectory
+from modelyard.domain.demand import Report
+from modelyard.domain.routing_table import Heartbeat
+from modelyard.engines import Engines
+from modelyard.fleet import Fleet
+from modelyard.stores import ControlStore, UsageStore
+
+
+@dataclass(slots=True)
+class Context:
+    """Everything that a management route may use."""
+
+    config: Config
+    data: DataDirectory
+    store: ControlStore
+    usage: UsageStore
+    fleet: Fleet
+    engines: Engines
+    clock: Clock
+    pepper: bytes
+    internal_token: str
+    wake: Callable[[], None]
+    """Start a reconcile pass now."""
+    refresh: Callable[[], Awaitable[None]]
+    """Build and publish a new routing table; when it returns, connected gateways have been sent the change."""
+    health: Callable[[], Heartbeat]
+    """Whether the store answers, as the gateways are told."""
+    gateways: Callable[[], dict[str, Report]]
+    """The last report of each connected gateway by its id."""
