@@ -1,0 +1,1 @@
+"""Benchmarks: each prints one table, as ratios against a named peer measured in the same run. See README.md."""
