@@ -1,0 +1,1 @@
+"""All tests; a package so that suites can import `tests.support`."""
