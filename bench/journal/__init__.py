@@ -1,0 +1,1 @@
+"""What durable metering costs, against SQLite and a bare ``write()`` in the same run; ``python -m bench.journal``."""

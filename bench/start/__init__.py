@@ -1,0 +1,1 @@
+"""How long commands and the platform take to start, against bare Python in the same run; ``python -m bench.start``."""
