@@ -1,0 +1,119 @@
+"""From bytes to typed requests, and from msgspec's complaints to ours.
+
+Every JSON body of the platform goes through ``decode``: strict (no ``"1"``
+for 1, no NaN), bounded in depth, and with an error that names the parameter
+by its path. Starlette is not imported here, because the gateway uses this
+module and does without it.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Protocol, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from modelyard.errors import ApiError, invalid_json, invalid_value, missing_parameter, unsupported_parameter
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+QUERY_FIELDS_MAX = 64
+
+_PLACE = re.compile(r" - at (?:`key` in )?`\$(.*)`$", re.DOTALL)
+_FIELD = re.compile(r"^Object (missing required|contains unknown) field `(.*)`$", re.DOTALL)
+_PARAM_LENGTH_MAX = 120
+
+
+class Decoder(Protocol[T_co]):
+    """What ``msgspec.json.Decoder`` and its likes offer."""
+
+    def decode(self, data: bytes, /) -> T_co:
+        """Return the value, or raise."""
+        ...
+
+
+def decode(decoder: Decoder[T], body: bytes) -> T:
+    """Return the decoded body.
+
+    Raises:
+        ApiError: 400, with the path of the bad parameter where there is one.
+    """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise refusal(error) from None
+    except RecursionError:
+        raise invalid_json("it is nested too deeply") from None
+    except (msgspec.MsgspecError, ValueError) as error:
+        # UnicodeDecodeError is a ValueError; its text may repeat the input, so it is cut.
+        raise invalid_json(_short(str(error).removeprefix("JSON is malformed: "))) from None
+
+
+def param_of(error: msgspec.ValidationError) -> str:
+    """Return the path of the parameter that ``error`` is about (``a.b[0]``), "" for the whole body."""
+    return _split(error)[0]
+
+
+def refusal(error: msgspec.ValidationError) -> ApiError:
+    """Return the 400 for ``error``, with the code that fits its kind."""
+    param, reason = _split(error)
+    field = _FIELD.match(reason)
+    if field is not None and field[1] == "missing required":
+        return missing_parameter(param)
+    if field is not None:
+        return unsupported_parameter(param, "this field does not exist here; check its spelling in /docs")
+    text = _short(reason.replace("`", ""))
+    text = text[:1].lower() + text[1:]
+    code = "invalid_type" if ", got " in text else "invalid_value"
+    if not param:
+        return ApiError(400, code=code, message=f"Invalid request body: {text}.")
+    return invalid_value(param, text, code=code)
+
+
+def decode_query(type: type[T], query: bytes) -> T:
+    """Return the query string as a struct; numbers and booleans are read from their text.
+
+    Raises:
+        ApiError: 400 for an unknown, repeated or bad parameter.
+    """
+    try:
+        pairs = parse_qsl(
+            query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=QUERY_FIELDS_MAX
+        )
+    except ValueError:
+        raise invalid_value("query", "it is no valid query string") from None
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise invalid_value(_repeated(name for name, _ in pairs), "it is given more than once")
+    try:
+        return msgspec.convert(found, type, strict=False)
+    except msgspec.ValidationError as error:
+        raise refusal(error) from None
+
+
+def _split(error: msgspec.ValidationError) -> tuple[str, str]:
+    text = str(error)
+    place = _PLACE.search(text)
+    path = ""
+    if place is not None:
+        # "[...]" is msgspec's way to say "some value of this mapping".
+        path = place[1].removesuffix("[...]").removeprefix(".")
+        text = text[: place.start()]
+    field = _FIELD.match(text)
+    if field is not None:
+        path = f"{path}.{field[2]}" if path else field[2]
+    return path[:_PARAM_LENGTH_MAX], text
+
+
+def _short(text: str, most: int = 200) -> str:
+    return text if len(text) <= most else text[:most] + "…"
+
+
+def _repeated(names: Iterable[str]) -> str:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name[:_PARAM_LENGTH_MAX]
+        seen.add(name)
+    return "query"

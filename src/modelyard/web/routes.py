@@ -1,0 +1,64 @@
+"""How a route is declared: one value from which the server and the documentation are made.
+
+A ``Route`` without a scope cannot be written, so nothing is open by accident;
+the few public pages are plain handlers on an explicit list (``web/app.py``).
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from modelyard.domain.tenants import Identity, Scope
+
+B = TypeVar("B")
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+JSON = "application/json"
+
+
+class Empty(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No body, or no query parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[B, Q]):
+    """One request, decoded and allowed."""
+
+    identity: Identity
+    body: B
+    query: Q
+    request: Request
+
+    def path(self, name: str) -> str:
+        """Return the path parameter ``name``."""
+        return str(self.request.path_params[name])
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Generic[B, Q, A]):
+    """A route of the API.
+
+    ``handler`` returns the answer, which becomes JSON with ``status``, or a
+    response of its own. ``path`` may hold ``{name}`` and ``{name:path}``; the
+    second one also matches slashes.
+    """
+
+    method: str
+    path: str
+    scope: Scope
+    summary: str
+    handler: Callable[[Call[B, Q]], Awaitable[A | Response]]
+    body: type[B]
+    query: type[Q]
+    answer: type[A]
+    status: int = 200
+    example: Any = None
+    media_type: str = JSON
+
+
+AnyRoute = Route[Any, Any, Any]

@@ -1,0 +1,48 @@
+"""Server-sent events for the management API."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from starlette.responses import StreamingResponse
+
+KEEP_ALIVE_S = 5.0
+"""Pause after which a comment is sent, so that no proxy takes a quiet stream for a dead one."""
+
+
+def event_stream(lines: AsyncIterator[str]) -> StreamingResponse:
+    """Return a response with one event a line; it ends when ``lines`` does or the client leaves."""
+    return StreamingResponse(
+        _events(lines), media_type="text/event-stream", headers={"cache-control": "no-store", "x-accel-buffering": "no"}
+    )
+
+
+async def _events(lines: AsyncIterator[str]) -> AsyncIterator[bytes]:
+    upcoming: asyncio.Task[str | None] | None = None
+    try:
+        while True:
+            upcoming = upcoming or asyncio.create_task(_next(lines))
+            done, _ = await asyncio.wait({upcoming}, timeout=KEEP_ALIVE_S)
+            if not done:
+                yield b": keep-alive\n\n"
+                continue
+            line, upcoming = upcoming.result(), None
+            if line is None:
+                return
+            yield event(line)
+    finally:
+        if upcoming is not None:
+            upcoming.cancel()
+            await asyncio.gather(upcoming, return_exceptions=True)
+        close = getattr(lines, "aclose", None)
+        if close is not None:
+            await close()
+
+
+def event(text: str) -> bytes:
+    """Return one event; a line break inside ``text`` cannot end it early."""
+    body = "".join(f"data: {part}\n" for part in text.splitlines() or [""])
+    return f"{body}\n".encode("utf-8", "replace")
+
+
+async def _next(lines: AsyncIterator[str]) -> str | None:
+    return await anext(lines, None)
