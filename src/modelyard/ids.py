@@ -53,9 +53,9 @@ class RequestIds:
         return f"{self._prefix}{self._count:08x}"
 
 
-def new_api_key() -> tuple[str, ParsedKey]:
-    """Return a fresh key as shown to its owner once, and its parts."""
-    key_id = "".join(secrets.choice(_ID_ALPHABET) for _ in range(8))
+def new_api_key(key_id: str | None = None) -> tuple[str, ParsedKey]:
+    """Return a fresh key as shown to its owner once, and its parts; a rotation keeps ``key_id``."""
+    key_id = key_id or "".join(secrets.choice(_ID_ALPHABET) for _ in range(8))
     secret = _base62(secrets.randbits(256), 43)
     body = f"my_{key_id}_{secret}"
     return f"{body}_{_check(body)}", ParsedKey(key_id, secret)
