@@ -1,0 +1,44 @@
+"""Prices: configuration in dollars to exact whole numbers.
+
+People write US dollars per million tokens (``0.15``); a float of that is not
+0.15, so the conversion goes through its shortest decimal text.
+"""
+
+from collections.abc import Mapping
+from decimal import Decimal
+
+from modelyard.config import PriceConfig
+from modelyard.domain.usage import NANO_PER_USD, Price
+from modelyard.errors import StartupError
+from modelyard.policy.pricing import cost
+
+__all__ = ["ANY_MODEL", "USD_MAX", "cost", "price_of"]
+
+ANY_MODEL = "*"
+"""The name whose price all models have that are not named."""
+
+USD_MAX = 1_000_000
+"""Highest price per million tokens; a dollar a token. Keeps every cost and sum within 64 bits."""
+
+
+def price_of(prices: Mapping[str, PriceConfig], name: str) -> Price:
+    """Return the price of the endpoint ``name``: its own, else the one of ``"*"``, else free.
+
+    Raises:
+        StartupError: the configured price is no amount of money.
+    """
+    chosen = prices.get(name) or prices.get(ANY_MODEL)
+    if chosen is None:
+        return Price()
+    cached = chosen.input if chosen.cached_input is None else chosen.cached_input
+    return Price(
+        input=_nano(chosen.input, f"prices.{name}.input"),
+        cached_input=_nano(cached, f"prices.{name}.cached_input"),
+        output=_nano(chosen.output, f"prices.{name}.output"),
+    )
+
+
+def _nano(usd: float, setting: str) -> int:
+    if not 0 <= usd <= USD_MAX:
+        raise StartupError(f"Bad setting '{setting}': {usd} is not between 0 and {USD_MAX} US dollars.")
+    return round(Decimal(str(usd)) * NANO_PER_USD)

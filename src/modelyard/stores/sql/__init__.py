@@ -1,0 +1,12 @@
+"""Control state and the ledger in a SQL database: SQLite or Postgres, one code path (SQLAlchemy Core, Alembic).
+
+``database.py`` holds the connection and its threads, ``schema.py`` the tables,
+``migrate.py`` their change over time, ``mapping.py`` nouns to rows and back,
+``control.py`` and ``usage.py`` the two contracts.
+"""
+
+from modelyard.stores.sql.control import SqlControlStore
+from modelyard.stores.sql.database import Database, open_database
+from modelyard.stores.sql.usage import SqlUsageStore
+
+__all__ = ["Database", "SqlControlStore", "SqlUsageStore", "open_database"]

@@ -1,0 +1,243 @@
+"""``ControlStore`` in SQL: what the controller remembers.
+
+Every method is one function that runs on the database's threads. Replacing
+what does not exist changes nothing: the reconciler may finish a pass over an
+endpoint that was removed meanwhile.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from modelyard.domain.catalog import ModelVersion
+from modelyard.domain.endpoints import Endpoint, Release
+from modelyard.domain.fleet import Replica
+from modelyard.domain.tenants import ApiKey, Tenant
+from modelyard.stores import AlreadyExistsError, Event
+from modelyard.stores.sql import mapping, schema
+from modelyard.stores.sql.database import Database, insert, is_unique_violation
+
+T = TypeVar("T")
+
+EVENTS_KEPT = 200
+"""Newest events of an endpoint that stay."""
+LOADS_KEPT = 10
+"""Newest measured load times of a version that stay; older ones say little about today's machine."""
+
+
+class SqlControlStore:
+    """Tenants, keys, registry, endpoints, replicas and events in ``database``, which it closes."""
+
+    __slots__ = ("_database",)
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def ping(self) -> None:
+        """Prove that the store can be written, now: only a commit finds a full disk."""
+        version = schema.alembic_version
+        await self._database.write(lambda c: c.execute(sa.update(version).values(version_num=version.c.version_num)))
+
+    async def add_tenant(self, tenant: Tenant) -> None:
+        """Add; raises ``AlreadyExistsError`` for a taken id or name."""
+        await self._insert(schema.tenants, mapping.tenant_values(tenant), f"A tenant named '{tenant.name}' exists")
+
+    async def put_tenant(self, tenant: Tenant) -> None:
+        """Replace the tenant of this id; raises ``AlreadyExistsError`` for a name that another has."""
+        values = mapping.tenant_values(tenant)
+        await self._update(schema.tenants.c.tenant_id, values, f"A tenant named '{tenant.name}' exists")
+
+    async def tenants(self) -> list[Tenant]:
+        """Return all, oldest first."""
+        table = schema.tenants
+        return await self._all(sa.select(table).order_by(table.c.created_at, table.c.tenant_id), mapping.tenant_of)
+
+    async def add_key(self, key: ApiKey) -> None:
+        """Add; raises ``AlreadyExistsError`` for a taken id."""
+        await self._insert(schema.api_keys, mapping.key_values(key), f"An API key '{key.id}' exists")
+
+    async def put_key(self, key: ApiKey) -> None:
+        """Replace the key of this id."""
+        await self._update(schema.api_keys.c.api_key_id, mapping.key_values(key), "")
+
+    async def keys(self, *, tenant_id: str | None = None) -> list[ApiKey]:
+        """Return all of a tenant (or of all), oldest first, revoked ones too."""
+        table = schema.api_keys
+        query = sa.select(table).order_by(table.c.created_at, table.c.api_key_id)
+        return await self._all(_where(query, table.c.tenant_id, tenant_id), mapping.key_of)
+
+    async def add_version(self, version: ModelVersion) -> None:
+        """Add; raises ``AlreadyExistsError`` for a taken id or (tenant, name, version)."""
+        await self._insert(schema.model_registry, mapping.version_values(version), _version_taken(version))
+
+    async def put_version(self, version: ModelVersion) -> None:
+        """Replace the status, digest and sizes of the version of this id; the rest of a version never changes."""
+        values = {"model_id": version.id, **mapping.version_changes(version)}
+        await self._update(schema.model_registry.c.model_id, values, "")
+
+    async def versions(self, *, tenant_id: str | None = None) -> list[ModelVersion]:
+        """Return all of a tenant (or of all), oldest first."""
+        table = schema.model_registry
+        query = sa.select(table).order_by(table.c.created_at, table.c.model_id)
+        return await self._all(_where(query, table.c.owner_id, tenant_id), mapping.version_of)
+
+    async def add_deployment(self, version: ModelVersion, endpoint: Endpoint) -> None:
+        """Add both in one transaction; raises ``AlreadyExistsError`` for a taken endpoint name or version."""
+
+        def add(connection: sa.Connection) -> None:
+            with _taken(f"An endpoint named '{endpoint.name}' exists"):
+                connection.execute(sa.insert(schema.endpoints).values(mapping.endpoint_values(endpoint)))
+            with _taken(_version_taken(version)):
+                connection.execute(sa.insert(schema.model_registry).values(mapping.version_values(version)))
+            _add_releases(connection, endpoint)
+
+        await self._database.write(add)
+
+    async def put_endpoint(self, endpoint: Endpoint) -> None:
+        """Replace the endpoint of this id and its releases; raises ``AlreadyExistsError`` for a taken name."""
+        table = schema.endpoints
+
+        def put(connection: sa.Connection) -> None:
+            with _taken(f"An endpoint named '{endpoint.name}' exists"):
+                changed = connection.execute(
+                    sa.update(table).where(table.c.endpoint_id == endpoint.id).values(mapping.endpoint_values(endpoint))
+                )
+            if changed.rowcount:
+                connection.execute(sa.delete(schema.releases).where(schema.releases.c.endpoint_id == endpoint.id))
+                _add_releases(connection, endpoint)
+
+        await self._database.write(put)
+
+    async def remove_endpoint(self, endpoint_id: str) -> None:
+        """Forget an endpoint, its releases, replicas and events; the registry and the ledger keep their rows."""
+        table = schema.endpoints  # the rows of the others go with it: ON DELETE CASCADE
+        await self._database.write(lambda c: c.execute(sa.delete(table).where(table.c.endpoint_id == endpoint_id)))
+
+    async def endpoints(self, *, tenant_id: str | None = None) -> list[Endpoint]:
+        """Return all of a tenant (or of all), oldest first."""
+        table, releases = schema.endpoints, schema.releases
+        query = _where(sa.select(table), table.c.owner_id, tenant_id).order_by(table.c.created_at, table.c.endpoint_id)
+        parts = _where(
+            sa.select(releases).join(table, table.c.endpoint_id == releases.c.endpoint_id), table.c.owner_id, tenant_id
+        ).order_by(releases.c.endpoint_id, releases.c.position)
+
+        def read(connection: sa.Connection) -> list[Endpoint]:
+            by_endpoint: dict[str, list[Release]] = {}
+            for row in connection.execute(parts).mappings():
+                by_endpoint.setdefault(row["endpoint_id"], []).append(Release(row["model_id"], row["weight"]))
+            rows = connection.execute(query).mappings()
+            return [mapping.endpoint_of(row, tuple(by_endpoint.get(row["endpoint_id"], ()))) for row in rows]
+
+        return await self._database.read(read)
+
+    async def put_replica(self, replica: Replica) -> None:
+        """Add or replace the replica of this id."""
+        values = mapping.replica_values(replica)
+        changes = {name: value for name, value in values.items() if name != "replica_id"}
+
+        def put(connection: sa.Connection) -> None:
+            row = insert(connection, schema.replicas).values(values)
+            connection.execute(row.on_conflict_do_update(index_elements=["replica_id"], set_=changes))
+
+        await self._database.write(put)
+
+    async def remove_replica(self, replica_id: str) -> None:
+        """Forget a replica."""
+        table = schema.replicas
+        await self._database.write(lambda c: c.execute(sa.delete(table).where(table.c.replica_id == replica_id)))
+
+    async def replicas(self, *, endpoint_id: str | None = None) -> list[Replica]:
+        """Return all (of an endpoint), by id."""
+        table = schema.replicas
+        query = sa.select(table).order_by(table.c.replica_id)
+        return await self._all(_where(query, table.c.endpoint_id, endpoint_id), mapping.replica_of)
+
+    async def add_event(self, event: Event) -> None:
+        """Append; only the last 200 of an endpoint are kept, and none of one that was removed meanwhile."""
+        table, endpoints = schema.endpoint_events, schema.endpoints
+        values = mapping.event_values(event)
+        row = sa.select(*(sa.literal(value, table.c[name].type) for name, value in values.items())).where(
+            sa.exists().where(endpoints.c.endpoint_id == event.endpoint_id)
+        )
+
+        def add(connection: sa.Connection) -> None:
+            connection.execute(sa.insert(table).from_select(list(values), row))
+            _trim(connection, table, table.c.endpoint_id == event.endpoint_id, EVENTS_KEPT)
+
+        await self._database.write(add)
+
+    async def events(self, endpoint_id: str, *, limit: int) -> list[Event]:
+        """Return the newest ``limit``, oldest first."""
+        table = schema.endpoint_events
+        newest_first = sa.select(table).where(table.c.endpoint_id == endpoint_id).order_by(table.c.sequence.desc())
+        return (await self._all(newest_first.limit(limit), mapping.event_of))[::-1]
+
+    async def observed_load_s(self, version_id: str) -> list[float]:
+        """Return the last (at most 10) measured seconds from start to ready of this version, oldest first."""
+        table = schema.observed_loads
+        query = sa.select(table.c.seconds).where(table.c.model_id == version_id).order_by(table.c.sequence)
+        return await self._all(query, lambda row: float(row["seconds"]))
+
+    async def add_observed_load(self, version_id: str, seconds: float) -> None:
+        """Remember one measured load time."""
+        table = schema.observed_loads
+
+        def add(connection: sa.Connection) -> None:
+            connection.execute(sa.insert(table).values(model_id=version_id, seconds=seconds))
+            _trim(connection, table, table.c.model_id == version_id, LOADS_KEPT)
+
+        await self._database.write(add)
+
+    async def close(self) -> None:
+        """Give back connections and threads."""
+        await self._database.close()
+
+    async def _all(self, query: sa.Select[tuple[object, ...]], noun_of: Callable[[sa.RowMapping], T]) -> list[T]:
+        return await self._database.read(lambda c: [noun_of(row) for row in c.execute(query).mappings()])
+
+    async def _insert(self, table: sa.Table, values: mapping.Values, taken: str) -> None:
+        def add(connection: sa.Connection) -> None:
+            with _taken(taken):
+                connection.execute(sa.insert(table).values(values))
+
+        await self._database.write(add)
+
+    async def _update(self, key: sa.Column[str], values: mapping.Values, taken: str) -> None:
+        def put(connection: sa.Connection) -> None:
+            with _taken(taken):
+                connection.execute(sa.update(key.table).where(key == values[key.name]).values(values))
+
+        await self._database.write(put)
+
+
+@contextmanager
+def _taken(message: str) -> Iterator[None]:
+    """Say which of the unique values it was; the driver only names columns."""
+    try:
+        yield
+    except exc.IntegrityError as error:
+        if is_unique_violation(error):
+            raise AlreadyExistsError(message) from error
+        raise
+
+
+def _version_taken(version: ModelVersion) -> str:
+    return f"Version '{version.version}' of model '{version.name}' exists"
+
+
+def _where(query: sa.Select[T], column: sa.Column[str], value: str | None) -> sa.Select[T]:
+    return query if value is None else query.where(column == value)
+
+
+def _add_releases(connection: sa.Connection, endpoint: Endpoint) -> None:
+    if rows := mapping.release_values(endpoint):
+        connection.execute(sa.insert(schema.releases), rows)
+
+
+def _trim(connection: sa.Connection, table: sa.Table, mine: sa.ColumnElement[bool], kept: int) -> None:
+    """Delete all but the newest ``kept`` rows of ``mine``."""
+    newest_gone = sa.select(table.c.sequence).where(mine).order_by(table.c.sequence.desc()).offset(kept).limit(1)
+    connection.execute(sa.delete(table).where(mine, table.c.sequence <= newest_gone.scalar_subquery()))

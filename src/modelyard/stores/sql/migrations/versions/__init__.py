@@ -1,0 +1,1 @@
+"""The migrations, one file a revision: ``rNNNN_what_changes.py``."""

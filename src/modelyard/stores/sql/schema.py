@@ -1,0 +1,259 @@
+"""The tables, once, for SQLite and Postgres.
+
+They follow section 5 of the source: ``model_registry``, ``endpoints`` and
+``inference_requests`` keep its names and columns. What the source puts into
+``endpoints`` and is a fact of something else stands there, once: the model,
+its version and the canary weight are rows of ``releases``, the accelerator is
+the version's ``gpu_requirement``, the replicas that run are rows of
+``replicas``. Structured leftovers are JSON text.
+
+The ledger (``inference_requests``, ``usage_hourly``) has no foreign keys: it
+outlives everything that it bills. Times are unix seconds.
+"""
+
+import sqlalchemy as sa
+
+HEAD = "0001"
+"""The newest migration; a fresh database is created at it directly. A test holds it equal to Alembic's head."""
+
+metadata = sa.MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+# SQLite numbers rows by itself only in a column that is declared exactly INTEGER.
+_Sequence = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+
+def _text(name: str) -> sa.Column[str]:
+    return sa.Column(name, sa.Text, nullable=False)
+
+
+def _count(name: str) -> sa.Column[int]:
+    return sa.Column(name, sa.BigInteger, nullable=False)
+
+
+def _instant(name: str) -> sa.Column[float]:
+    return sa.Column(name, sa.Double, nullable=False)
+
+
+def _flag(name: str) -> sa.Column[bool]:
+    return sa.Column(name, sa.Boolean, nullable=False)
+
+
+def _owner() -> sa.Column[str]:
+    return sa.Column("owner_id", sa.Text, sa.ForeignKey("tenants.tenant_id"), nullable=False)
+
+
+def _endpoint() -> sa.Column[str]:
+    return sa.Column("endpoint_id", sa.Text, sa.ForeignKey("endpoints.endpoint_id", ondelete="CASCADE"), nullable=False)
+
+
+def _model() -> sa.Column[str]:
+    return sa.Column("model_id", sa.Text, sa.ForeignKey("model_registry.model_id"), nullable=False)
+
+
+tenants = sa.Table(
+    "tenants",
+    metadata,
+    sa.Column("tenant_id", sa.Text, primary_key=True),
+    _text("name"),
+    _count("created_at"),
+    _text("limits"),
+    _flag("is_suspended"),
+    sa.UniqueConstraint("name"),
+)
+
+api_keys = sa.Table(
+    "api_keys",
+    metadata,
+    sa.Column("api_key_id", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.tenant_id"), nullable=False, index=True),
+    _text("name"),
+    sa.Column("secret_hash", sa.LargeBinary, nullable=False),
+    _text("scopes"),
+    _count("created_at"),
+    _text("last4"),
+    _text("limits"),
+    sa.Column("models", sa.Text),
+    sa.Column("expires_at", sa.BigInteger),
+    sa.Column("revoked_at", sa.BigInteger),
+    sa.Column("previous_hash", sa.LargeBinary),
+    sa.Column("previous_expires_at", sa.BigInteger),
+)
+
+model_registry = sa.Table(
+    "model_registry",
+    metadata,
+    sa.Column("model_id", sa.Text, primary_key=True),
+    _owner(),
+    _text("name"),
+    _text("version"),
+    _text("framework"),
+    _text("artifact_path"),
+    _text("artifact_digest"),
+    _count("artifact_size"),
+    _text("config"),
+    _text("gpu_requirement"),
+    _count("memory_required"),
+    _text("status"),
+    _count("created_at"),
+    sa.UniqueConstraint("owner_id", "name", "version"),
+)
+
+endpoints = sa.Table(
+    "endpoints",
+    metadata,
+    sa.Column("endpoint_id", sa.Text, primary_key=True),
+    _owner(),
+    _text("name"),
+    _text("status"),
+    _count("min_replicas"),
+    _count("max_replicas"),
+    _flag("scale_to_zero"),
+    sa.Column("idle_s", sa.Double, nullable=False),
+    _text("scaling_metric"),
+    sa.Column("scaling_target", sa.Double, nullable=False),
+    _flag("is_shared"),
+    _flag("is_deleted"),
+    _text("progress"),
+    _text("failure"),
+    _count("created_at"),
+    # A deleted endpoint drains for a while; its name is free at once.
+    sa.Index(
+        "uq_endpoints_owner_id_name",
+        "owner_id",
+        "name",
+        unique=True,
+        sqlite_where=sa.text("NOT is_deleted"),
+        postgresql_where=sa.text("NOT is_deleted"),
+    ),
+)
+
+releases = sa.Table(
+    "releases",
+    metadata,
+    _endpoint(),
+    sa.Column("position", sa.Integer, nullable=False),
+    _model(),
+    sa.Column("weight", sa.Integer, nullable=False),
+    sa.PrimaryKeyConstraint("endpoint_id", "position"),
+)
+
+replicas = sa.Table(
+    "replicas",
+    metadata,
+    sa.Column("replica_id", sa.Text, primary_key=True),
+    _endpoint(),
+    _model(),
+    sa.Column("ordinal", sa.Integer, nullable=False),
+    sa.Column("generation", sa.Integer, nullable=False),
+    _text("state"),
+    _instant("state_since"),
+    _text("host"),
+    sa.Column("port", sa.Integer, nullable=False),
+    _text("secret"),
+    sa.Column("slots", sa.Integer, nullable=False),
+    _instant("started_at"),
+    sa.Column("ready_at", sa.Double),
+    _text("reason"),
+    sa.Index(None, "endpoint_id"),
+)
+
+endpoint_events = sa.Table(
+    "endpoint_events",
+    metadata,
+    sa.Column("sequence", _Sequence, primary_key=True, autoincrement=True),
+    _endpoint(),
+    _instant("at"),
+    _text("kind"),
+    _text("reason"),
+    _text("replica_id"),
+    sa.Index(None, "endpoint_id", "sequence"),
+)
+
+observed_loads = sa.Table(
+    "observed_loads",
+    metadata,
+    sa.Column("sequence", _Sequence, primary_key=True, autoincrement=True),
+    _text("model_id"),
+    sa.Column("seconds", sa.Double, nullable=False),
+    sa.Index(None, "model_id", "sequence"),
+)
+
+inference_requests = sa.Table(
+    "inference_requests",
+    metadata,
+    sa.Column("request_id", sa.Text, primary_key=True),
+    _text("endpoint_id"),
+    _text("customer_id"),
+    _text("api_key_id"),
+    _text("model_name"),
+    _text("model_id"),
+    _text("replica_id"),
+    _text("route"),
+    _flag("is_stream"),
+    _count("prompt_tokens"),
+    _count("cached_tokens"),
+    _count("completion_tokens"),
+    _count("total_tokens"),
+    _count("cost_nanousd"),
+    _text("status"),
+    sa.Column("http_status", sa.Integer, nullable=False),
+    _text("error_code"),
+    sa.Column("ttft_ms", sa.Double),
+    sa.Column("latency_ms", sa.Double, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    _flag("is_estimated"),
+    _instant("created_at"),
+    # The hour of created_at, stored because the two dialects round a cast to integer differently.
+    _count("hour"),
+    _instant("settled_at"),
+    sa.Index(None, "created_at"),
+    sa.Index(None, "customer_id", "created_at"),
+)
+
+usage_hourly = sa.Table(
+    "usage_hourly",
+    metadata,
+    _count("hour"),
+    _text("customer_id"),
+    _text("api_key_id"),
+    _text("model_name"),
+    _text("status"),
+    _count("requests"),
+    _count("prompt_tokens"),
+    _count("cached_tokens"),
+    _count("completion_tokens"),
+    _count("cost_nanousd"),
+    sa.PrimaryKeyConstraint("hour", "customer_id", "api_key_id", "model_name", "status"),
+)
+
+usage_open = sa.Table(
+    "usage_open",
+    metadata,
+    sa.Column("request_id", sa.Text, primary_key=True),
+    _instant("created_at"),
+    _text("intent"),
+    _count("prompt_tokens"),
+    _count("completion_tokens"),
+)
+
+journal_positions = sa.Table(
+    "journal_positions",
+    metadata,
+    sa.Column("source", sa.Text, primary_key=True),
+    _text("segment"),
+    sa.Column("offset", sa.BigInteger, nullable=False),
+)
+
+alembic_version = sa.Table(
+    "alembic_version",
+    sa.MetaData(),  # Alembic's own table, as Alembic makes it; not part of our schema.
+    sa.Column("version_num", sa.String(32), nullable=False),
+    sa.PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+)
