@@ -263,14 +263,19 @@ class Yard:
                 yield {"replica_id": file.parent.name, **json.loads(line)}
 
     def generated(self) -> dict[str, dict[str, int]]:
-        """Return how many tokens each replica made for each request id."""
+        """Return how many tokens each replica made for each request id; 0 for one that it only began."""
         made: dict[str, dict[str, int]] = {}
         for record in self.journal():
-            rid = str(record.get("request_id") or "")
-            if rid:
+            rid = str(record["rid"])
+            if rid.startswith("req_"):  # others are the controller's own probes
                 of_replica = made.setdefault(rid, {})
-                of_replica[record["replica_id"]] = of_replica.get(record["replica_id"], 0) + tokens_of(record)
+                is_token = record["event"] == "token"
+                of_replica[record["replica_id"]] = of_replica.get(record["replica_id"], 0) + is_token
         return made
+
+    def events_of(self, request_id: str | None, event: str = "") -> list[dict[str, Any]]:
+        """Return the engines' journal records of one request (and kind)."""
+        return [r for r in self.journal() if r["rid"] == request_id and event in ("", r["event"])]
 
     def gauges(self) -> dict[str, float]:
         """Return the gauges that must be 0 at rest: in flight and queued."""
@@ -317,8 +322,3 @@ class Yard:
     def kill(self, pid: int) -> None:
         """``kill -9`` one process of this yard."""
         self.signal(pid, signal.SIGKILL)
-
-
-def tokens_of(record: Mapping[str, Any]) -> int:
-    """Return how many tokens one record of an engine's journal stands for."""
-    return 1 if "token" in record else 0
