@@ -12,7 +12,7 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -118,16 +118,12 @@ def open_database(url: str, *, timeout_s: float, clock: Clock | None = None) -> 
             "'control.database_url' is no database URL. Example: sqlite:////var/lib/modelyard/control.sqlite"
         ) from error
     try:
-        if where.get_backend_name() == "sqlite":
-            engine = _sqlite_engine(where, timeout_s)
-        else:
-            engine = _postgres_engine(where, timeout_s)
-        try:
+        engine = _engine(where, timeout_s)
+        with ExitStack() as if_it_fails:
+            if_it_fails.callback(engine.dispose)
             with engine.connect().execution_options(writes=True, wait_s=timeout_s) as connection, connection.begin():
                 bring_up_to_date(connection)
-        except BaseException:
-            engine.dispose()
-            raise
+            if_it_fails.pop_all()
     except (exc.DBAPIError, OSError, ImportError) as error:
         reason = str(error.orig) if isinstance(error, exc.DBAPIError) else str(error)
         raise StartupError(
@@ -135,6 +131,12 @@ def open_database(url: str, *, timeout_s: float, clock: Clock | None = None) -> 
             "Check 'control.database_url' and that no other program holds it."
         ) from error
     return Database(engine, timeout_s=timeout_s, clock=clock or SystemClock())
+
+
+def _engine(where: sa.URL, timeout_s: float) -> sa.Engine:
+    if where.get_backend_name() == "sqlite":
+        return _sqlite_engine(where, timeout_s)
+    return _postgres_engine(where, timeout_s)
 
 
 def _sqlite_engine(where: sa.URL, timeout_s: float) -> sa.Engine:

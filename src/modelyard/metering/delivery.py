@@ -1,0 +1,152 @@
+"""From the journals into the ledger.
+
+Tails the journal folder of every gateway worker and applies what is new to the
+usage store, records and position in one transaction. Nothing is lost while the
+store is away: the position stays, and so do the files. What was applied twice
+after a crash changes nothing, so a large read is applied in parts under its
+old position, and only the last part moves it.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from modelyard.domain.usage import JournalRecord
+from modelyard.metering.journal import read_records, segments
+from modelyard.stores import JournalPosition, StoreUnavailableError, UsageStore
+
+BATCH = 2_000
+"""Most records a transaction: tens of milliseconds, so that other writers are not held up."""
+SEGMENTS_KEPT = 2
+"""Newest segments of a worker that stay, delivered or not. The newest is being written; the one before may still be
+the only place of an open request while a worker, killed at just that moment, was moving it to the newest."""
+BACKOFF_MAX_S = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class _Tail(NamedTuple):
+    """What is not delivered of one segment: from ``offset`` on. ``stamp`` changes with the file."""
+
+    source: str
+    path: Path
+    offset: int
+    size: int
+    stamp: tuple[int, int]
+
+
+class Delivery:
+    """Delivers every journal under ``journal_root`` (one folder a worker) into ``store``."""
+
+    def __init__(self, journal_root: Path, store: UsageStore, interval_s: float) -> None:
+        self._root = journal_root
+        self._store = store
+        self._interval_s = interval_s
+        self._positions: dict[str, JournalPosition] | None = None
+        self._read: dict[Path, tuple[int, int]] = {}
+        self._backlog = 0
+        # run() and drain() take turns: two passes at once would read the same records.
+        self._turn = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Delivery of {self._root}: {self._backlog} bytes to go>"
+
+    async def run(self) -> None:
+        """Deliver for ever, every ``interval_s``; while the store is away, pause longer and go on."""
+        pause_s = self._interval_s
+        while True:
+            try:
+                await self.drain()
+            except (StoreUnavailableError, OSError) as error:
+                pause_s = max(self._interval_s, min(pause_s * 2, BACKOFF_MAX_S))
+                _log.warning("usage is not delivered (%s): %d bytes wait in the journal", error, self._backlog)
+            else:
+                pause_s = self._interval_s
+            await asyncio.sleep(pause_s)
+
+    async def drain(self) -> None:
+        """Deliver all that is there now, then delete delivered segments.
+
+        Raises:
+            StoreUnavailableError: the rest stays in the journal.
+            OSError: a journal cannot be read.
+        """
+        async with self._turn:
+            if self._positions is None:
+                await self._look()  # so that the backlog is known while the store is away
+                self._positions = {position.source: position for position in await self._store.positions()}
+            tails = await self._look()
+            for tail in tails:
+                await self._deliver(tail, self._positions)
+            if tails:
+                await asyncio.to_thread(self._delete_delivered, dict(self._positions))
+
+    def backlog(self) -> int:
+        """Return the bytes that were written and not delivered at the last look."""
+        return self._backlog
+
+    async def _look(self) -> list[_Tail]:
+        """Return what is new, oldest first within a worker."""
+        tails = await asyncio.to_thread(self._tails, dict(self._positions or {}))
+        self._backlog = sum(tail.size - tail.offset for tail in tails)
+        # An unfinished or damaged end would else be read, and complained about, at every look.
+        return [tail for tail in tails if self._read.get(tail.path) != tail.stamp]
+
+    async def _deliver(self, tail: _Tail, positions: dict[str, JournalPosition]) -> None:
+        records, end = await asyncio.to_thread(read_records, tail.path, tail.offset)
+        before = positions.get(tail.source, JournalPosition(tail.source, tail.path.name, tail.offset))
+        after = JournalPosition(tail.source, tail.path.name, end)
+        parts = list(_parts(records))
+        for part in parts[:-1]:
+            await self._store.apply(part, before)
+        if end > tail.offset:
+            await self._store.apply(parts[-1] if parts else (), after)
+            positions[tail.source] = after
+        self._read[tail.path] = tail.stamp
+        self._backlog = max(0, self._backlog - (end - tail.offset))
+
+    def _tails(self, positions: Mapping[str, JournalPosition]) -> list[_Tail]:
+        """Return what is not delivered. Blocks: for a thread."""
+        if not self._root.is_dir():
+            return []
+        found: list[_Tail] = []
+        for folder in sorted(path for path in self._root.iterdir() if path.is_dir()):
+            files = [(path, path.stat()) for path in segments(folder)]
+            position = positions.get(folder.name)
+            if position is not None and not _is_of(position, files):
+                if any(status.st_size for _, status in files):
+                    _log.warning("the journal of %s was replaced; reading it from its start", folder.name)
+                position = None
+            for path, status in files:
+                offset = 0
+                if position is not None and path.name <= position.segment:
+                    offset = position.offset if path.name == position.segment else status.st_size
+                if status.st_size > offset:
+                    stamp = (status.st_size, status.st_mtime_ns)
+                    found.append(_Tail(folder.name, path, offset, status.st_size, stamp))
+        return found
+
+    def _delete_delivered(self, positions: Mapping[str, JournalPosition]) -> None:
+        """Delete the segments before the position, but for the newest ones. Blocks: for a thread."""
+        for source, position in positions.items():
+            for path in segments(self._root / source)[:-SEGMENTS_KEPT]:
+                if path.name < position.segment:
+                    path.unlink(missing_ok=True)
+                    self._read.pop(path, None)
+
+
+def _is_of(position: JournalPosition, files: Sequence[tuple[Path, os.stat_result]]) -> bool:
+    """Say whether ``position`` can be a place in these segments; numbers only grow, and so do files."""
+    if not files:
+        return True
+    if files[-1][0].name < position.segment:
+        return False
+    return all(status.st_size >= position.offset for path, status in files if path.name == position.segment)
+
+
+def _parts(records: Sequence[JournalRecord]) -> Iterator[Sequence[JournalRecord]]:
+    for start in range(0, len(records), BATCH):
+        yield records[start : start + BATCH]

@@ -1,0 +1,321 @@
+"""The routing-table feed over a unix socket: the controller pushes, gateways follow.
+
+A frame is a 4-byte big-endian length and the msgpack of one tagged struct.
+Only the newest state matters, so a connection's outbox holds one table and
+one heartbeat, not a queue: a gateway that reads slowly skips what is out of
+date, costs bounded memory, and delays nobody else.
+"""
+
+import asyncio
+import hmac
+import logging
+import os
+import random
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, suppress
+from pathlib import Path
+
+import msgspec
+
+from modelyard.domain.demand import Hello, Report
+from modelyard.domain.routing_table import Heartbeat, RoutingTable
+from modelyard.errors import StartupError
+
+FRAME_BYTES_MAX = 64 * 1024 * 1024
+"""Largest frame; a table of 10,000 endpoints is a few megabytes."""
+HELLO_BYTES_MAX = 4096
+"""Largest first frame: nothing is buffered for a peer that has not shown the token."""
+HELLO_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 5.0
+SILENCE_S = 10.0
+"""A peer that neither sends nor reads for this long is gone; both ends speak every second."""
+PUBLISH_WAIT_S = 1.0
+"""Longest that ``publish`` waits for gateways to take a table."""
+PAUSE_FIRST_S = 0.05
+PAUSE_MAX_S = 1.0
+_REPORT_BACKLOG_BYTES_MAX = 1024 * 1024
+
+_log = logging.getLogger(__name__)
+_encode = msgspec.msgpack.Encoder().encode
+_decode_hello = msgspec.msgpack.Decoder(Hello).decode
+_decode_report = msgspec.msgpack.Decoder(Report).decode
+_decode_push = msgspec.msgpack.Decoder(RoutingTable | Heartbeat).decode
+
+_LOST = (OSError, EOFError, TimeoutError, msgspec.MsgspecError, asyncio.LimitOverrunError)
+"""All the ways in which a connection ends; the other side starts anew."""
+
+
+def _frame(message: Hello | Report | RoutingTable | Heartbeat) -> bytes:
+    body = _encode(message)
+    if len(body) > FRAME_BYTES_MAX:
+        raise ValueError(f"a frame of {len(body)} bytes is larger than {FRAME_BYTES_MAX}")
+    return len(body).to_bytes(4, "big") + body
+
+
+async def _read_frame(reader: asyncio.StreamReader, *, bytes_max: int) -> bytes:
+    length = int.from_bytes(await reader.readexactly(4), "big")
+    if length > bytes_max:
+        raise EOFError(f"a frame of {length} bytes is larger than {bytes_max}")
+    return await reader.readexactly(length)
+
+
+class _Connection:
+    """The server's side of one gateway."""
+
+    __slots__ = ("_beat", "_filled", "_table", "_taken", "gateway_id", "report", "writer")
+
+    def __init__(self, gateway_id: str, writer: asyncio.StreamWriter) -> None:
+        self.gateway_id = gateway_id
+        self.writer = writer
+        self.report: Report | None = None
+        self._table: bytes | None = None
+        self._beat: bytes | None = None
+        self._filled = asyncio.Event()
+        self._taken = asyncio.Event()
+        self._taken.set()
+
+    @property
+    def is_behind(self) -> bool:
+        """Say whether a table is still on its way."""
+        return not self._taken.is_set()
+
+    def put_table(self, frame: bytes) -> None:
+        """Send this table next, instead of an older one that has not gone yet."""
+        self._table = frame
+        self._taken.clear()
+        self._filled.set()
+
+    def put_beat(self, frame: bytes) -> None:
+        """Send this heartbeat next, instead of an older one that has not gone yet."""
+        self._beat = frame
+        self._filled.set()
+
+    def give_up(self) -> None:
+        """Let nobody wait for this connection any more."""
+        self._taken.set()
+
+    async def until_taken(self) -> None:
+        """Wait until the newest table is out, or the connection is gone."""
+        await self._taken.wait()
+
+    async def send_all(self) -> None:
+        """Send the outbox until the connection is lost or this is cancelled."""
+        # High water zero makes drain() wait until the kernel has it all, so that at most one old table is under way.
+        self.writer.transport.set_write_buffer_limits(high=0)
+        try:
+            while True:
+                await self._filled.wait()
+                self._filled.clear()
+                table, self._table = self._table, None
+                beat, self._beat = self._beat, None
+                for frame in (table, beat):
+                    if frame is not None:
+                        self.writer.write(frame)
+                async with asyncio.timeout(SILENCE_S):
+                    await self.writer.drain()
+                if self._table is None:
+                    self._taken.set()
+        finally:
+            self.writer.transport.abort()  # wakes the reading side, which ends the connection
+
+
+class FeedServer:
+    """The controller's end (``TableFeed``), on the unix socket ``path``."""
+
+    def __init__(self, path: Path, token: str) -> None:
+        self._path = path
+        self._token = token.encode()
+        self._server: asyncio.Server | None = None
+        self._connections: set[_Connection] = set()
+        self._serving: set[asyncio.Task[None]] = set()
+        self._listeners: list[Callable[[str, Report], None]] = []
+        self._table: bytes | None = None
+
+    async def start(self) -> None:
+        """Listen. A socket file that a killed controller left behind is replaced.
+
+        Raises:
+            StartupError: the socket cannot be made.
+        """
+        try:
+            listener = _bind(self._path)
+        except OSError as error:
+            raise StartupError(
+                f"Cannot listen on {self._path}: {error}. Choose a shorter or writable --data-dir."
+            ) from error
+        self._server = await asyncio.start_unix_server(self._accept, sock=listener)
+
+    async def close(self) -> None:
+        """Stop listening and end every connection."""
+        if self._server is None:
+            return
+        self._server.close()
+        self._path.unlink(missing_ok=True)
+        serving = list(self._serving)
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
+        await self._server.wait_closed()
+        self._server = None
+
+    async def publish(self, table: RoutingTable) -> None:
+        """Push a new table to all gateways, and to each that connects later.
+
+        Returns when the gateways have it, so that a key created before is known after. A gateway that was behind
+        already is not waited for, any other for at most a second.
+        """
+        self._table = _frame(table)
+        prompt = [connection for connection in self._connections if not connection.is_behind]
+        for connection in self._connections:
+            connection.put_table(self._table)
+        if prompt:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PUBLISH_WAIT_S):
+                    await asyncio.gather(*(connection.until_taken() for connection in prompt))
+
+    def beat(self, heartbeat: Heartbeat) -> None:
+        """Push a heartbeat."""
+        frame = _frame(heartbeat)
+        for connection in self._connections:
+            connection.put_beat(frame)
+
+    def reports(self) -> dict[str, Report]:
+        """Return the last report of each connected gateway by its id; an empty one before its first."""
+        return {connection.gateway_id: connection.report or Report([], []) for connection in self._connections}
+
+    def on_report(self, listener: Callable[[str, Report], None]) -> None:
+        """Call ``listener(gateway_id, report)`` at every report, and with an empty report when a gateway leaves."""
+        self._listeners.append(listener)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if hello := await self._hello(reader):
+                await self._talk(_Connection(hello.gateway_id, writer), reader)
+        finally:
+            writer.transport.abort()
+
+    async def _hello(self, reader: asyncio.StreamReader) -> Hello | None:
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                hello = _decode_hello(await _read_frame(reader, bytes_max=HELLO_BYTES_MAX))
+        except _LOST:
+            _log.warning("a peer of the feed did not introduce itself")
+            return None
+        if not hmac.compare_digest(hello.token.encode(), self._token):
+            _log.warning("refused a peer of the feed: wrong token")
+            return None
+        return hello
+
+    async def _talk(self, connection: _Connection, reader: asyncio.StreamReader) -> None:
+        # A gateway that reconnects before we noticed its loss is one gateway, not two.
+        for other in [other for other in self._connections if other.gateway_id == connection.gateway_id]:
+            self._connections.discard(other)
+            other.writer.transport.abort()
+        self._connections.add(connection)
+        if self._table is not None:
+            connection.put_table(self._table)
+        _log.info("gateway %s follows the feed", connection.gateway_id)
+        sending = asyncio.get_running_loop().create_task(connection.send_all())
+        try:
+            while True:
+                async with asyncio.timeout(SILENCE_S):
+                    frame = await _read_frame(reader, bytes_max=FRAME_BYTES_MAX)
+                connection.report = _decode_report(frame)
+                self._tell(connection.gateway_id, connection.report)
+        except _LOST as error:
+            _log.info("gateway %s left the feed: %s", connection.gateway_id, type(error).__name__)
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            connection.give_up()
+            if connection in self._connections:
+                self._connections.discard(connection)
+                self._tell(connection.gateway_id, Report([], []))
+
+    def _tell(self, gateway_id: str, report: Report) -> None:
+        for listener in self._listeners:
+            listener(gateway_id, report)
+
+
+def _bind(path: Path) -> socket.socket:
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        path.chmod(0o600)  # nobody can connect before we listen
+        listener.settimeout(0)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+class FeedClient:
+    """A gateway's end (``TableFollower``). It reconnects for ever, with a growing pause up to a second."""
+
+    def __init__(self, path: Path, token: str, gateway_id: str, *, chance: random.Random | None = None) -> None:
+        self._path = path
+        self._hello = _frame(Hello(token, gateway_id))
+        self._chance = chance or random.Random()
+        self._writer: asyncio.StreamWriter | None = None
+        self._closed = asyncio.Event()
+
+    async def updates(self) -> AsyncIterator[RoutingTable | Heartbeat | None]:
+        """Yield what arrives; None when a connection that had brought something was lost. Ends at ``close``."""
+        pause_s = PAUSE_FIRST_S
+        while not self._closed.is_set():
+            had_something = False
+            try:
+                async with aclosing(self._follow()) as messages:
+                    async for message in messages:
+                        had_something = True
+                        yield message
+            except _LOST as error:
+                _log.debug("the feed is not there: %s", error)
+            if self._closed.is_set():
+                return
+            if had_something:
+                pause_s = PAUSE_FIRST_S
+                yield None
+            await self._pause(pause_s * self._chance.uniform(0.5, 1.0))
+            pause_s = min(pause_s * 2, PAUSE_MAX_S)
+
+    def send(self, report: Report) -> None:
+        """Send a report at once if connected, else drop it (the next one has the whole state)."""
+        writer = self._writer
+        if writer is None or writer.transport.is_closing():
+            return
+        if writer.transport.get_write_buffer_size() > _REPORT_BACKLOG_BYTES_MAX:
+            return  # the controller hangs; it will get a later report
+        writer.write(_frame(report))
+
+    async def close(self) -> None:
+        """Disconnect and stop; ``updates`` ends."""
+        self._closed.set()
+        if self._writer is not None:
+            self._writer.transport.abort()
+
+    async def _follow(self) -> AsyncGenerator[RoutingTable | Heartbeat, None]:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            reader, writer = await asyncio.open_unix_connection(os.fspath(self._path))
+        try:
+            writer.write(self._hello)
+            self._writer = writer
+            while not self._closed.is_set():
+                async with asyncio.timeout(SILENCE_S):
+                    frame = await _read_frame(reader, bytes_max=FRAME_BYTES_MAX)
+                yield _decode_push(frame)
+        finally:
+            self._writer = None
+            writer.transport.abort()
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closed.wait()
