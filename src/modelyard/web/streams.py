@@ -1,7 +1,7 @@
 """Server-sent events for the management API."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from starlette.responses import StreamingResponse
 
@@ -9,14 +9,16 @@ KEEP_ALIVE_S = 5.0
 """Pause after which a comment is sent, so that no proxy takes a quiet stream for a dead one."""
 
 
-def event_stream(lines: AsyncIterator[str]) -> StreamingResponse:
-    """Return a response with one event a line; it ends when ``lines`` does or the client leaves."""
+def event_stream(lines: AsyncIterator[str], shown: Callable[[str], str] = str) -> StreamingResponse:
+    """Return a response with one event, ``shown(line)``, a line; it ends when ``lines`` does or the client leaves."""
     return StreamingResponse(
-        _events(lines), media_type="text/event-stream", headers={"cache-control": "no-store", "x-accel-buffering": "no"}
+        _events(lines, shown),
+        media_type="text/event-stream",
+        headers={"cache-control": "no-store", "x-accel-buffering": "no"},
     )
 
 
-async def _events(lines: AsyncIterator[str]) -> AsyncIterator[bytes]:
+async def _events(lines: AsyncIterator[str], shown: Callable[[str], str]) -> AsyncIterator[bytes]:
     upcoming: asyncio.Task[str | None] | None = None
     try:
         while True:
@@ -28,7 +30,7 @@ async def _events(lines: AsyncIterator[str]) -> AsyncIterator[bytes]:
             line, upcoming = upcoming.result(), None
             if line is None:
                 return
-            yield event(line)
+            yield event(shown(line))
     finally:
         if upcoming is not None:
             upcoming.cancel()

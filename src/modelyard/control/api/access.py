@@ -1,0 +1,69 @@
+"""Whose objects a caller may see. Another tenant's object is as good as none: 404."""
+
+from modelyard.domain.endpoints import Endpoint
+from modelyard.domain.tenants import ApiKey, Identity, Scope, Tenant
+from modelyard.errors import ApiError, invalid_value, not_found
+from modelyard.stores import ControlStore
+
+NAME_LENGTH_MAX = 100
+
+
+def tenant_of(identity: Identity) -> str | None:
+    """Return the tenant whose objects ``identity`` sees; None is every tenant's."""
+    return None if identity.may(Scope.ADMIN) else identity.tenant_id
+
+
+def missing(noun: str, reference: str) -> ApiError:
+    """Return the 404 for ``reference``, the same for what is absent and what is another tenant's."""
+    return not_found(f"{noun} '{reference[:200]}'")
+
+
+def check_title(param: str, text: str) -> str:
+    """Return ``text`` when it may name a tenant or key.
+
+    Raises:
+        ApiError: 400; control and direction characters could forge a line of a listing.
+    """
+    if not 0 < len(text) <= NAME_LENGTH_MAX or not text.isprintable() or text != text.strip():
+        raise invalid_value(param, f"use 1 to {NAME_LENGTH_MAX} printable characters, without spaces around them")
+    return text
+
+
+async def find_endpoint(store: ControlStore, identity: Identity, reference: str) -> Endpoint:
+    """Return the endpoint with this id or name; a caller's own name wins over another tenant's.
+
+    Raises:
+        ApiError: 404.
+    """
+    seen = await store.endpoints(tenant_id=tenant_of(identity))
+    own = [one for one in seen if one.tenant_id == identity.tenant_id]
+    for candidates in ([one for one in seen if one.id == reference], own, seen):
+        # The newest wins: an old one of the same name may still be draining.
+        for endpoint in reversed(candidates):
+            if reference in (endpoint.id, endpoint.name):
+                return endpoint
+    raise missing("endpoint", reference)
+
+
+async def find_key(store: ControlStore, identity: Identity, key_id: str) -> ApiKey:
+    """Return the key with this id.
+
+    Raises:
+        ApiError: 404.
+    """
+    for key in await store.keys(tenant_id=tenant_of(identity)):
+        if key.id == key_id:
+            return key
+    raise missing("key", key_id)
+
+
+async def find_tenant(store: ControlStore, tenant_id: str) -> Tenant:
+    """Return the tenant with this id, whoever asks.
+
+    Raises:
+        ApiError: 404.
+    """
+    for tenant in await store.tenants():
+        if tenant.id == tenant_id:
+            return tenant
+    raise missing("tenant", tenant_id)

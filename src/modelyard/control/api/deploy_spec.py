@@ -1,0 +1,157 @@
+"""A deploy request, and everything that can be wrong with one, found in one go; pure."""
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+
+from modelyard.domain.catalog import NAME_PATTERN
+from modelyard.domain.endpoints import EndpointStatus
+from modelyard.engines import Engine, Engines, Options
+
+ACCELERATORS_MAX = 64
+REPLICAS_MAX = 1000
+OPTIONS_MAX = 64
+IDLE_S_MAX = 30 * 86400
+METRICS = ("queue_depth", "gpu_utilization")
+"""What the source names; what the size follows is for ``policy/scaling.py`` to say."""
+
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HOST_PATH = re.compile(r"\s*(/|~|\.\.|file:|[A-Za-z]:\\)")
+_RESERVED_TAILS = ("/events", "/logs")
+"""``GET /v1/endpoints/a/events`` must mean one thing."""
+
+
+def _whole(least: int, text: str) -> Any:
+    # Told to readers, enforced by ``faults_of``, which lists all faults; msgspec would stop at the first.
+    return msgspec.Meta(description=text, extra_json_schema={"minimum": least})
+
+
+class HardwareBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a replica runs on, and how many there may be."""
+
+    gpu_type: Annotated[str, msgspec.Meta(description="Accelerator; 'cpu' on this machine.")] = "cpu"
+    gpu_count: Annotated[int, _whole(1, "Accelerators a replica.")] = 1
+    min_replicas: Annotated[int, _whole(0, "Fewest replicas; 0 needs scale_to_zero.")] = 1
+    max_replicas: Annotated[int | None, _whole(1, "Most replicas; left out: as many as min_replicas.")] = None
+
+
+class ScalingBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When the number of replicas changes."""
+
+    metric: Annotated[str, msgspec.Meta(description="'queue_depth' or 'gpu_utilization'.")] = "queue_depth"
+    target_value: float = 70.0
+    scale_to_zero: Annotated[bool, msgspec.Meta(description="Stop all replicas when idle.")] = False
+    scale_to_zero_after_idle_seconds: float = 300.0
+
+
+class DeployRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A model to serve."""
+
+    model_name: Annotated[str, msgspec.Meta(description="What callers put into 'model'.")]
+    framework: Annotated[str, msgspec.Meta(description="The engine, like 'llamacpp' or 'simulated'.")]
+    model_artifact: Annotated[str, msgspec.Meta(description="file:///path of the weights (admin only).")] = ""
+    hardware: HardwareBody = HardwareBody()
+    scaling: ScalingBody = ScalingBody()
+    version: Annotated[str | None, msgspec.Meta(description="Left out: the next of v1, v2, …")] = None
+    options: Annotated[Options, msgspec.Meta(description="The engine's own settings.")] = {}
+    shared: Annotated[bool, msgspec.Meta(description="Every tenant may call it (admin only).")] = False
+
+
+class DeployAnswer(msgspec.Struct, frozen=True):
+    """The deployment was taken on; GET /v1/endpoints/{endpoint_id} tells how far it is."""
+
+    endpoint_id: str
+    status: EndpointStatus
+    estimated_ready_seconds: int
+    endpoint_url: str
+
+
+EXAMPLE = {
+    "model_name": "smol",
+    "model_artifact": "file:///models/smollm2-135m-instruct-q8_0.gguf",
+    "framework": "llamacpp",
+    "hardware": {"min_replicas": 1, "max_replicas": 2},
+    "scaling": {"scale_to_zero": True, "scale_to_zero_after_idle_seconds": 300},
+}
+
+
+class Fault(NamedTuple):
+    """One thing that is wrong."""
+
+    param: str
+    reason: str
+
+
+def faults_of(wanted: DeployRequest, engine: Engine | None, engines: Engines, *, is_admin: bool) -> list[Fault]:
+    """Return all faults that show without looking at the artifact; ``engine`` is that of ``wanted.framework``."""
+    return [
+        *_name_faults(wanted),
+        *_engine_faults(wanted, engine, engines),
+        *_hardware_faults(wanted.hardware, engine),
+        *_scaling_faults(wanted),
+        *_option_faults(wanted.options, is_admin=is_admin),
+    ]
+
+
+def _name_faults(wanted: DeployRequest) -> Iterator[Fault]:
+    name = wanted.model_name
+    if NAME_PATTERN.fullmatch(name) is None:
+        yield Fault(
+            "model_name",
+            "use 1 to 96 letters, digits, '.', '_' or '-', beginning with a letter or digit; one '/' may follow",
+        )
+    elif name.lower().endswith(_RESERVED_TAILS):
+        yield Fault("model_name", "a name cannot end in '/events' or '/logs', which are routes")
+    if wanted.version is not None and _VERSION.fullmatch(wanted.version) is None:
+        yield Fault("version", "use 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit")
+
+
+def _engine_faults(wanted: DeployRequest, engine: Engine | None, engines: Engines) -> Iterator[Fault]:
+    if engine is None:
+        known = ", ".join(f"'{name}'" for name in sorted(engines))
+        yield Fault("framework", f"there is no engine '{wanted.framework[:64]}' here; available: {known}")
+    elif why := engine.missing():
+        yield Fault("framework", why)
+
+
+def _hardware_faults(hardware: HardwareBody, engine: Engine | None) -> Iterator[Fault]:
+    # An engine without weights computes nothing, so it has whatever accelerator it is said to have.
+    if engine is not None and engine.needs_artifact and hardware.gpu_type != "cpu":
+        yield Fault("hardware.gpu_type", f"there is no accelerator '{hardware.gpu_type[:64]}' here; available: 'cpu'")
+    elif not re.fullmatch(r"[A-Za-z0-9._-]{1,32}", hardware.gpu_type):
+        yield Fault("hardware.gpu_type", "use letters, digits, '.', '_' or '-'")
+    least, most = hardware.min_replicas, hardware.max_replicas
+    if not 1 <= hardware.gpu_count <= ACCELERATORS_MAX:
+        yield Fault("hardware.gpu_count", f"must be 1 to {ACCELERATORS_MAX}")
+    if not 0 <= least <= REPLICAS_MAX:
+        yield Fault("hardware.min_replicas", f"must be 0 to {REPLICAS_MAX}")
+    if most is not None and not 1 <= most <= REPLICAS_MAX:
+        yield Fault("hardware.max_replicas", f"must be 1 to {REPLICAS_MAX}")
+    elif most is not None and most < least:
+        yield Fault("hardware.max_replicas", f"must not be below min_replicas ({least})")
+
+
+def _scaling_faults(wanted: DeployRequest) -> Iterator[Fault]:
+    scaling = wanted.scaling
+    if wanted.hardware.min_replicas == 0 and not scaling.scale_to_zero:
+        yield Fault("hardware.min_replicas", "0 needs scaling.scale_to_zero: true")
+    if scaling.metric not in METRICS:
+        yield Fault("scaling.metric", f"must be one of {', '.join(METRICS)}")
+    if not (math.isfinite(scaling.target_value) and scaling.target_value > 0):
+        yield Fault("scaling.target_value", "must be above 0")
+    elif scaling.metric == "gpu_utilization" and scaling.target_value > 100:
+        yield Fault("scaling.target_value", "is a percentage: at most 100")
+    if not 1 <= scaling.scale_to_zero_after_idle_seconds <= IDLE_S_MAX:
+        yield Fault("scaling.scale_to_zero_after_idle_seconds", f"must be 1 to {IDLE_S_MAX}")
+
+
+def _option_faults(options: Options, *, is_admin: bool) -> Iterator[Fault]:
+    if len(options) > OPTIONS_MAX:
+        yield Fault("options", f"at most {OPTIONS_MAX} options")
+    for name, value in options.items():
+        # Engines run as the operator's user: a path of the host is the operator's to give.
+        if not is_admin and isinstance(value, str) and _HOST_PATH.match(value):
+            yield Fault(f"options.{name[:64]}", "a path of the host needs a key with the scope 'admin'")

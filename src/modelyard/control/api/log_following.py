@@ -1,0 +1,89 @@
+"""One stream from the logs of many replicas, also of those that start meanwhile."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from modelyard.fleet import Fleet
+from modelyard.stores import StoreUnavailableError
+
+READ_TIMEOUT_S = 20.0
+_LOOK_INTERVAL_S = 1.0
+"""Pause between two looks for new replicas."""
+_LINES_WAITING_MAX = 1000
+"""A client that reads slowly stops the reading of logs here, not memory."""
+
+Look = Callable[[], Awaitable[list[str]]]
+
+
+async def written(fleet: Fleet, replica_id: str, tail: int) -> tuple[list[str], int]:
+    """Return the last ``tail`` lines of a replica's log, and how many there are in all."""
+    kept: deque[str] = deque(maxlen=tail)
+    count = 0
+    async with asyncio.timeout(READ_TIMEOUT_S), _closing(fleet.log_lines(replica_id, follow=False)) as lines:
+        async for line in lines:
+            kept.append(line)
+            count += 1
+    return list(kept), count
+
+
+async def follow(fleet: Fleet, look: Look, tail: int) -> AsyncIterator[str]:
+    """Yield the last ``tail`` lines of each replica that ``look`` finds now, and all that come, until closed."""
+    waiting: asyncio.Queue[str] = asyncio.Queue(_LINES_WAITING_MAX)
+    # A task of its own holds the readers, because the consumer may ask for each line from another task.
+    reading = asyncio.create_task(_read_all(fleet, look, tail, waiting))
+    upcoming: asyncio.Task[str] | None = None
+    try:
+        while True:
+            upcoming = asyncio.create_task(waiting.get())
+            await asyncio.wait({upcoming, reading}, return_when=asyncio.FIRST_COMPLETED)
+            if not upcoming.done():
+                return
+            yield upcoming.result()
+    finally:
+        for task in (upcoming, reading):
+            if task is not None:
+                task.cancel()
+        await asyncio.gather(reading, *([upcoming] if upcoming else []), return_exceptions=True)
+
+
+async def _read_all(fleet: Fleet, look: Look, tail: int, waiting: asyncio.Queue[str]) -> None:
+    known: set[str] = set()
+    async with asyncio.TaskGroup() as readers:
+        first = True
+        while True:
+            try:
+                found = await look()
+            except StoreUnavailableError:
+                found = []
+            for replica_id in found:
+                if replica_id not in known:
+                    known.add(replica_id)
+                    # What a later replica wrote before we saw it is new to the reader, so all of it is shown.
+                    readers.create_task(_read(fleet, replica_id, tail if first else None, waiting, known))
+            first = False
+            await asyncio.sleep(_LOOK_INTERVAL_S)
+
+
+async def _read(fleet: Fleet, replica_id: str, tail: int | None, waiting: asyncio.Queue[str], known: set[str]) -> None:
+    skipped = 0
+    if tail is not None:
+        _, count = await written(fleet, replica_id, 0)
+        skipped = max(0, count - tail)
+    async with _closing(fleet.log_lines(replica_id, follow=True)) as lines:
+        async for line in lines:
+            if skipped:
+                skipped -= 1
+                continue
+            await waiting.put(f"{replica_id}: {line}" if len(known) > 1 else line)
+
+
+@asynccontextmanager
+async def _closing(lines: AsyncIterator[str]) -> AsyncIterator[AsyncIterator[str]]:
+    try:
+        yield lines
+    finally:
+        close = getattr(lines, "aclose", None)
+        if close is not None:
+            await close()
