@@ -1,0 +1,68 @@
+# What there is to type. `make help` lists it; CI runs `make test` and nothing else.
+#
+# Needs Python 3.11 with pip, and make. Everything else goes into .venv.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+DEMO_DIR ?= .demo
+PYTEST_FLAGS ?= -n 2 --dist loadfile
+
+.DEFAULT_GOAL := help
+.PHONY: help demo stop test check format docs bench clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.demo-installed ## From nothing to a streamed answer and its bill
+	@DEMO_DIR=$(DEMO_DIR) $(BIN)/python tools/demo.py
+
+stop: ## Stop the demo
+	@if [ -x $(BIN)/modelyard ]; then $(BIN)/modelyard down --data-dir $(DEMO_DIR); else echo "Nothing to stop."; fi
+
+test: check ## Run every check and every test
+	@$(BIN)/python tools/smollm.py > /dev/null
+	$(BIN)/pytest $(PYTEST_FLAGS)
+
+check: $(VENV)/.dev-installed ## Lint, format, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev-installed ## Format and fix what can be fixed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/.docs-installed ## Build the documentation into site/
+	$(BIN)/mkdocs build --strict
+
+bench: $(VENV)/.dev-installed ## Gateway CPU per request, beside nginx
+	$(BIN)/python -m bench.gateway
+
+clean: stop ## Remove everything that was made here
+	rm -rf $(VENV) $(DEMO_DIR) .cache build dist site
+
+# --- the environment: each stamp is older than pyproject.toml when dependencies may have changed ---
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 is not installed."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11. Use: make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "==> Making $(VENV)"
+	@# Debian splits ensurepip off; pip itself can fill an environment then.
+	@$(PYTHON) -m venv $(VENV) 2> /dev/null || { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --quiet --python $(BIN)/python install pip; }
+
+$(VENV)/.demo-installed: pyproject.toml | $(VENV)/bin/python
+	@echo "==> Installing Modelyard, llama.cpp and the openai SDK"
+	@$(PIP) install -e '.[llamacpp]' openai==3.57.0
+	@touch $@
+
+$(VENV)/.dev-installed: pyproject.toml | $(VENV)/bin/python
+	@echo "==> Installing the development tools"
+	@$(PIP) install -e '.[dev]'
+	@touch $@ $(VENV)/.demo-installed
+
+$(VENV)/.docs-installed: pyproject.toml | $(VENV)/bin/python
+	@$(PIP) install -e '.[docs]'
+	@touch $@

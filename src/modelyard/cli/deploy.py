@@ -1,0 +1,183 @@
+"""``modelyard deploy``: from a file to an endpoint, with every stage in sight."""
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from modelyard.cli.exits import Exit, Failure
+from modelyard.cli.http import Platform, connected, segment
+from modelyard.cli.nouns import DURATION
+from modelyard.cli.output import Item, ProgressLine, listing, progress_text, remark, show_json
+from modelyard.clock import SystemClock
+
+_POLL_S = 0.2
+_EXAMPLE = """\b
+Example:
+  modelyard deploy ./smollm2.gguf --name smollm2 --wait
+  modelyard deploy ./smollm2.gguf --scale 0..4 --idle 5m --option context_length=4096
+  modelyard deploy --engine simulated --name sim"""
+
+
+class Scale(click.ParamType[tuple[int, int]]):
+    """Replicas: ``2``, or bounds like ``0..4``."""
+
+    name = "replicas"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        """Return the fewest and the most."""
+        match = re.fullmatch(r"(\d{1,6})(?:\.\.(\d{1,6}))?", str(value))
+        least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if most < max(1, least):
+            self.fail(f"'{value}' is no scale; write 2, or bounds like 0..4.", param, ctx)
+        return least, most
+
+
+@click.command("deploy", epilog=_EXAMPLE, short_help="Deploy a model and get an endpoint.")
+@click.argument("source", metavar="[PATH|URI]", required=False)
+@click.option("--name", help="What callers put into 'model'. [default: the file's name]")
+@click.option("--engine", help="llamacpp or simulated. [default: by the file's content]")
+@click.option("--scale", type=Scale(), default="1", show_default=True, help="Replicas: 2, or bounds like 0..4.")
+@click.option("--idle", "idle_s", type=DURATION, default="300", show_default=True, help="Quiet time before 0 replicas.")
+@click.option("--option", "options", multiple=True, metavar="K=V", help="A setting of the engine; repeatable.")
+@click.option("--version", help="Name of this version. [default: the next of v1, v2, …]")
+@click.option("--shared", is_flag=True, help="Let every tenant call it (admin only).")
+@click.option("--wait", "is_waiting", is_flag=True, help="Return when it is ready; the stages go to stderr.")
+@click.option("--timeout", "timeout_s", type=DURATION, default="15m", show_default=True, help="Longest --wait.")
+@click.option("--dry-run", is_flag=True, help="Print the request, send nothing.")
+@connected
+@listing
+def command(*, platform: Platform, is_json: bool, is_quiet: bool, **given: Any) -> None:
+    """Deploy the model at PATH or URI and print its endpoint.
+
+    The platform reads PATH itself, so it must be on its machine.
+    """
+    body = request_body(**{name: given[name] for name in given if name not in {"is_waiting", "timeout_s", "dry_run"}})
+    if given["dry_run"]:
+        show_json(body)
+        return
+    answer = platform.post("/v1/models/deploy", body)
+    endpoint_id = answer["endpoint_id"]
+    if given["is_waiting"]:
+        answer |= {"status": wait_until_ready(platform, endpoint_id, timeout_s=given["timeout_s"])["status"]}
+    if is_json:
+        show_json(answer)
+    elif is_quiet:
+        print(endpoint_id)
+    elif given["is_waiting"]:
+        print(f"'{body['model_name']}' is ready. Try: modelyard run {body['model_name']} 'Hello'")
+    else:
+        print(
+            f"Deploying '{body['model_name']}' as {endpoint_id}; ready in about {answer['estimated_ready_seconds']} s. "
+            f"See: modelyard endpoints {body['model_name']}"
+        )
+
+
+def request_body(
+    *,
+    source: str | None,
+    name: str | None,
+    engine: str | None,
+    scale: tuple[int, int],
+    idle_s: float,
+    options: tuple[str, ...],
+    version: str | None,
+    shared: bool,
+) -> Item:
+    """Return the body of ``POST /v1/models/deploy`` for a command line."""
+    least, most = scale
+    uri, file = _locate(source)
+    if engine is None:
+        engine = _engine_of(file)
+    if name is None:
+        if source is None:
+            raise click.UsageError("Give the model a --name.")
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).stem).strip("-._") or "model"
+    body: Item = {
+        "model_name": name,
+        "framework": engine,
+        "hardware": {"min_replicas": least, "max_replicas": most},
+        "options": dict(_option(option) for option in options),
+    }
+    if uri:
+        body["model_artifact"] = uri
+    if least == 0:
+        body["scaling"] = {"scale_to_zero": True, "scale_to_zero_after_idle_seconds": idle_s}
+    if version is not None:
+        body["version"] = version
+    if shared:
+        body["shared"] = True
+    return body
+
+
+def wait_until_ready(platform: Platform, endpoint_id: str, *, timeout_s: float) -> Item:
+    """Show an endpoint's stages until it is ready, and return it.
+
+    Raises:
+        Failure: it cannot start, or it took longer than ``timeout_s``.
+    """
+    clock = SystemClock()
+    give_up_s = clock.monotonic_s() + timeout_s
+    progress = ProgressLine()
+    try:
+        while True:
+            endpoint: Item = platform.get(f"/v1/endpoints/{segment(endpoint_id)}")
+            if endpoint["status"] == "failed":
+                progress.clear()
+                raise Failure(
+                    f"'{endpoint['name']}' cannot start: {endpoint.get('failure') or 'no reason given'}. "
+                    f"See 'modelyard logs {endpoint['name']}'."
+                )
+            if endpoint["status"] == "running":
+                return endpoint
+            progress.show(f"{endpoint['name']}: {progress_text(endpoint.get('progress'))}")
+            if clock.monotonic_s() > give_up_s:
+                raise Failure(
+                    f"'{endpoint['name']}' is not ready after {timeout_s:.0f} s; it goes on. "
+                    f"See 'modelyard endpoints {endpoint['name']}'.",
+                    Exit.UNAVAILABLE,
+                )
+            time.sleep(_POLL_S)
+    except KeyboardInterrupt:
+        progress.clear()
+        remark("Not waiting any longer; the deployment goes on.")
+        raise
+    finally:
+        progress.clear()
+
+
+def _locate(source: str | None) -> tuple[str, Path | None]:
+    """Return the URI to send, and the file when it is one of this machine."""
+    if source is None:
+        return "", None
+    if "://" in source and not source.startswith("file://"):
+        return source, None
+    file = Path(source.removeprefix("file://")).expanduser().absolute()
+    if not file.exists():
+        raise Failure(f"There is no file {file}. Check the path.", Exit.NOT_FOUND)
+    return file.as_uri(), file
+
+
+def _engine_of(file: Path | None) -> str:
+    if file is not None and file.is_file():
+        with file.open("rb") as reader:
+            if reader.read(4) == b"GGUF":
+                return "llamacpp"
+    what = "without a file" if file is None else f"from the content of {file.name}"
+    raise click.UsageError(f"The engine cannot be told {what}. Give --engine llamacpp or --engine simulated.")
+
+
+def _option(text: str) -> tuple[str, str | int | float | bool]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise click.UsageError(f"--option {text}: write NAME=VALUE.")
+    if value in {"true", "false"}:
+        return name, value == "true"
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    return name, value

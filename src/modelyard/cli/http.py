@@ -1,0 +1,234 @@
+"""The command line's HTTP: one small client over urllib3.
+
+It finds the platform (``--url``/``--key``, ``MODELYARD_URL``/``MODELYARD_API_KEY``,
+or the data directory of the running ``modelyard up``), turns every error object into
+a ``Refused`` with the request id, and reads streams line by line.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
+
+import click
+import msgspec
+
+from modelyard.cli.exits import Exit, Failure, Refused
+from modelyard.cli.output import Item, clean
+from modelyard.cli.running import read_running
+from modelyard.config import DataDirectory
+
+if TYPE_CHECKING:
+    from urllib3 import BaseHTTPResponse
+
+CONNECT_TIMEOUT_S = 5.0
+READ_TIMEOUT_S = 60.0
+STREAM_TIMEOUT_S = 600.0
+"""Longest silence of a stream; the gateway's loading comments come every two seconds."""
+PAGE = 100
+
+
+def connected(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say which platform to talk to; the command gets a ``Platform`` as ``platform``."""
+
+    def with_platform(*args: Any, url: str | None, key: str | None, data_dir: str | None, **options: Any) -> Any:
+        return command(*args, platform=find_platform(url=url, key=key, data_dir=data_dir), **options)
+
+    with_platform.__name__ = command.__name__
+    with_platform.__doc__ = command.__doc__
+    with_platform.__dict__.update(command.__dict__)
+    for option in reversed(
+        [
+            click.option("--url", metavar="URL", help="The platform's address [env: MODELYARD_URL]."),
+            click.option("--key", metavar="KEY", help="API key [env: MODELYARD_API_KEY]."),
+            data_dir_option,
+        ]
+    ):
+        with_platform = option(with_platform)
+    return with_platform
+
+
+data_dir_option = click.option(
+    "--data-dir", metavar="DIR", help="Data directory of the platform on this machine [env: MODELYARD_DATA_DIR]."
+)
+
+
+def data_directory(data_dir: str | None) -> DataDirectory:
+    """Return the data directory that is meant."""
+    root = Path(data_dir).expanduser().absolute() if data_dir else DataDirectory.default(os.environ)
+    return DataDirectory(root)
+
+
+def find_platform(*, url: str | None, key: str | None, data_dir: str | None) -> "Platform":
+    """Return the platform that is meant, from options, environment or the data directory."""
+    url = url or (None if data_dir else os.environ.get("MODELYARD_URL"))
+    key = key or (None if data_dir else os.environ.get("MODELYARD_API_KEY"))
+    data = data_directory(data_dir)
+    if url is None:
+        running = read_running(data)
+        if running is None:
+            raise Failure(
+                f"No platform runs in {data.root}. Start it with 'modelyard up', or name one with --url and --key.",
+                Exit.UNAVAILABLE,
+            )
+        if not running.url:
+            raise Failure(f"The platform in {data.root} is still starting. Try again in a second.", Exit.UNAVAILABLE)
+        url = running.url
+        key = key or _admin_key(data)
+    if not url.startswith(("http://", "https://")):
+        raise Failure(f"Bad --url '{url}': it must begin with http:// or https://.", Exit.USAGE)
+    if key is None:
+        raise Failure("No API key for this address. Give --key, or set MODELYARD_API_KEY.", Exit.AUTH)
+    return Platform(url=url.rstrip("/").removesuffix("/v1"), key=key)
+
+
+def _admin_key(data: DataDirectory) -> str | None:
+    try:
+        return data.admin_key.read_text("utf-8").strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Failure(f"Cannot read {data.admin_key}: {error.strerror}. Give --key instead.", Exit.AUTH) from error
+
+
+@dataclass(slots=True)
+class Platform:
+    """A running Modelyard."""
+
+    url: str
+    key: str
+
+    def get(self, path: str, **query: object) -> Any:
+        """Return the JSON that GET answers."""
+        return self._json("GET", path, None, query)
+
+    def post(self, path: str, body: Item) -> Any:
+        """Return the JSON that POST answers."""
+        return self._json("POST", path, body, {})
+
+    def delete(self, path: str) -> Any:
+        """Return the JSON that DELETE answers, or None."""
+        return self._json("DELETE", path, None, {})
+
+    def all(self, path: str, **query: object) -> list[Item]:
+        """Return every item of a list, page after page."""
+        items: list[Item] = []
+        while True:
+            page = self.get(path, **query)
+            items += page["data"]
+            if not page.get("has_more") or not page["data"]:
+                return items
+            query["after"] = page["data"][-1]["id"]
+
+    def text(self, path: str, **query: object) -> str:
+        """Return the text that GET answers."""
+        with self._open("GET", path, None, query, timeout_s=READ_TIMEOUT_S) as response:
+            return response.read().decode("utf-8", "replace")
+
+    @contextmanager
+    def lines(self, method: str, path: str, body: Item | None, **query: object) -> Iterator[Iterator[str]]:
+        """Open a stream and give its lines, each as soon as it is there."""
+        with self._open(method, path, body, query, timeout_s=STREAM_TIMEOUT_S) as response:
+            yield _lines(response, self)
+
+    def _json(self, method: str, path: str, body: Item | None, query: dict[str, object]) -> Any:
+        with self._open(method, path, body, query, timeout_s=READ_TIMEOUT_S) as response:
+            content = response.read()
+        try:
+            return msgspec.json.decode(content) if content else None
+        except msgspec.DecodeError as error:
+            raise Failure(f"{self.url} did not answer as a Modelyard does ({error}). Check --url.") from error
+
+    @contextmanager
+    def _open(
+        self, method: str, path: str, body: Item | None, query: dict[str, object], *, timeout_s: float
+    ) -> Iterator["BaseHTTPResponse"]:
+        import urllib3
+
+        url = self.url + path
+        if given := {name: str(value) for name, value in query.items() if value is not None}:
+            url += "?" + urlencode(given)
+        headers = {"authorization": f"Bearer {self.key}", "user-agent": "modelyard-cli", "accept-encoding": "identity"}
+        content = None
+        if body is not None:
+            headers["content-type"] = "application/json"
+            content = msgspec.json.encode(body)
+        timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=timeout_s)
+        with urllib3.PoolManager(retries=False, timeout=timeout) as pool:
+            try:
+                response = pool.request(
+                    method, url, body=content, headers=headers, preload_content=False, redirect=False
+                )
+            except urllib3.exceptions.HTTPError as error:
+                raise self.unreachable(error) from error
+            try:
+                if response.status >= 300:
+                    raise _refusal(response)
+                yield response
+            except urllib3.exceptions.HTTPError as error:
+                raise self.unreachable(error) from error
+            finally:
+                response.close()
+
+    def unreachable(self, error: Exception) -> Failure:
+        """Return the failure to report for a transport error of urllib3."""
+        kind = type(error).__name__
+        reason = {
+            "NewConnectionError": "connection refused",
+            "ConnectTimeoutError": "no connection in time",
+            "ReadTimeoutError": "no answer in time",
+            "NameResolutionError": "unknown host name",
+        }.get(kind, "connection lost" if "Protocol" in kind or "Incomplete" in kind else f"{kind}: {error}")
+        return Failure(
+            f"Cannot reach {self.url}: {reason}. Is it running? 'modelyard up' starts it; --url names another.",
+            Exit.UNAVAILABLE,
+        )
+
+
+def _refusal(response: "BaseHTTPResponse") -> Refused:
+    content = response.read()
+    request_id = response.headers.get("x-request-id")
+    message, code = f"HTTP {response.status} {response.reason or ''}".rstrip() + ".", None
+    try:
+        detail = msgspec.json.decode(content)["error"]
+        message, code = str(detail["message"]), detail.get("code")
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
+        pass  # not ours: the status line has to do
+    if request_id:
+        message += f" (request id {request_id})"
+    return Refused(clean(message).replace("\n", " "), status=response.status, code=code)
+
+
+def _lines(response: "BaseHTTPResponse", platform: Platform) -> Iterator[str]:
+    import urllib3
+
+    rest = b""
+    try:
+        for piece in response.stream(65_536):
+            *whole, rest = (rest + piece).split(b"\n")
+            for line in whole:
+                yield line.rstrip(b"\r").decode("utf-8", "replace")
+    except urllib3.exceptions.HTTPError as error:
+        raise platform.unreachable(error) from error
+    if rest:
+        yield rest.decode("utf-8", "replace")
+
+
+def segment(text: str) -> str:
+    """Return ``text`` as one segment of a path."""
+    return quote(text, safe="")
+
+
+def close_names(wanted: str, names: list[str]) -> str:
+    """Return `` Did you mean 'x'?`` for a name that nearly exists, else what there is."""
+    import difflib
+
+    close = difflib.get_close_matches(wanted, names, n=1)
+    if close:
+        return f" Did you mean '{close[0]}'?"
+    if names:
+        return f" There is: {', '.join(sorted(names)[:5])}."
+    return " Nothing is deployed yet; see 'modelyard deploy --help'."

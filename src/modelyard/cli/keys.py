@@ -1,0 +1,130 @@
+"""``modelyard keys``: API keys. A key's text is printed once, at its creation or rotation."""
+
+from typing import Any
+
+import click
+
+from modelyard.cli.http import PAGE, Platform, connected, segment
+from modelyard.cli.nouns import DURATION, NounGroup
+from modelyard.cli.output import Item, age, listing, moment, remark, show_json, show_list, show_pairs
+from modelyard.clock import SystemClock
+
+_EXAMPLE = """\b
+Example:
+  modelyard keys create "batch jobs" --rpm 600 --model demo
+  modelyard keys
+  modelyard keys rotate 3kf8x2ma --overlap 1h
+  modelyard keys revoke 3kf8x2ma"""
+
+
+@click.group(
+    "keys",
+    cls=NounGroup,
+    invoke_without_command=True,
+    epilog=_EXAMPLE,
+    short_help="Create, list, revoke and rotate API keys.",
+)
+@listing
+@click.pass_context
+def command(ctx: click.Context, *, is_json: bool, is_quiet: bool) -> None:
+    """Create, list, revoke and rotate API keys; without a verb: list."""
+    if ctx.invoked_subcommand is None:
+        arguments = ["--json"] * is_json + ["--quiet"] * is_quiet
+        with list_keys.make_context("list", arguments, parent=ctx) as inner:
+            list_keys.invoke(inner)
+
+
+@command.command("list", epilog="\b\nExample:\n  modelyard keys list --json")
+@connected
+@listing
+def list_keys(*, platform: Platform, is_json: bool, is_quiet: bool) -> None:
+    """List the keys that you may see; their secrets are never shown."""
+    columns = {
+        "ID": lambda key: key["id"],
+        "NAME": lambda key: key["name"],
+        "KEY": lambda key: f"{key['prefix']}_…{key['last4']}",
+        "SCOPES": lambda key: ",".join(key["scopes"]),
+        "MODELS": lambda key: "all" if key["models"] is None else ",".join(key["models"]),
+        "LIMITS": _limits,
+        "STATUS": lambda key: key["status"],
+        "EXPIRES": lambda key: moment(key["expires_at"]) if key["expires_at"] else "never",
+        "AGE": lambda key: age(key["created_at"]),
+    }
+    keys = platform.all("/v1/keys", limit=PAGE)
+    show_list(keys, columns, is_json=is_json, is_quiet=is_quiet, empty="No keys. Make one: modelyard keys create NAME")
+
+
+@command.command("create", epilog="\b\nExample:\n  modelyard keys create ci --model demo --rpm 60 --expires 30d")
+@click.argument("name")
+@click.option(
+    "--scope",
+    "scopes",
+    multiple=True,
+    default=["inference"],
+    show_default=True,
+    type=click.Choice(["inference", "manage", "admin"]),
+    help="What it may do; repeatable.",
+)
+@click.option(
+    "--model", "models", multiple=True, metavar="NAME", help="Endpoint it may call; repeatable. [default: all]"
+)
+@click.option("--rpm", "requests_per_minute", type=click.IntRange(1), help="Most requests per minute.")
+@click.option("--tpm", "tokens_per_minute", type=click.IntRange(1), help="Most tokens per minute.")
+@click.option("--concurrency", type=click.IntRange(1), help="Most requests at once.")
+@click.option("--expires", "expires_in_s", type=DURATION, help="When it ends, from now: 12h, 30d.")
+@click.option("--tenant", "tenant_id", metavar="ID", help="Owner, when it is another tenant (admin only).")
+@connected
+@listing
+def create(*, platform: Platform, is_json: bool, is_quiet: bool, **given: Any) -> None:
+    """Make a key called NAME and print it, this once."""
+    limits = {name: given[name] for name in ("requests_per_minute", "tokens_per_minute", "concurrency")}
+    body: Item = {
+        "name": given["name"],
+        "scopes": list(given["scopes"]),
+        "limits": {name: value for name, value in limits.items() if value is not None},
+    }
+    if given["models"]:
+        body["models"] = list(given["models"])
+    if given["tenant_id"]:
+        body["tenant_id"] = given["tenant_id"]
+    if given["expires_in_s"] is not None:
+        body["expires_at"] = int(SystemClock.unix_s() + given["expires_in_s"])
+    _show_new(platform.post("/v1/keys", body), is_json=is_json, is_quiet=is_quiet)
+
+
+@command.command("revoke", epilog="\b\nExample:\n  modelyard keys revoke 3kf8x2ma")
+@click.argument("key_id")
+@connected
+def revoke(key_id: str, *, platform: Platform) -> None:
+    """End a key for good."""
+    platform.delete(f"/v1/keys/{segment(key_id)}")
+    remark(f"Revoked {key_id}; gateways refuse it from now on.")
+
+
+@command.command("rotate", epilog="\b\nExample:\n  modelyard keys rotate 3kf8x2ma --overlap 1h")
+@click.argument("key_id")
+@click.option(
+    "--overlap", "overlap_s", type=DURATION, default="1h", show_default=True, help="How long the old one works."
+)
+@connected
+@listing
+def rotate(key_id: str, *, overlap_s: float, platform: Platform, is_json: bool, is_quiet: bool) -> None:
+    """Give a key a new secret and print it, this once."""
+    answer = platform.post(f"/v1/keys/{segment(key_id)}/rotate", {"overlap_s": int(overlap_s)})
+    _show_new(answer, is_json=is_json, is_quiet=is_quiet)
+
+
+def _show_new(key: Item, *, is_json: bool, is_quiet: bool) -> None:
+    if is_json:
+        show_json(key)
+    elif is_quiet:
+        print(key["key"])
+    else:
+        expires = moment(key["expires_at"]) if key["expires_at"] else "never"
+        show_pairs({"ID": key["id"], "Name": key["name"], "Key": key["key"], "Expires": expires})
+        remark("Keep the key now: it is not shown again.")
+
+
+def _limits(key: Item) -> str:
+    short = {"requests_per_minute": "rpm", "tokens_per_minute": "tpm", "concurrency": "at once"}
+    return ", ".join(f"{value} {short.get(name, name)}" for name, value in key["limits"].items() if value) or "none"

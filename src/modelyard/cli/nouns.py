@@ -1,0 +1,35 @@
+"""Commands that are a noun: ``modelyard keys`` lists, ``modelyard endpoints demo`` shows one, verbs do the rest."""
+
+import re
+
+import click
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+class NounGroup(click.Group):
+    """A group that lists without an argument, and takes an argument that is no verb as what to ``show``."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the verb, or ``show`` where there is one."""
+        if args and args[0] not in self.commands and "show" in self.commands:
+            return "show", self.commands["show"], args
+        return super().resolve_command(ctx, args)
+
+
+class Duration(click.ParamType[float]):
+    """Seconds, or a number with a unit: ``90``, ``90s``, ``5m``, ``2h``, ``30d``."""
+
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return seconds."""
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw]?)", str(value))
+        if match is None:
+            self.fail(f"'{value}' is no duration; write 90s, 5m, 2h or 30d.", param, ctx)
+        return float(match[1]) * _UNITS[match[2] or "s"]
+
+
+DURATION = Duration()

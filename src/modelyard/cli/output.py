@@ -1,0 +1,162 @@
+"""What commands print: tables for people, JSON for programs, ids for shells.
+
+stdout carries data only; progress and remarks go to stderr. Text that came
+from a model, an engine or a caller is cleaned of control characters before it
+reaches a terminal.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import click
+import msgspec
+
+from modelyard.clock import SystemClock
+
+Item = dict[str, Any]
+"""One JSON object of the management API."""
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def clean(text: str) -> str:
+    """Return ``text`` without terminal escapes and control characters; tabs and line ends stay."""
+    return _CONTROLS.sub("", _ESCAPES.sub("", text))
+
+
+def listing(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--json`` and ``--quiet``, as every command that lists something has."""
+    command = click.option("--quiet", "-q", "is_quiet", is_flag=True, help="Print only ids, one a line.")(command)
+    return click.option("--json", "is_json", is_flag=True, help="Print JSON.")(command)
+
+
+def show_json(value: Any) -> None:
+    """Print one JSON document."""
+    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def show_list(
+    items: Sequence[Item],
+    columns: dict[str, Callable[[Item], object]],
+    *,
+    is_json: bool,
+    is_quiet: bool,
+    empty: str,
+    id_field: str = "id",
+) -> None:
+    """Print ``items`` as asked for; ``columns`` maps each heading to what it shows; ``empty`` says what to do next."""
+    if is_json:
+        show_json(list(items))
+    elif is_quiet:
+        for item in items:
+            print(clean(str(item[id_field])))
+    elif not items:
+        remark(empty)
+    else:
+        show_table(list(columns), [[cell(item) for cell in columns.values()] for item in items])
+
+
+def show_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print aligned columns, two spaces apart; numbers to the right."""
+    cells = [[clean(_text(cell)) for cell in row] for row in rows]
+    numeric = [all(_is_number(row[at]) for row in cells) and bool(cells) for at in range(len(headings))]
+    widths = [max(len(row[at]) for row in [headings, *cells]) for at in range(len(headings))]
+    for row in [headings, *cells]:
+        padded = [
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, numeric, strict=True)
+        ]
+        print("  ".join(padded).rstrip())
+
+
+def show_pairs(pairs: dict[str, object]) -> None:
+    """Print names and values, aligned; leaves out what is empty."""
+    shown = {name: clean(_text(value)) for name, value in pairs.items() if value not in (None, "")}
+    width = max((len(name) for name in shown), default=0)
+    for name, value in shown.items():
+        print(f"{name.ljust(width)}  {value}")
+
+
+def remark(line: str) -> None:
+    """Say something that is not data: on stderr."""
+    print(clean(line), file=sys.stderr, flush=True)
+
+
+class ProgressLine:
+    """One line on stderr that shows how far something is: rewritten on a terminal, else printed when it changes."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._last = ""
+
+    def show(self, line: str) -> None:
+        """Show ``line`` in place of the last one."""
+        line = clean(line)
+        if line == self._last:
+            return
+        if self._is_terminal:
+            print(f"\r{line.ljust(len(self._last))}", end="", file=sys.stderr, flush=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
+        self._last = line
+
+    def clear(self) -> None:
+        """Leave a clean line behind."""
+        if self._is_terminal and self._last:
+            print(f"\r{' ' * len(self._last)}\r", end="", file=sys.stderr, flush=True)
+        self._last = ""
+
+
+def age(unix_s: float | None) -> str:
+    """Return how long ago ``unix_s`` was: ``45s``, ``12m``, ``3h``, ``8d``."""
+    if unix_s is None:
+        return "-"
+    seconds = max(0, int(SystemClock.unix_s() - unix_s))
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+def moment(unix_s: float | None) -> str:
+    """Return a date and time in UTC."""
+    if unix_s is None:
+        return "-"
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def dollars(nanousd: int) -> str:
+    """Return an exact amount: never rounded, at least two decimals."""
+    whole, rest = divmod(abs(nanousd), 1_000_000_000)
+    decimals = f"{rest:09d}".rstrip("0").ljust(2, "0")
+    return f"{'-' if nanousd < 0 else ''}${whole}.{decimals}"
+
+
+def progress_text(progress: Item | None) -> str:
+    """Return ``loading 42%, ~8 s`` for an endpoint's progress."""
+    if not progress:
+        return ""
+    text = str(progress.get("stage", ""))
+    if (percent := progress.get("percent")) is not None:
+        text += f" {percent}%"
+    if (eta_s := progress.get("eta_s")) is not None:
+        text += f", ~{max(1, round(eta_s))} s"
+    if reason := progress.get("reason"):
+        text += f" ({reason})"
+    return text
+
+
+def _text(cell: object) -> str:
+    if cell is None or cell == "":
+        return "-"
+    return str(cell)
+
+
+def _is_number(cell: str) -> bool:
+    return cell.lstrip("-$").replace(".", "", 1).replace(",", "").isdigit() or cell == "-"

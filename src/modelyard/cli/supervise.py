@@ -1,0 +1,234 @@
+"""The supervisor of ``modelyard up``: one process that owns the port and the planes.
+
+It binds the port itself and hands the listening socket down, so that a gateway
+worker that dies never loses the port: connections wait in the kernel until its
+successor takes them. A plane that dies is started again; when the supervisor
+is asked to stop, the gateways drain first, then the controller books what they
+wrote, then the engines stop. Nothing outlives it: planes are told by the
+kernel when it dies, and the next ``up`` finds engines that were left over.
+"""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from modelyard import compose
+from modelyard.cli.kernel import adopt_orphans
+from modelyard.cli.output import remark
+from modelyard.cli.running import Running, write_running
+from modelyard.clock import Clock
+from modelyard.config import Config, DataDirectory
+from modelyard.errors import StartupError
+
+READY_TIMEOUT_S = 60.0
+CONTROL_STOP_S = 20.0
+MARGIN_S = 5.0
+"""What a plane gets beyond its own time-out before it is killed."""
+BACKOFF_FIRST_S = 0.1
+BACKOFF_MAX_S = 5.0
+CALM_S = 30.0
+"""A plane that ran this long has no past: its pause starts anew."""
+
+
+@dataclass(slots=True)
+class Plane:
+    """One supervised process. ``pause_s`` is waited before its next start, which is at ``due_s``."""
+
+    name: str
+    arguments: list[str]
+    descriptors: tuple[int, ...]
+    log: Path
+    first_pause_s: float
+    process: subprocess.Popen[bytes] | None = None
+    started_s: float = 0.0
+    pause_s: float = 0.0
+    due_s: float | None = 0.0
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Starts planes, watches them, stops them."""
+
+    config: Config
+    data: DataDirectory
+    lock: IO[bytes]
+    listeners: list[socket.socket]
+    url: str
+    plane_options: list[str]
+    clock: Clock
+    planes: list[Plane] = field(default_factory=list)
+    stops_asked: int = 0
+    _wakeup: tuple[socket.socket, socket.socket] = field(default_factory=socket.socketpair)
+
+    def start(self) -> None:
+        """Start all planes and wait until the platform answers.
+
+        Raises:
+            StartupError: a plane ended, or it took too long.
+        """
+        adopt_orphans()
+        self._watch_signals()
+        self.planes = [self._plane("control", "control", [], (), BACKOFF_FIRST_S)]
+        for worker, listener in enumerate(self.listeners):
+            options = ["--worker", str(worker), "--listen-fd", str(listener.fileno())]
+            # A gateway's first restart is at once: callers are waiting in its socket.
+            self.planes.append(self._plane(f"gateway-{worker}", "gateway", options, (listener.fileno(),), 0.0))
+        for plane in self.planes:
+            self._spawn(plane)
+        self._note(is_ready=False)
+        give_up_s = self.clock.monotonic_s() + READY_TIMEOUT_S
+        while not self.stops_asked and not all(answers(self.url, path) for path in ("/healthz", "/readyz")):
+            for plane, reason in self._reap():
+                raise StartupError(f"The {plane.name} process did not start: {_last_line(plane.log) or reason}")
+            if self.clock.monotonic_s() > give_up_s:
+                raise StartupError(f"Not ready after {READY_TIMEOUT_S:.0f} s. See the logs in {self.data.logs}.")
+            self._sleep(0.02)
+        self._note(is_ready=True)
+
+    def watch(self) -> None:
+        """Keep the planes running until a stop is asked for."""
+        while not self.stops_asked:
+            for plane, reason in self._reap():
+                self._plan_restart(plane, reason)
+            now_s = self.clock.monotonic_s()
+            due = [plane for plane in self.planes if plane.due_s is not None]
+            for plane in due:
+                if plane.due_s is not None and plane.due_s <= now_s:
+                    self._spawn(plane)
+                    self._note(is_ready=True)
+            waits = [plane.due_s - now_s for plane in due if plane.due_s is not None]
+            self._sleep(max(0.0, min(waits)) if waits else None)
+
+    def stop(self) -> None:
+        """Stop everything in order; a second request to stop kills what is left."""
+        for listener in self.listeners:
+            listener.close()
+        gateways = [plane for plane in self.planes if plane.name != "control"]
+        self._stop_planes(gateways, self.config.gateway.drain_timeout_s + MARGIN_S)
+        self._stop_planes([plane for plane in self.planes if plane.name == "control"], CONTROL_STOP_S)
+        is_forced = self.stops_asked > 1
+        compose.stop_engines(self.data, grace_s=0.0 if is_forced else self.config.control.replica_grace_s)
+        self._reap()
+        self.data.running.unlink(missing_ok=True)
+        signal.set_wakeup_fd(-1)
+        for end in self._wakeup:
+            end.close()
+
+    # --- processes ---
+
+    def _plane(
+        self, name: str, kind: str, options: list[str], descriptors: tuple[int, ...], first_pause_s: float
+    ) -> Plane:
+        arguments = [sys.executable, "-m", "modelyard", "up", kind, *self.plane_options, *options]
+        arguments += ["--supervisor", str(os.getpid())]
+        return Plane(name, arguments, descriptors, self.data.logs / f"{name}.err", first_pause_s)
+
+    def _spawn(self, plane: Plane) -> None:
+        with plane.log.open("wb") as log:
+            # Its own process group: Ctrl-C in a terminal reaches the supervisor only, which stops planes in order.
+            # The lock goes along, so that it is free only when the last plane is gone.
+            plane.process = subprocess.Popen(
+                plane.arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(self.lock.fileno(), *plane.descriptors),
+                process_group=0,
+            )
+        plane.started_s = self.clock.monotonic_s()
+        plane.due_s = None
+
+    def _plan_restart(self, plane: Plane, reason: str) -> None:
+        now_s = self.clock.monotonic_s()
+        if now_s - plane.started_s > CALM_S:
+            plane.pause_s = plane.first_pause_s
+        plane.due_s = now_s + plane.pause_s
+        remark(f"The {plane.name} process {reason}; starting it again. Its log: {plane.log.with_suffix('.log')}")
+        plane.pause_s = min(max(plane.pause_s * 2, BACKOFF_FIRST_S), BACKOFF_MAX_S)
+
+    def _reap(self) -> list[tuple[Plane, str]]:
+        """Collect every child that ended, orphaned engines too; return the planes among them with the reason."""
+        ended: list[tuple[Plane, str]] = []
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return ended
+            if pid == 0:
+                return ended
+            for plane in self.planes:
+                if plane.process is not None and plane.process.pid == pid:
+                    code = os.waitstatus_to_exitcode(status)
+                    plane.process.returncode = code  # Popen must not wait for it again
+                    plane.process = None
+                    ended.append((plane, _end(code)))
+
+    def _stop_planes(self, planes: list[Plane], limit_s: float) -> None:
+        give_up_s = self.clock.monotonic_s() + limit_s
+        for plane in planes:
+            if plane.process is not None:
+                plane.process.send_signal(signal.SIGTERM)
+        while any(plane.process is not None for plane in planes):
+            self._reap()
+            left_s = give_up_s - self.clock.monotonic_s()
+            if left_s <= 0 or self.stops_asked > 1:
+                for plane in planes:
+                    if plane.process is not None:
+                        plane.process.kill()
+            if any(plane.process is not None for plane in planes):
+                self._sleep(max(0.05, min(left_s, 1.0)))
+
+    def _note(self, *, is_ready: bool) -> None:
+        pids = [plane.process.pid for plane in self.planes if plane.process is not None]
+        write_running(self.data, Running(os.getpid(), self.url if is_ready else "", pids))
+
+    # --- signals ---
+
+    def _watch_signals(self) -> None:
+        for end in self._wakeup:
+            end.settimeout(0)
+        signal.set_wakeup_fd(self._wakeup[1].fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._ask_to_stop)
+
+    def _ask_to_stop(self, *_: object) -> None:
+        self.stops_asked += 1
+
+    def _sleep(self, limit_s: float | None) -> None:
+        """Wait for a signal (a stop, or a child that ended), at most ``limit_s``."""
+        readable, _, _ = select.select([self._wakeup[0]], [], [], limit_s)
+        if readable:
+            self._wakeup[0].recv(4096)
+
+
+def answers(url: str, path: str) -> bool:
+    """Say whether GET ``path`` answers 200 within half a second; a bare socket, to load no HTTP library for it."""
+    address = url.removeprefix("http://")
+    host, _, port = address.rpartition(":")
+    request = f"GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n".encode()
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=0.5) as connection:
+            connection.sendall(request)
+            return connection.recv(64).startswith(b"HTTP/1.1 200")
+    except OSError:
+        return False
+
+
+def _end(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+
+
+def _last_line(file: Path) -> str:
+    """Return what a plane said last, without the word that ``main`` puts before it."""
+    try:
+        lines = file.read_text("utf-8", "replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1].removeprefix("Error: ") if lines else ""

@@ -1,0 +1,175 @@
+"""Configuration in, running planes out: the only file that names backends.
+
+Each function imports what its own plane needs and no more: the gateway must
+start fast and stay small, so nothing of SQL or of the web framework is ever
+loaded there. The supervisor (``cli/supervise.py``) uses the secrets and
+``stop_engines`` only.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from modelyard.clock import SystemClock
+from modelyard.config import Config, DataDirectory
+from modelyard.errors import StartupError
+
+BACKLOG = 2048
+
+
+class Secrets(NamedTuple):
+    """What the planes of one data directory share."""
+
+    pepper: bytes
+    internal_token: str
+
+
+def load_secrets(data: DataDirectory) -> Secrets:
+    """Return the secrets of ``data``; makes them on the first start.
+
+    Raises:
+        StartupError: a secret cannot be read or written.
+    """
+    return Secrets(bytes.fromhex(_secret(data.pepper)), _secret(data.internal_token))
+
+
+def _secret(file: Path) -> str:
+    """Return the secret in ``file``, made if missing. Linking a complete draft lets two planes race and agree."""
+    try:
+        if not file.exists():
+            draft = file.with_name(f".{file.name}.{os.getpid()}")
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as writer:
+                writer.write(secrets.token_hex(32))
+                writer.flush()
+                os.fsync(descriptor)
+            with contextlib.suppress(FileExistsError):
+                os.link(draft, file)
+            draft.unlink()
+        text = file.read_text("ascii").strip()
+    except OSError as error:
+        raise StartupError(f"Cannot use the secret {file}: {error.strerror}. Check its owner and mode.") from error
+    except UnicodeDecodeError:
+        text = ""
+    if len(text) != 64 or not all(digit in "0123456789abcdef" for digit in text):
+        raise StartupError(f"The secret {file} is damaged. Restore it from a backup; a new one voids all API keys.")
+    return text
+
+
+def open_listener(host: str, port: int, *, is_shared: bool) -> socket.socket:
+    """Return a listening socket; ``is_shared`` lets other workers listen on the same port.
+
+    Raises:
+        OSError: the address cannot be taken.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+        listener.settimeout(0)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def run_gateway_plane(config: Config, data: DataDirectory, *, worker: int, listener: socket.socket, level: str) -> None:
+    """Run one gateway worker until SIGTERM or SIGINT, then drain it."""
+    from modelyard.gateway.app import run_gateway
+    from modelyard.observe.logs import setup_logging
+    from modelyard.stores.feed import FeedClient
+
+    setup_logging(f"gateway-{worker}", data.logs / f"gateway-{worker}.log", level)
+    shared = load_secrets(data)
+
+    async def serve(stop: asyncio.Event) -> None:
+        follower = FeedClient(data.feed_socket, shared.internal_token, f"gateway-{worker}")
+        try:
+            await run_gateway(
+                settings=config.gateway,
+                worker=worker,
+                listener=listener,
+                follower=follower,
+                control_socket=data.control_socket,
+                internal_token=shared.internal_token,
+                pepper=shared.pepper,
+                journal_root=data.journal,
+                last_table=data.last_table,
+                clock=SystemClock(),
+                stop=stop,
+            )
+        finally:
+            await follower.close()
+
+    _run(serve)
+
+
+def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> None:
+    """Run the controller until SIGTERM or SIGINT; engines go on running."""
+    from modelyard.console.app import build_console
+    from modelyard.control.app import run_control
+    from modelyard.engines.llamacpp import LlamaCppEngine
+    from modelyard.engines.simulated import SimulatedEngine
+    from modelyard.fleet.local import LocalFleet
+    from modelyard.metering.delivery import Delivery
+    from modelyard.observe.logs import setup_logging
+    from modelyard.stores.feed import FeedServer
+    from modelyard.stores.sql import SqlControlStore, SqlUsageStore, open_database
+
+    setup_logging("control", data.logs / "control.log", level)
+    shared = load_secrets(data)
+    clock = SystemClock()
+    engines = {engine.name: engine for engine in (LlamaCppEngine(), SimulatedEngine())}
+    url = config.control.database_url or f"sqlite:///{data.database}"
+
+    async def serve(stop: asyncio.Event) -> None:
+        database = open_database(url, timeout_s=config.control.database_timeout_s)
+        store, usage = SqlControlStore(database), SqlUsageStore(database)
+        await run_control(
+            config=config,
+            data=data,
+            store=store,
+            usage=usage,
+            fleet=LocalFleet(data.replicas, clock),
+            engines=engines,
+            feed=FeedServer(data.feed_socket, shared.internal_token),
+            delivery=Delivery(data.journal, usage, config.control.delivery_interval_s),
+            console=build_console,
+            internal_token=shared.internal_token,
+            pepper=shared.pepper,
+            clock=clock,
+            stop=stop,
+        )
+
+    _run(serve)
+
+
+def stop_engines(data: DataDirectory, *, grace_s: float) -> None:
+    """Stop every engine that runs for this data directory; returns when they are gone."""
+    from modelyard.fleet.local import stop_all
+
+    stop_all(data.replicas, grace_s)
+
+
+def _run(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
+    """Run a plane under uvloop; SIGTERM and SIGINT ask it to stop, once and for all."""
+    import uvloop
+
+    async def until_stopped() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await serve(stop)
+
+    uvloop.run(until_stopped())
