@@ -1,0 +1,27 @@
+"""Reading an engine's Prometheus page: only the values, only as much grammar as engines use."""
+
+import re
+
+_SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^\n]*\})?[ \t]+(\S+)", re.MULTILINE)
+
+
+def read_samples(page: str) -> dict[str, float]:
+    """Return the value of each metric; series of one name (several ranks, several models) are added up.
+
+    A value that is no number is left out, so that it reads as not reported.
+    """
+    found: dict[str, float] = {}
+    for name, text in _SAMPLE.findall(page):
+        try:
+            value = float(text)
+        except ValueError:
+            continue
+        if value == value:  # noqa: PLR0124 - a NaN is no measurement
+            found[name] = found.get(name, 0.0) + value
+    return found
+
+
+def count_of(samples: dict[str, float], name: str) -> int | None:
+    """Return a gauge that counts requests, or None when the page lacks it."""
+    value = samples.get(name)
+    return None if value is None else int(value)

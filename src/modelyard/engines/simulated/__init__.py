@@ -1,0 +1,121 @@
+"""The simulated engine: a real process with true token timing and faults on demand.
+
+It serves tests, drills and ``modelyard up --simulate``: everything around an
+engine (process, port, sockets, secret, load time, queue, KV blocks, batching)
+is real, only the tokens are an echo. It writes down every token it emits, so
+that a ledger can be checked against it (``journal.py`` has the records).
+
+Answers
+    Chat and completions echo the last user message (the prompt), token by token. A token is a word piece of at most 8
+    ASCII letters with the blank before it, or one other character (``tokens.py``); with ``byte_tokens`` each byte of a
+    character outside ASCII is a token, and its text is held back until it is complete. ``response_format`` gives JSON
+    in the shape of the schema; ``tool_choice`` ``required`` or a name gives a tool call, ``auto`` does when the last
+    user message names the tool. ``ignore_eos`` and ``min_tokens`` repeat the echo. Embeddings are unit vectors from a hash.
+
+Faults
+    In the last user message (prompt, or embeddings input), any number of ``[[sim: key=value key …]]``; they are cut out
+    of the echo. Or for later requests with ``POST /sim/faults`` (needs the secret) and a JSON list of
+    ``{"directive": "crash_after=5", "times": 1, "contains": ""}`` (``times`` 0: for good; ``contains``: only prompts
+    with that text); it replaces the list, and may carry ``{"health_status": 503}`` or ``{"health_ms": 5000}`` for
+    ``/health``.
+    ``k`` counts tokens over all choices; a fault ``after=k`` comes when k tokens are out. On answers that are not
+    streamed it comes while they are generated.
+
+    ===================== ==========================================================================================
+    ``tokens=N``          the answer has exactly N tokens (the echo repeated), unless ``max_tokens`` is less
+    ``slow=MS``           pause between tokens; ``ttft=MS`` the time to the first
+    ``crash_before_first``  ``kill -9`` of itself; also ``crash_after=k``; with ``crash_code=C`` it exits with C instead
+    ``hang_before_first``   silence, socket open; also ``hang_after=k``
+    ``cut_after=k``       the socket closes in the middle of the next event (or of the JSON body)
+    ``clean_end_after=k`` the chunked body ends well, without finish chunk and ``[DONE]``
+    ``error_after=k``     error in the stream, in the form ``error_form=wrapped`` (``data: {"error":…}``), ``event``
+                          (``event: error``) or ``flat`` (``{"object":"error",…}``); not streamed: status 500
+    ``http_error=S``      status S (like 400, 429, 500, 503) instead of an answer
+    ``garbage=invalid_json``  broken JSON; ``garbage=error_200`` status 200 with an error body; ``garbage=content_type``
+                          an HTML page with status 200
+    ``no_usage``          no usage at all; ``null_usage`` usage is null
+    ``huge_line=N``       N bytes without a line end
+    ``missing_role``      no role chunk; ``no_finish`` no finish chunk; ``no_done`` no ``[DONE]``
+    ``usage_every_chunk`` running usage in each chunk; ``ping`` a comment before each token
+    ``early_headers``     status and headers at once, as vLLM does; else with the first token, as llama.cpp does
+    ``split_bytes``       each byte in its own write; ``crlf`` line ends CR LF; ``byte_tokens`` see above
+    ===================== ==========================================================================================
+"""
+
+import sys
+from pathlib import Path
+
+from modelyard.engines import EngineCommand, EngineLoad, LaunchSpec, Options, Settings
+from modelyard.engines.options import read_options
+from modelyard.engines.pages import count_of, read_samples
+from modelyard.engines.simulated.options import SimulatedOptions
+
+__all__ = ["SimulatedEngine", "SimulatedOptions"]
+
+_PROCESS_BYTES = 40 * 1024 * 1024
+_PROCESS_START_S = 0.3
+
+
+class SimulatedEngine:
+    """The ``Engine`` contract for ``python -m modelyard.engines.simulated``."""
+
+    name = "simulated"
+    routes = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
+    request_extras = frozenset({"top_k", "min_p", "min_tokens", "ignore_eos", "repetition_penalty"})
+    needs_artifact = False
+    ready_path = "/health"
+    load_path = "/metrics"
+
+    def missing(self) -> str:
+        """Return "": it needs nothing that the platform itself does not need."""
+        return ""
+
+    def check_artifact(self, file: Path) -> None:
+        """Accept anything: it loads nothing."""
+
+    def settings(self, options: Options, *, artifact_bytes: int) -> Settings:
+        """Check the options.
+
+        Raises:
+            ValueError: an unknown option or a bad value, naming it.
+        """
+        read = read_options(SimulatedOptions, options, engine=self.name)
+        if read.journal and not Path(read.journal).is_absolute():
+            raise ValueError("Option 'journal' of engine 'simulated': give an absolute path.")
+        return Settings(
+            slots=read.slots,
+            context_length=read.context_length,
+            memory_bytes=_PROCESS_BYTES + artifact_bytes,
+            load_s=read.load_s + _PROCESS_START_S,
+        )
+
+    def command(self, spec: LaunchSpec) -> EngineCommand:
+        """Return the process to start; the secret travels in the environment, which other users cannot read."""
+        argv = [sys.executable, "-P", "-m", __name__]
+        argv += ["--host", spec.host, "--port", str(spec.port), "--model-name", spec.model_name]
+        argv += ["--work-dir", str(spec.work_dir)]
+        options = {**spec.options, "slots": spec.slots, "context_length": spec.context_length}
+        for option, value in sorted(options.items()):
+            argv += [f"--{option.replace('_', '-')}", _as_text(value)]
+        return EngineCommand(argv=tuple(argv), env={"ENGINE_SECRET": spec.secret, "PYTHONUNBUFFERED": "1"})
+
+    def read_load(self, page: str) -> EngineLoad:
+        """Parse the metrics page, which has vLLM's names."""
+        samples = read_samples(page)
+        return EngineLoad(
+            running=count_of(samples, "vllm:num_requests_running"),
+            waiting=count_of(samples, "vllm:num_requests_waiting"),
+            kv_usage=samples.get("vllm:kv_cache_usage_perc"),
+            prompt_tokens_total=samples.get("vllm:prompt_tokens_total"),
+            generation_tokens_total=samples.get("vllm:generation_tokens_total"),
+        )
+
+    def routes_for(self, options: Options) -> frozenset[str]:
+        """Return all routes, whatever the options."""
+        return self.routes
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)

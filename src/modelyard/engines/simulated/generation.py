@@ -1,0 +1,126 @@
+"""The life of one generation: wait for a slot, read the prompt, make and write down each token, fail on demand."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from modelyard.clock import Clock
+from modelyard.engines.simulated.answers import Choice, Token
+from modelyard.engines.simulated.batching import Batch, Pace
+from modelyard.engines.simulated.faults import Faults
+from modelyard.engines.simulated.journal import TokenJournal
+from modelyard.engines.simulated.options import SimulatedOptions
+from modelyard.engines.simulated.tokens import blocks_for
+
+Emit = Callable[[int, Token, bool], Awaitable[None]]
+"""Takes a token: the index of its choice, the token, whether it is that choice's last."""
+
+
+class Interrupted(Exception):
+    """A fault ends the answer here; ``how`` is ``cut``, ``clean_end`` or ``error``."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(how)
+        self.how = how
+
+
+@dataclass(slots=True)
+class Totals:
+    """What the metrics page counts."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generation_tokens: int = 0
+    finished: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Accelerator:
+    """What all generations of the process share."""
+
+    options: SimulatedOptions
+    batch: Batch
+    journal: TokenJournal
+    totals: Totals
+    clock: Clock
+
+
+@dataclass(slots=True)
+class Generation:
+    """One request's tokens. ``made`` counts those that exist, over all choices."""
+
+    rid: str
+    prompt_tokens: int
+    cached_tokens: int
+    choices: list[Choice]
+    faults: Faults
+    made: int = 0
+
+    async def run(self, on: Accelerator, emit: Emit) -> None:
+        """Make all tokens.
+
+        Raises:
+            Interrupted: a fault ends the answer.
+        """
+        planned = sum(len(choice.tokens) for choice in self.choices)
+        async with on.batch.place(min(on.batch.blocks, blocks_for(self.prompt_tokens + planned))):
+            pace = Pace(on.clock)
+            await self._fail_first()
+            await pace.wait(self._first_token_s(on.options))
+            on.totals.prompt_tokens += self.prompt_tokens
+            on.totals.cached_tokens += self.cached_tokens
+            for step in range(max((len(choice.tokens) for choice in self.choices), default=0)):
+                if step:
+                    await pace.wait(self._step_s(on))
+                for index, choice in enumerate(self.choices):
+                    if step < len(choice.tokens):
+                        await self._make(on, emit, index, choice.tokens[step], is_last=step == len(choice.tokens) - 1)
+            await self._fail_at()
+
+    async def _make(self, on: Accelerator, emit: Emit, index: int, token: Token, *, is_last: bool) -> None:
+        await self._fail_at()
+        self.made += 1
+        on.totals.generation_tokens += 1
+        on.journal.write(self.rid, "token", i=index, n=self.made)
+        await emit(index, token, is_last)
+
+    def _first_token_s(self, options: SimulatedOptions) -> float:
+        first_ms = options.ttft_ms if self.faults.ttft is None else self.faults.ttft
+        speed = options.prefill_tokens_per_s
+        return first_ms / 1000 + ((self.prompt_tokens - self.cached_tokens) / speed if speed else 0.0)
+
+    def _step_s(self, on: Accelerator) -> float:
+        step_ms = on.options.itl_ms if self.faults.slow is None else self.faults.slow
+        return step_ms / 1000 * (1 + on.options.batch_slowdown * (on.batch.running - 1))
+
+    async def _fail_first(self) -> None:
+        if self.faults.crash_before_first:
+            self._crash()
+        if self.faults.hang_before_first:
+            await _forever()
+
+    async def _fail_at(self) -> None:
+        """Do what is due after ``made`` tokens."""
+        faults = self.faults
+        if faults.crash_after == self.made:
+            self._crash()
+        if faults.hang_after == self.made:
+            await _forever()
+        for how, after in (
+            ("cut", faults.cut_after),
+            ("clean_end", faults.clean_end_after),
+            ("error", faults.error_after),
+        ):
+            if after == self.made:
+                raise Interrupted(how)
+
+    def _crash(self) -> None:
+        if self.faults.crash_code is not None:
+            os._exit(self.faults.crash_code)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def _forever() -> None:
+    await asyncio.get_running_loop().create_future()

@@ -1,0 +1,39 @@
+"""What can be set for a simulated engine: the deploy options, and the flags of its process."""
+
+from typing import Annotated
+
+import msgspec
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=3_600_000)]
+
+
+class SimulatedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One flag each: ``itl_ms`` is ``--itl-ms``."""
+
+    slots: Count = 8
+    """Requests in the batch at once; more wait in the engine's own queue."""
+    context_length: Count = 4096
+    """Most tokens of prompt and answer together."""
+    load_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
+    """Time between the start of the process and ready; until then all answers are 503."""
+    ttft_ms: Milliseconds = 10.0
+    """Time from a slot to the first token, beside the prompt's own time."""
+    itl_ms: Milliseconds = 2.0
+    """Time between two tokens of a request that is alone in the batch."""
+    prefill_tokens_per_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Speed of reading the part of a prompt that is not cached; 0: no time."""
+    batch_slowdown: Annotated[float, msgspec.Meta(ge=0, le=100)] = 0.0
+    """Added share of ``itl_ms`` for each other request in the batch."""
+    kv_blocks: Annotated[int, msgspec.Meta(ge=0, le=100_000_000)] = 0
+    """KV blocks of 16 tokens; a request that does not fit waits. 0: enough for all slots at full context."""
+    embedding_dimensions: Annotated[int, msgspec.Meta(ge=1, le=8192)] = 64
+    """Length of embedding vectors."""
+    fail_load: bool = False
+    """Exit with code 1 after ``load_s`` instead of getting ready."""
+    ignore_sigterm: bool = False
+    """Go on after SIGTERM, as an engine that hangs does."""
+    byte_tokens: bool = False
+    """Each byte of a character outside ASCII is a token of its own."""
+    journal: str = ""
+    """File of the token journal, absolute; "": ``tokens.jsonl`` in the replica's folder."""

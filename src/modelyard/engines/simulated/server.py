@@ -1,0 +1,126 @@
+"""The simulated engine's HTTP routes: health, models, metrics, faults, chat, completions, embeddings."""
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import msgspec
+
+from modelyard.clock import Clock
+from modelyard.engines.simulated.batching import Batch, PrefixCache
+from modelyard.engines.simulated.faults import FaultPlan, Planned
+from modelyard.engines.simulated.generation import Accelerator, Totals
+from modelyard.engines.simulated.http import Connection, Request
+from modelyard.engines.simulated.journal import TokenJournal
+from modelyard.engines.simulated.metrics import metrics_page
+from modelyard.engines.simulated.options import SimulatedOptions
+from modelyard.engines.simulated.requests import Refused, decode
+from modelyard.engines.simulated.serving import Serving
+from modelyard.engines.simulated.tokens import blocks_for
+
+Route = Callable[[Request, Connection], Awaitable[None]]
+
+
+class SimulatedServer:
+    """All of one engine process but its argv; ``serve`` runs until ``stop`` is set."""
+
+    def __init__(
+        self, *, options: SimulatedOptions, model: str, secret: str, journal: TokenJournal, clock: Clock
+    ) -> None:
+        self._model = model
+        self._secret = f"Bearer {secret}".encode()
+        self._is_ready = False
+        self._plan = FaultPlan()
+        self._connections: set[Connection] = set()
+        blocks = options.kv_blocks or options.slots * blocks_for(options.context_length)
+        self._cache = PrefixCache(blocks)
+        self._accelerator = Accelerator(
+            options=options,
+            batch=Batch(slots=options.slots, blocks=blocks),
+            journal=journal,
+            totals=Totals(),
+            clock=clock,
+        )
+        serving = Serving(self._accelerator, self._cache, self._plan, model)
+        self._routes: dict[tuple[str, str], Route] = {
+            ("GET", "/health"): self._health,
+            ("GET", "/v1/models"): self._models,
+            ("GET", "/metrics"): self._metrics,
+            ("GET", "/sim/faults"): self._list_faults,
+            ("POST", "/sim/faults"): self._plan_faults,
+            ("POST", "/v1/chat/completions"): serving.chat,
+            ("POST", "/v1/completions"): serving.completions,
+            ("POST", "/v1/embeddings"): serving.embeddings,
+        }
+
+    async def serve(self, host: str, port: int, stop: asyncio.Event) -> int:
+        """Listen, load, answer until ``stop``; return the exit code."""
+        options = self._accelerator.options
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(
+            lambda: Connection(self._answer, self._connections), host, port, backlog=1024
+        )
+        print(f"listening on {host}:{port}, loading {self._model} for {options.load_s:g} s", flush=True)  # noqa: T201 - the log
+        try:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), options.load_s or 0.001)
+                return 0
+            if options.fail_load:
+                print("loading failed, as option fail_load asks", flush=True)  # noqa: T201
+                return 1
+            self._is_ready = True
+            print("ready", flush=True)  # noqa: T201
+            await stop.wait()
+            return 0
+        finally:
+            listener.close()
+            for connection in list(self._connections):
+                await connection.end()
+            self._accelerator.journal.close()
+
+    async def _answer(self, request: Request, connection: Connection) -> None:
+        try:
+            await self._route(request)(request, connection)
+        except Refused as error:
+            connection.respond(error.status, error.body())
+
+    def _route(self, request: Request) -> Route:
+        if request.path != "/health":
+            given = request.headers.get("authorization", "").encode("latin-1")
+            if not hmac.compare_digest(given, self._secret):
+                raise Refused(401, "Unauthorized", "AuthenticationError")
+            if not self._is_ready:
+                raise Refused(503, "Loading model", "ServiceUnavailableError")
+        route = self._routes.get((request.method, request.path))
+        if route is None:
+            raise Refused(404, "Not Found", "NotFoundError")
+        return route
+
+    async def _health(self, _request: Request, connection: Connection) -> None:
+        if self._plan.health_ms:
+            await asyncio.sleep(self._plan.health_ms / 1000)
+        if not self._is_ready:
+            raise Refused(503, "Loading model", "ServiceUnavailableError")
+        if self._plan.health_status != 200:
+            raise Refused(self._plan.health_status, "as planned", "InternalServerError")
+        connection.respond(200, b'{"status":"ok"}')
+
+    async def _models(self, _request: Request, connection: Connection) -> None:
+        context = self._accelerator.options.context_length
+        model = {"id": self._model, "object": "model", "created": 0, "owned_by": "simulated", "max_model_len": context}
+        connection.respond(200, msgspec.json.encode({"object": "list", "data": [model]}))
+
+    async def _metrics(self, _request: Request, connection: Connection) -> None:
+        page = metrics_page(self._model, self._accelerator.batch, self._accelerator.totals, self._cache)
+        connection.respond(200, page.encode(), "text/plain; version=0.0.4; charset=utf-8")
+
+    async def _list_faults(self, _request: Request, connection: Connection) -> None:
+        connection.respond(200, msgspec.json.encode(self._plan.listed()))
+
+    async def _plan_faults(self, request: Request, connection: Connection) -> None:
+        try:
+            self._plan.replace(decode(request.body, list[Planned]))
+        except ValueError as error:
+            raise Refused(400, str(error)) from error
+        connection.respond(200, msgspec.json.encode(self._plan.listed()))
