@@ -1,5 +1,6 @@
 """Endpoints: list, get, delete, events."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Annotated
@@ -79,7 +80,7 @@ class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
     queued: int
     in_flight: int
     idle_s: int | None
-    """Whole seconds since the last request; null while no gateway is connected."""
+    """Whole seconds since the last request; null when no connected gateway had one."""
     replicas: list[ReplicaView]
     events: list[EventView] | msgspec.UnsetType = msgspec.UNSET
     """The last ten; only where one endpoint is asked for."""
@@ -198,7 +199,7 @@ class Endpoints:
             created_at=endpoint.created_at,
             queued=sum(one.queued for one in demand),
             in_flight=sum(one.in_flight for one in demand),
-            idle_s=int(min(one.idle_s for one in demand)) if demand else None,
+            idle_s=_idle_s(demand),
             replicas=[
                 ReplicaView(
                     id=replica.id,
@@ -219,6 +220,11 @@ def demand_of(gateways: Mapping[str, Report]) -> Mapping[str, list[EndpointDeman
         for demand in report.endpoints:
             found[demand.endpoint_id].append(demand)
     return found
+
+
+def _idle_s(demand: Iterable[EndpointDemand]) -> int | None:
+    shortest = min((one.idle_s for one in demand), default=math.inf)
+    return int(shortest) if math.isfinite(shortest) else None
 
 
 def _event(event: Event) -> EventView:

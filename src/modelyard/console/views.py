@@ -1,0 +1,186 @@
+"""What the pages show, read from the stores; a signed-in key sees its tenant, an admin key everything."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
+
+from modelyard.clock import Clock
+from modelyard.console.session import SessionContext
+from modelyard.domain.catalog import ModelVersion
+from modelyard.domain.demand import Report
+from modelyard.domain.endpoints import Endpoint
+from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.tenants import ApiKey, Identity, Scope
+from modelyard.domain.usage import NANO_PER_USD, UsageBucket
+from modelyard.stores import Event, UsageStore
+
+EVENTS_SHOWN = 50
+
+
+class ConsoleContext(SessionContext, Protocol):
+    """What the console needs of the controller."""
+
+    @property
+    def usage(self) -> UsageStore:
+        """The ledger."""
+        ...
+
+    @property
+    def gateways(self) -> Callable[[], dict[str, Report]]:
+        """The last report of each connected gateway."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointRow:
+    """An endpoint in a listing."""
+
+    endpoint: Endpoint
+    version: ModelVersion | None
+    replicas: Sequence[Replica]
+    queued: int
+    in_flight: int
+
+    @property
+    def ready(self) -> int:
+        """Replicas that answer."""
+        return sum(replica.state is ReplicaState.READY for replica in self.replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRow:
+    """A key in a listing, without its hash."""
+
+    id: str
+    last4: str
+    name: str
+    tenant_id: str
+    scopes: str
+    models: str
+    limits: str
+    created_at: int
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class UsageRow:
+    """One model on one day."""
+
+    day: str
+    model: str
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    cost: str
+
+
+def tenant_of(identity: Identity) -> str | None:
+    """Return the tenant that ``identity`` sees; None is all."""
+    return None if identity.may(Scope.ADMIN) else identity.tenant_id
+
+
+async def endpoint_rows(context: ConsoleContext, identity: Identity) -> list[EndpointRow]:
+    """Return the endpoints that ``identity`` may see."""
+    tenant_id = tenant_of(identity)
+    versions = {version.id: version for version in await context.store.versions(tenant_id=tenant_id)}
+    replicas = await context.store.replicas()
+    demand = [row for report in context.gateways().values() for row in report.endpoints]
+    return [
+        EndpointRow(
+            endpoint,
+            versions.get(endpoint.releases[0].version_id) if endpoint.releases else None,
+            [replica for replica in replicas if replica.endpoint_id == endpoint.id],
+            sum(row.queued for row in demand if row.endpoint_id == endpoint.id),
+            sum(row.in_flight for row in demand if row.endpoint_id == endpoint.id),
+        )
+        for endpoint in await context.store.endpoints(tenant_id=tenant_id)
+    ]
+
+
+async def endpoint_events(context: ConsoleContext, endpoint: Endpoint) -> list[Event]:
+    """Return the newest events, newest first."""
+    return (await context.store.events(endpoint.id, limit=EVENTS_SHOWN))[::-1]
+
+
+async def key_rows(context: ConsoleContext, identity: Identity) -> list[KeyRow]:
+    """Return the keys that ``identity`` may see."""
+    now = context.clock.unix_s()
+    return [_key(key, now) for key in await context.store.keys(tenant_id=tenant_of(identity))]
+
+
+async def usage_rows(context: ConsoleContext, identity: Identity, *, days: int) -> tuple[list[UsageRow], str]:
+    """Return usage by day and model for the last ``days``, newest day first, and the total cost in USD."""
+    now = context.clock.unix_s()
+    buckets = await context.usage.usage(
+        tenant_id=tenant_of(identity),
+        key_id=None,
+        model=None,
+        since=_midnight(now) - (days - 1) * 86400,
+        until=now + 1,
+        group_by=("day", "model"),
+    )
+    rows = sorted(map(_usage, buckets), key=lambda row: (row.day, row.model), reverse=True)
+    return rows, usd(sum(bucket.cost_nanousd for bucket in buckets))
+
+
+def usd(nanousd: int) -> str:
+    """Return nano-dollars as dollars with six digits; the API has the exact sum."""
+    return f"{nanousd / NANO_PER_USD:,.6f}"
+
+
+def moment(unix_s: float) -> str:
+    """Return a time for people, in UTC."""
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def age(clock: Clock) -> Callable[[float], str]:
+    """Return a function from unix seconds to "5 min"."""
+
+    def since(unix_s: float) -> str:
+        seconds = max(0, int(clock.unix_s() - unix_s))
+        for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+            if seconds >= size:
+                return f"{seconds // size} {unit}"
+        return f"{seconds} s"
+
+    return since
+
+
+def _midnight(now: float) -> float:
+    return math.floor(now / 86400) * 86400
+
+
+def _key(key: ApiKey, now: float) -> KeyRow:
+    limits = key.limits
+    bounds = (
+        (limits.requests_per_minute, "requests/min"),
+        (limits.tokens_per_minute, "tokens/min"),
+        (limits.concurrency, "at once"),
+    )
+    expired = key.expires_at is not None and key.expires_at <= now
+    return KeyRow(
+        id=key.id,
+        last4=key.last4,
+        name=key.name,
+        tenant_id=key.tenant_id,
+        scopes=", ".join(key.scopes),
+        models="all" if key.models is None else ", ".join(key.models),
+        limits=", ".join(f"{most} {unit}" for most, unit in bounds if most is not None) or "none",
+        created_at=key.created_at,
+        status="revoked" if key.revoked_at is not None else "expired" if expired else "active",
+    )
+
+
+def _usage(bucket: UsageBucket) -> UsageRow:
+    return UsageRow(
+        bucket.group["day"],
+        bucket.group["model"],
+        bucket.requests,
+        bucket.prompt_tokens,
+        bucket.cached_tokens,
+        bucket.completion_tokens,
+        usd(bucket.cost_nanousd),
+    )
