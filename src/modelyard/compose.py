@@ -132,24 +132,32 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     engines = {engine.name: engine for engine in (LlamaCppEngine(), SimulatedEngine())}
     url = config.control.database_url or f"sqlite:///{data.database}"
 
+    # Opening blocks and may migrate, so it comes before the loop; what it refuses becomes one line of ``up``.
+    database = open_database(url, timeout_s=config.control.database_timeout_s, clock=clock)
+
     async def serve(stop: asyncio.Event) -> None:
-        database = open_database(url, timeout_s=config.control.database_timeout_s)
         store, usage = SqlControlStore(database), SqlUsageStore(database)
-        await run_control(
-            config=config,
-            data=data,
-            store=store,
-            usage=usage,
-            fleet=LocalFleet(data.replicas, clock),
-            engines=engines,
-            feed=FeedServer(data.feed_socket, shared.internal_token),
-            delivery=Delivery(data.journal, usage, config.control.delivery_interval_s),
-            console=build_console,
-            internal_token=shared.internal_token,
-            pepper=shared.pepper,
-            clock=clock,
-            stop=stop,
-        )
+        feed = FeedServer(data.feed_socket, shared.internal_token)
+        try:
+            await feed.start()
+            await run_control(
+                config=config,
+                data=data,
+                store=store,
+                usage=usage,
+                fleet=LocalFleet(data.replicas, clock),
+                engines=engines,
+                feed=feed,
+                delivery=Delivery(data.journal, usage, config.control.delivery_interval_s),
+                console=build_console,
+                internal_token=shared.internal_token,
+                pepper=shared.pepper,
+                clock=clock,
+                stop=stop,
+            )
+        finally:
+            await feed.close()
+            await store.close()
 
     _run(serve)
 

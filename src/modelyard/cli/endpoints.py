@@ -24,18 +24,11 @@ from modelyard.cli.output import (
 @click.group(
     "endpoints",
     cls=NounGroup,
-    invoke_without_command=True,
     epilog="\b\nExample:\n  modelyard endpoints\n  modelyard endpoints demo\n  modelyard endpoints rm demo",
     short_help="List, show or remove endpoints.",
 )
-@listing
-@click.pass_context
-def command(ctx: click.Context, *, is_json: bool, is_quiet: bool) -> None:
+def command() -> None:
     """List all endpoints, show the one called NAME ('endpoints NAME'), or remove it ('endpoints rm NAME')."""
-    if ctx.invoked_subcommand is None:
-        arguments = ["--json"] * is_json + ["--quiet"] * is_quiet
-        with list_endpoints.make_context("list", arguments, parent=ctx) as inner:
-            list_endpoints.invoke(inner)
 
 
 @command.command("list", epilog="\b\nExample:\n  modelyard endpoints list --json")

@@ -20,18 +20,11 @@ Example:
 @click.group(
     "keys",
     cls=NounGroup,
-    invoke_without_command=True,
     epilog=_EXAMPLE,
     short_help="Create, list, revoke and rotate API keys.",
 )
-@listing
-@click.pass_context
-def command(ctx: click.Context, *, is_json: bool, is_quiet: bool) -> None:
+def command() -> None:
     """Create, list, revoke and rotate API keys; without a verb: list."""
-    if ctx.invoked_subcommand is None:
-        arguments = ["--json"] * is_json + ["--quiet"] * is_quiet
-        with list_keys.make_context("list", arguments, parent=ctx) as inner:
-            list_keys.invoke(inner)
 
 
 @command.command("list", epilog="\b\nExample:\n  modelyard keys list --json")

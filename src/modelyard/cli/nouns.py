@@ -8,7 +8,13 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 class NounGroup(click.Group):
-    """A group that lists without an argument, and takes an argument that is no verb as what to ``show``."""
+    """A group that lists without a verb, and takes an argument that is no verb as what to ``show``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put in the verb ``list`` where there is none: ``keys --json`` is ``keys list --json``."""
+        if not args or (args[0].startswith("-") and args[0] not in {"-h", "--help"}):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

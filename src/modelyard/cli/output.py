@@ -19,13 +19,16 @@ from modelyard.clock import SystemClock
 Item = dict[str, Any]
 """One JSON object of the management API."""
 
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_UNSAFE = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[PX^_][^\x1b]*(?:\x1b\\)?|\x1b[ -/]*[0-~]?"
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+)
+"""Terminal escapes, control characters, and the marks that turn the direction of text."""
 
 
 def clean(text: str) -> str:
     """Return ``text`` without terminal escapes and control characters; tabs and line ends stay."""
-    return _CONTROLS.sub("", _ESCAPES.sub("", text))
+    return _UNSAFE.sub("", text)
 
 
 def listing(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import IO
 
 from modelyard import compose
-from modelyard.cli.kernel import adopt_orphans
 from modelyard.cli.output import remark
 from modelyard.cli.running import Running, write_running
 from modelyard.clock import Clock
 from modelyard.config import Config, DataDirectory
 from modelyard.errors import StartupError
+from modelyard.fleet.processes import become_subreaper
 
 READY_TIMEOUT_S = 60.0
 CONTROL_STOP_S = 20.0
@@ -72,7 +72,7 @@ class Supervisor:
         Raises:
             StartupError: a plane ended, or it took too long.
         """
-        adopt_orphans()
+        become_subreaper()
         self._watch_signals()
         self.planes = [self._plane("control", "control", [], (), BACKOFF_FIRST_S)]
         for worker, listener in enumerate(self.listeners):

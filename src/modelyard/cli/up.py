@@ -19,8 +19,8 @@ import msgspec
 from modelyard import __version__, compose
 from modelyard.cli.exits import Exit
 from modelyard.cli.http import data_dir_option, data_directory
-from modelyard.cli.kernel import die_with, listener_name
 from modelyard.cli.output import remark
+from modelyard.cli.ports import listener_name
 from modelyard.cli.running import is_alive, open_lock, read_running, take_lock
 from modelyard.clock import SystemClock
 from modelyard.config import Config, DataDirectory, load
@@ -87,7 +87,9 @@ def command(**given: Any) -> None:
 
 def _run_plane(options: _Options) -> None:
     if options.supervisor is not None:
-        die_with(options.supervisor)
+        from modelyard.fleet.processes import die_with_parent
+
+        die_with_parent(options.supervisor)
     data = data_directory(options.data_dir)
     config = options.settings()
     data.create()

@@ -1,31 +1,6 @@
-"""Two favours of the Linux kernel that keep process trees tidy; elsewhere they are skipped."""
+"""Who listens on a port, so that "port taken" can say by whom. Linux only; elsewhere nobody is named."""
 
 import os
-import signal
-import sys
-
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
-
-
-def die_with(parent: int) -> None:
-    """Have this process told to stop (SIGTERM) when ``parent`` dies, however it dies; exit now if it already has."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before we asked
-        sys.exit(0)
-
-
-def adopt_orphans() -> None:
-    """Become the parent of grandchildren whose parent dies, so that they can be reaped and never stay zombies."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def _prctl(option: int, value: int) -> None:
-    if sys.platform != "linux":
-        return
-    import ctypes
-
-    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 def listener_name(port: int) -> str:

@@ -1,0 +1,221 @@
+"""How command lines become requests, answers become text, and failures become exit codes."""
+
+from pathlib import Path
+
+import click
+import pytest
+
+from modelyard.cli.deploy import Scale, request_body
+from modelyard.cli.exits import Exit, Failure, Refused, exit_for
+from modelyard.cli.http import close_names, find_platform
+from modelyard.cli.logs import _known
+from modelyard.cli.main import main
+from modelyard.cli.nouns import DURATION
+from modelyard.cli.run import _content
+
+BARE = {
+    "source": None,
+    "name": "m",
+    "engine": "simulated",
+    "scale": (1, 1),
+    "idle_s": 300.0,
+    "options": (),
+    "version": None,
+    "shared": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (400, 2),
+        (401, 4),
+        (402, 5),
+        (403, 4),
+        (404, 3),
+        (405, 1),
+        (409, 1),
+        (413, 1),
+        (422, 2),
+        (429, 5),
+        (500, 1),
+        (502, 6),
+        (503, 6),
+        (504, 6),
+    ],
+)
+def test_every_refusal_has_its_exit_code(status: int, code: int) -> None:
+    assert exit_for(status) == code
+    assert Refused("x", status=status, code=None).exit_code == code
+
+
+def test_exit_codes_are_what_the_documentation_promises() -> None:
+    assert [(exit.name, exit.value) for exit in Exit] == [
+        ("OK", 0),
+        ("FAILURE", 1),
+        ("USAGE", 2),
+        ("NOT_FOUND", 3),
+        ("AUTH", 4),
+        ("LIMIT", 5),
+        ("UNAVAILABLE", 6),
+        ("INTERRUPTED", 130),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "bounds"), [("1", (1, 1)), ("3", (3, 3)), ("0..4", (0, 4)), ("2..2", (2, 2)), ("1..9", (1, 9))]
+)
+def test_scale_is_a_number_or_bounds(text: str, bounds: tuple[int, int]) -> None:
+    assert Scale().convert(text, None, None) == bounds
+
+
+@pytest.mark.parametrize("text", ["0", "0..0", "4..2", "-1", "1..", "..3", "a", "1...3", "1..3..5", ""])
+def test_scale_that_means_nothing_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        Scale().convert(text, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("2h", 7200), ("30d", 2_592_000), ("1w", 604_800)]
+)
+def test_durations_have_units(text: str, seconds: float) -> None:
+    assert DURATION.convert(text, None, None) == seconds
+
+
+def test_scaling_to_zero_is_asked_for_by_a_scale_that_begins_at_zero() -> None:
+    body = request_body(**BARE | {"scale": (0, 4), "idle_s": 60.0})
+    assert body["hardware"] == {"min_replicas": 0, "max_replicas": 4}
+    assert body["scaling"] == {"scale_to_zero": True, "scale_to_zero_after_idle_seconds": 60.0}
+    assert "scaling" not in request_body(**BARE)
+
+
+def test_options_get_the_type_that_they_look_like() -> None:
+    given = ("threads=2", "itl_ms=0.5", "mmap=true", "template=a=b", "seed=-1")
+    assert request_body(**BARE | {"options": given})["options"] == {
+        "threads": 2,
+        "itl_ms": 0.5,
+        "mmap": True,
+        "template": "a=b",
+        "seed": -1,
+    }
+
+
+def test_a_gguf_file_is_known_by_its_content_and_gives_the_name(tmp_path: Path) -> None:
+    file = tmp_path / "My Model (Q4).bin"
+    file.write_bytes(b"GGUF\x03\x00\x00\x00")
+    body = request_body(**BARE | {"source": str(file), "name": None, "engine": None})
+    assert (body["framework"], body["model_name"]) == ("llamacpp", "My-Model-Q4")
+    assert body["model_artifact"] == file.as_uri()
+
+
+def test_an_uri_is_passed_on_as_it_is() -> None:
+    assert request_body(**BARE | {"source": "s3://bucket/key"})["model_artifact"] == "s3://bucket/key"
+
+
+def test_an_engine_that_cannot_be_told_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"PK")
+    with pytest.raises(click.UsageError, match="--engine"):
+        request_body(**BARE | {"source": str(tmp_path / "x.gguf"), "engine": None})
+    with pytest.raises(click.UsageError, match="--name"):
+        request_body(**BARE | {"name": None})
+    with pytest.raises(Failure) as caught:
+        request_body(**BARE | {"source": str(tmp_path / "none")})
+    assert caught.value.exit_code is Exit.NOT_FOUND
+
+
+def test_a_stream_event_gives_its_text_or_raises_its_error() -> None:
+    assert _content('{"choices":[{"delta":{"content":"hi"}}]}') == "hi"
+    assert _content('{"choices":[{"delta":{"role":"assistant"}}]}') == ""
+    assert _content('{"choices":[],"usage":{"prompt_tokens":1}}') == ""
+    with pytest.raises(Refused, match="engine was lost") as caught:
+        _content('{"error":{"message":"The engine was lost","code":"engine_lost"}}')
+    assert caught.value.exit_code is Exit.UNAVAILABLE
+    for odd in ("[]", "{", '{"choices":[3]}'):
+        with pytest.raises(Failure, match="no chat answer"):
+            _content(odd)
+
+
+def test_a_followed_log_goes_on_where_it_stopped() -> None:
+    lines = ["a", "b", "a", "b", "c"]
+    assert _known(lines, ["a", "b"]) == 4
+    assert _known(lines, ["c"]) == 5
+    assert _known(lines, ["x"]) == 0
+    assert _known([], ["x"]) == 0
+
+
+def test_a_nearly_right_name_is_guessed() -> None:
+    assert close_names("smolm2", ["smollm2", "other"]) == " Did you mean 'smollm2'?"
+    assert close_names("zzz", ["b", "a"]) == " There is: a, b."
+    assert "deploy" in close_names("zzz", [])
+
+
+def test_the_platform_comes_from_options_then_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MODELYARD_URL", "http://env:1/v1/")
+    monkeypatch.setenv("MODELYARD_API_KEY", "env-key")
+    platform = find_platform(url=None, key=None, data_dir=None)
+    assert (platform.url, platform.key) == ("http://env:1", "env-key")
+    platform = find_platform(url="https://flag", key="flag-key", data_dir=None)
+    assert (platform.url, platform.key) == ("https://flag", "flag-key")
+    with pytest.raises(Failure, match="No platform runs in"):
+        find_platform(url=None, key=None, data_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (["rnu"], "Did you mean 'run'?"),
+        (["models", "--jsn"], "--json"),
+        (["deploy", "--scale", "x", "--name", "a", "--url", "http://x", "--key", "k"], "is no scale"),
+        (["usage", "--by", "colour"], "is none of"),
+    ],
+)
+def test_a_mistyped_command_line_is_one_line_and_exit_2(
+    line: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(line) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_nothing_running_is_unavailable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for line in (
+        ["models"],
+        ["run", "m", "hi"],
+        ["endpoints"],
+        ["endpoints", "a"],
+        ["status"],
+        ["keys"],
+        ["usage"],
+        ["logs", "x"],
+    ):
+        assert main([*line, "--data-dir", str(tmp_path)]) == 6, line
+        assert "modelyard up" in capsys.readouterr().err
+    assert main(["down", "--data-dir", str(tmp_path)]) == 0
+
+
+def test_a_bad_address_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "--url", "ftp://x", "--key", "k"]) == 2
+    assert main(["models", "--url", "http://127.0.0.1:1", "--key", "k"]) == 6
+    assert "connection refused" in capsys.readouterr().err
+
+
+def test_every_help_page_ends_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    from modelyard.cli.main import _COMMANDS, cli
+
+    def pages(command: click.Command, path: list[str]) -> None:
+        assert main([*path, "--help"]) == 0
+        text = capsys.readouterr().out
+        assert "\n  Example:\n    modelyard" in text, path
+        assert text.rstrip().splitlines()[-1].startswith("    modelyard"), path
+        if isinstance(command, click.Group) and path:
+            for name, child in command.commands.items():
+                pages(child, [*path, name])
+
+    pages(cli, [])
+    for name in _COMMANDS:
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        assert command.get_short_help_str(200) == _COMMANDS[name]
+        pages(command, [name])
