@@ -134,9 +134,13 @@ def open_database(url: str, *, timeout_s: float, clock: Clock | None = None) -> 
 
 
 def _engine(where: sa.URL, timeout_s: float) -> sa.Engine:
-    if where.get_backend_name() == "sqlite":
-        return _sqlite_engine(where, timeout_s)
-    return _postgres_engine(where, timeout_s)
+    match where.get_backend_name():
+        case "sqlite":
+            return _sqlite_engine(where, timeout_s)
+        case "postgresql":
+            return _postgres_engine(where, timeout_s)
+        case other:
+            raise StartupError(f"'control.database_url' names '{other}'; there are 'sqlite' and 'postgresql'.")
 
 
 def _sqlite_engine(where: sa.URL, timeout_s: float) -> sa.Engine:

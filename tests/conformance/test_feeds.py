@@ -1,0 +1,263 @@
+"""The feed brings every gateway the newest table, and no gateway costs another anything."""
+
+import asyncio
+import stat
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.support.waiting import eventually_async
+
+from modelyard.domain.demand import EndpointDemand, Hello, ReplicaReport, Report
+from modelyard.domain.endpoints import Progress, Stage
+from modelyard.domain.routing_table import EndpointRoute, Heartbeat, ReleaseRoute, ReplicaRoute, RoutingTable
+from modelyard.domain.tenants import ApiKey, Scope, Tenant
+from modelyard.domain.usage import Price
+from modelyard.errors import StartupError
+from modelyard.stores.feed import FeedClient, FeedServer
+
+TOKEN = "internal-token"
+WITHIN_S = 15.0
+BUSY = Report([EndpointDemand("ep-1", 3, 2, 0.0, 17)], [ReplicaReport("rep-1", 1, 4, "connection refused")])
+
+
+@dataclass
+class Gateway:
+    """A following gateway: what it received so far."""
+
+    client: FeedClient
+    tables: list[RoutingTable] = field(default_factory=list)
+    beats: list[Heartbeat] = field(default_factory=list)
+    losses: int = 0
+    task: asyncio.Task[None] | None = None
+
+    async def follow(self) -> None:
+        async for update in self.client.updates():
+            match update:
+                case RoutingTable():
+                    self.tables.append(update)
+                case Heartbeat():
+                    self.beats.append(update)
+                case None:
+                    self.losses += 1
+
+    @property
+    def revision(self) -> int:
+        return self.tables[-1].revision if self.tables else 0
+
+    async def sees(self, revision: int) -> None:
+        await eventually_async(lambda: self.revision == revision, WITHIN_S, f"revision {revision}")
+
+
+class Room:
+    """A server on a socket of its own, and the gateways that follow it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "feed.sock"
+        self.server = FeedServer(self.path, TOKEN)
+        self.gateways: list[Gateway] = []
+
+    def join(self, gateway_id: str = "gateway-0", token: str = TOKEN) -> Gateway:
+        gateway = Gateway(FeedClient(self.path, token, gateway_id))
+        gateway.task = asyncio.create_task(gateway.follow())
+        self.gateways.append(gateway)
+        return gateway
+
+    async def close(self) -> None:
+        for gateway in self.gateways:
+            await gateway.client.close()
+            assert gateway.task is not None
+            async with asyncio.timeout(WITHIN_S):
+                await gateway.task
+        await self.server.close()
+
+
+@pytest.fixture
+async def room(tmp_path: Path) -> AsyncIterator[Room]:
+    opened = Room(tmp_path)
+    await opened.server.start()
+    yield opened
+    await opened.close()
+
+
+def a_table(revision: int, *, padding: int = 0) -> RoutingTable:
+    replica = ReplicaRoute("rep-1", "127.0.0.1", 4000, "secret", 8)
+    endpoint = EndpointRoute(
+        id="ep-1",
+        tenant_id="t1",
+        name="smol",
+        is_shared=False,
+        created_at=1,
+        releases=(ReleaseRoute("ver-1", 100, (replica,)),),
+        routes=frozenset({"/v1/chat/completions", "/v1/completions"}),
+        engine_extras=frozenset({"top_k"}),
+        context_length=2048,
+        price=Price(1, 2, 3),
+        progress=Progress(Stage.READY, 100),
+        failure="x" * padding,
+    )
+    key = ApiKey("k1", "t1", "laptop", b"\x00\xff" * 16, (Scope.INFERENCE,), 1)
+    return RoutingTable("epoch-1", revision, (Tenant("t1", "acme", 1),), (key,), (endpoint,))
+
+
+async def test_a_table_arrives_as_it_was_published(room: Room) -> None:
+    gateway = room.join()
+    await eventually_async(lambda: room.server.reports(), WITHIN_S, "the gateway is there")
+    await room.server.publish(a_table(1))
+    await gateway.sees(1)
+    assert gateway.tables == [a_table(1)]
+
+
+async def test_a_late_joiner_gets_the_current_table_at_once(room: Room) -> None:
+    await room.server.publish(a_table(1))
+    await room.server.publish(a_table(2))
+    gateway = room.join()
+    await gateway.sees(2)
+    assert [table.revision for table in gateway.tables] == [2]
+
+
+async def test_heartbeats_arrive(room: Room) -> None:
+    gateway = room.join()
+    await eventually_async(lambda: room.server.reports(), WITHIN_S, "the gateway is there")
+    room.server.beat(Heartbeat(is_authoritative=False, reason="database locked"))
+    await eventually_async(lambda: gateway.beats, WITHIN_S, "a heartbeat")
+    assert gateway.beats == [Heartbeat(is_authoritative=False, reason="database locked")]
+
+
+async def test_a_wrong_token_gets_nothing_and_is_not_a_gateway(room: Room) -> None:
+    await room.server.publish(a_table(1))
+    stranger = room.join("gateway-9", token="internal-tokem")
+    gateway = room.join()
+    await gateway.sees(1)
+    stranger.client.send(BUSY)
+    async with asyncio.timeout(WITHIN_S):
+        reader, writer = await asyncio.open_unix_connection(str(room.path))
+        writer.write(framed(Hello("", "gateway-9")))
+        assert await reader.read() == b""
+    writer.close()
+    assert stranger.tables == []
+    assert stranger.losses == 0
+    assert set(room.server.reports()) == {"gateway-0"}
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"\xff\xff\xff\xff", b"\x00\x00\x00\x03abc", b"\x00\x01\x00\x00" + b"x" * 70_000, b"\x00\x00"],
+    ids=["huge", "no msgpack", "too long for a hello", "cut short"],
+)
+async def test_garbage_instead_of_a_hello_is_hung_up_on(room: Room, garbage: bytes) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        reader, writer = await asyncio.open_unix_connection(str(room.path))
+        writer.write(garbage)
+        writer.write_eof()
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+    writer.close()
+    gateway = room.join()
+    await room.server.publish(a_table(1))
+    await gateway.sees(1)
+
+
+async def test_reports_are_heard_and_an_empty_one_when_the_gateway_leaves(room: Room) -> None:
+    heard: list[tuple[str, Report]] = []
+    room.server.on_report(lambda gateway_id, report: heard.append((gateway_id, report)))
+    gateway = room.join()
+    await eventually_async(lambda: room.server.reports(), WITHIN_S, "the gateway is there")
+    gateway.client.send(BUSY)
+    await eventually_async(lambda: heard, WITHIN_S, "a report")
+    assert room.server.reports() == {"gateway-0": BUSY}
+    await gateway.client.close()
+    await eventually_async(lambda: len(heard) == 2, WITHIN_S, "the farewell")
+    assert heard == [("gateway-0", BUSY), ("gateway-0", Report([], []))]
+    assert room.server.reports() == {}
+
+
+async def test_a_report_without_a_connection_is_dropped(tmp_path: Path) -> None:
+    client = FeedClient(tmp_path / "nobody.sock", TOKEN, "gateway-0")
+    client.send(BUSY)
+    await client.close()
+    assert [update async for update in client.updates()] == []
+
+
+async def test_a_gateway_finds_a_restarted_controller_again(room: Room) -> None:
+    gateway = room.join()
+    await room.server.publish(a_table(1))
+    await gateway.sees(1)
+    await room.server.close()
+    await eventually_async(lambda: gateway.losses == 1, WITHIN_S, "the loss is noticed")
+    room.server = FeedServer(room.path, TOKEN)
+    await room.server.publish(a_table(2))
+    await room.server.start()
+    await gateway.sees(2)
+    assert gateway.losses == 1, "failed attempts are not losses"
+
+
+async def test_a_gateway_may_be_there_before_its_controller(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    gateway = room.join()
+    await room.server.publish(a_table(1))
+    await room.server.start()
+    await gateway.sees(1)
+    assert gateway.losses == 0
+    await room.close()
+
+
+async def test_a_gateway_that_connects_again_is_still_one(room: Room) -> None:
+    heard: list[Report] = []
+    first = room.join()
+    await room.server.publish(a_table(1))
+    await first.sees(1)
+    room.server.on_report(lambda _, report: heard.append(report))
+    reader, writer = await asyncio.open_unix_connection(str(room.path))
+    writer.write(framed(Hello(TOKEN, "gateway-0")))
+    async with asyncio.timeout(WITHIN_S):
+        assert await reader.readexactly(4)
+    assert set(room.server.reports()) == {"gateway-0"}
+    assert heard == [], "a gateway that is back has not left"
+    writer.close()
+
+
+async def test_a_slow_gateway_gets_only_the_newest_table_and_delays_nobody(room: Room) -> None:
+    """Tables of a megabyte do not fit into the socket's buffers: all but one in flight must wait, as one."""
+    slow_reader, slow_writer = await asyncio.open_unix_connection(str(room.path), limit=4096)
+    slow_writer.write(framed(Hello(TOKEN, "slow")))
+    await eventually_async(lambda: "slow" in room.server.reports(), WITHIN_S, "the slow gateway is there")
+    prompt = room.join("prompt")
+    await eventually_async(lambda: "prompt" in room.server.reports(), WITHIN_S, "the prompt gateway is there")
+    for revision in range(1, 21):
+        await room.server.publish(a_table(revision, padding=1_000_000))
+        await prompt.sees(revision)
+    assert [table.revision for table in prompt.tables] == list(range(1, 21))
+    got: list[int] = []
+    async with asyncio.timeout(WITHIN_S):
+        while not got or got[-1] != 20:
+            body = await slow_reader.readexactly(int.from_bytes(await slow_reader.readexactly(4), "big"))
+            got.append(msgspec.msgpack.decode(body, type=RoutingTable).revision)
+    assert got == [1, 20]
+    slow_writer.close()
+
+
+async def test_publish_returns_when_the_gateways_have_the_table(room: Room) -> None:
+    gateways = [room.join(f"gateway-{number}") for number in range(3)]
+    await eventually_async(lambda: len(room.server.reports()) == 3, WITHIN_S, "three gateways")
+    await room.server.publish(a_table(1, padding=3_000_000))
+    for gateway in gateways:
+        await gateway.sees(1)
+
+
+async def test_only_the_owner_may_connect(room: Room) -> None:
+    assert stat.S_IMODE(room.path.stat().st_mode) == 0o600
+
+
+async def test_a_path_too_long_for_a_socket_is_explained(tmp_path: Path) -> None:
+    server = FeedServer(tmp_path / ("x" * 120), TOKEN)
+    with pytest.raises(StartupError, match="--data-dir"):
+        await server.start()
+
+
+def framed(message: Hello) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return len(body).to_bytes(4, "big") + body

@@ -1,0 +1,48 @@
+"""A request's cost is exact, rounded once, and half to even."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modelyard.domain.usage import Price
+from modelyard.policy.pricing import cost
+
+counts = st.integers(0, 2**31 - 1)
+nano = st.integers(0, 10**15)
+
+
+@pytest.mark.parametrize(
+    ("story", "price", "tokens", "nanousd"),
+    [
+        ("free", Price(), (100, 0, 100), 0),
+        ("nothing used", Price(1, 1, 1), (0, 0, 0), 0),
+        ("each kind at its own price", Price(1_000_000, 500_000, 3_000_000), (10, 4, 5), 6 + 2 + 15),
+        ("more cached than sent counts as all cached", Price(9_000_000, 1_000_000, 0), (3, 50, 0), 3),
+        ("half rounds down to even", Price(input=500_000), (1, 0, 0), 0),
+        ("half rounds up to even", Price(input=500_000), (3, 0, 0), 2),
+        ("less than half rounds down", Price(input=499_999), (1, 0, 0), 0),
+        ("more than half rounds up", Price(input=500_001), (1, 0, 0), 1),
+        ("rounded once, not by kind", Price(400_000, 400_000, 400_000), (2, 1, 1), 1),
+    ],
+)
+def test_costs(story: str, price: Price, tokens: tuple[int, int, int], nanousd: int) -> None:
+    assert cost(price, *tokens) == nanousd, story
+
+
+@given(prices=st.tuples(nano, nano, nano), prompt=counts, cached=counts, completion=counts)
+def test_cost_is_the_exact_fraction_rounded_half_to_even(
+    prices: tuple[int, int, int], prompt: int, cached: int, completion: int
+) -> None:
+    cached = min(cached, prompt)
+    exact = Fraction((prompt - cached) * prices[0] + cached * prices[1] + completion * prices[2], 1_000_000)
+    found = cost(Price(*prices), prompt, cached, completion)
+    assert found == round(exact)
+    assert found < 2**63, "fits the ledger's column"
+
+
+@given(price=st.builds(Price, nano, nano, nano), first=st.tuples(counts, counts, counts), more=counts)
+def test_more_output_never_costs_less(price: Price, first: tuple[int, int, int], more: int) -> None:
+    prompt, cached, completion = first
+    assert cost(price, prompt, cached, completion + more) >= cost(price, prompt, cached, completion)

@@ -1,0 +1,136 @@
+"""A database made at once and one that was migrated step by step are the same; others are refused with a reason."""
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from modelyard.errors import StartupError
+from modelyard.stores.sql import migrate, open_database, schema
+
+MIGRATIONS = Path(migrate.__file__).parent / "migrations"
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[sa.Engine]:
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'migrated.sqlite'}")
+    yield engine
+    engine.dispose()
+
+
+def definitions(file: Path) -> set[str]:
+    """Return every table and index as SQLite was told it, without the spelling that differs."""
+    with closing(sqlite3.connect(file)) as database:
+        rows = database.execute("SELECT type, name, tbl_name FROM sqlite_master").fetchall()
+        columns = [
+            ("column", table, str(column[1:]))
+            for kind, table, _ in rows
+            if kind == "table"
+            for column in database.execute(f"PRAGMA table_info('{table}')").fetchall()
+        ]
+        keys = [
+            ("foreign key", table, str(key[2:]))
+            for kind, table, _ in rows
+            if kind == "table"
+            for key in database.execute(f"PRAGMA foreign_key_list('{table}')").fetchall()
+        ]
+        indexes = [
+            ("index", table, str(index[1:]))
+            for kind, table, _ in rows
+            if kind == "table"
+            for index in database.execute(f"PRAGMA index_list('{table}')").fetchall()
+        ]
+    return {str(row) for row in [*rows, *columns, *keys, *indexes]}
+
+
+def test_the_migrations_lead_to_the_tables_of_the_code(engine: sa.Engine) -> None:
+    with engine.begin() as connection:
+        migrate.migrate(connection, None)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, schema.metadata) == []
+        assert context.get_current_revision() == schema.HEAD
+
+
+def test_a_fresh_database_is_what_the_migrations_make(engine: sa.Engine, tmp_path: Path) -> None:
+    with engine.begin() as connection:
+        migrate.migrate(connection, None)
+    with sa.create_engine(f"sqlite:///{tmp_path / 'fresh.sqlite'}").begin() as connection:
+        migrate.bring_up_to_date(connection)
+    connection.engine.dispose()
+    assert definitions(tmp_path / "fresh.sqlite") == definitions(tmp_path / "migrated.sqlite")
+
+
+def test_the_newest_migration_is_the_one_that_fresh_databases_are_stamped_with() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.set_main_option("path_separator", "os")
+    assert ScriptDirectory.from_config(config).get_current_head() == schema.HEAD
+
+
+def test_opening_a_fresh_or_current_database_does_not_load_alembic(tmp_path: Path) -> None:
+    program = (
+        "import sys; from modelyard.stores.sql import open_database\n"
+        "for _ in range(2): open_database(sys.argv[1], timeout_s=1)\n"
+        "assert not any(name.startswith('alembic') for name in sys.modules), 'alembic was imported'\n"
+    )
+    url = f"sqlite:///{tmp_path / 'control.sqlite'}"
+    done = subprocess.run([sys.executable, "-c", program, url], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_database_of_a_newer_release_is_refused(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'control.sqlite'}"
+    file = tmp_path / "control.sqlite"
+    with closing(sqlite3.connect(file)) as database:
+        database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
+        database.execute("INSERT INTO alembic_version VALUES ('9999')")
+        database.commit()
+    with pytest.raises(StartupError, match="9999"):
+        open_database(url, timeout_s=1)
+
+
+def test_tables_without_a_revision_are_refused_and_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "control.sqlite"
+    with closing(sqlite3.connect(file)) as database:
+        database.execute("CREATE TABLE tenants (surprise TEXT)")
+    with pytest.raises(StartupError, match="tenants"):
+        open_database(f"sqlite:///{file}", timeout_s=1)
+    with closing(sqlite3.connect(file)) as database:
+        assert database.execute("SELECT name FROM sqlite_master").fetchall() == [("tenants",)]
+
+
+@pytest.mark.parametrize("url", ["", "no url", "sqlite://", "sqlite:///:memory:", "nosuchdb://x/y"])
+def test_what_cannot_be_opened_is_explained(url: str) -> None:
+    with pytest.raises(StartupError):
+        open_database(url, timeout_s=0.1)
+
+
+def test_a_file_that_is_no_database_is_explained_and_kept(tmp_path: Path) -> None:
+    file = tmp_path / "control.sqlite"
+    file.write_bytes(b"this is not a database, but it may be somebody's only copy of a poem" * 100)
+    with pytest.raises(StartupError, match="not a database"):
+        open_database(f"sqlite:///{file}", timeout_s=0.1)
+    assert file.read_bytes().startswith(b"this is not a database")
+
+
+def test_a_folder_that_is_not_there_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="No such file"):
+        open_database(f"sqlite:///{tmp_path / 'nowhere' / 'control.sqlite'}", timeout_s=0.1)
+
+
+def test_a_locked_database_is_explained(tmp_path: Path) -> None:
+    file = tmp_path / "control.sqlite"
+    with closing(sqlite3.connect(file, isolation_level=None)) as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StartupError, match="locked"):
+            open_database(f"sqlite:///{file}", timeout_s=0.1)
