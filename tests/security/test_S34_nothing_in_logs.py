@@ -1,0 +1,84 @@
+"""S34 and S15: a canary prompt, answer and key through every path; afterwards no file of the platform has them."""
+
+import json
+from pathlib import Path
+
+from tests.support.refusals import post
+from tests.support.waiting import eventually
+from tests.support.wire import exchange, request_bytes
+from tests.support.yard import Yard
+
+CANARY = "zebrafink"
+"""A word that stands in no source file; the engine echoes it, so it is in the answers as well."""
+FAULTS = [
+    "",
+    "[[sim: http_error=500]]",
+    "[[sim: http_error=400]]",
+    "[[sim: garbage=invalid_json]]",
+    "[[sim: garbage=error_200]]",
+    "[[sim: error_after=2 error_form=flat]]",
+    "[[sim: cut_after=2]]",
+    "[[sim: crash_after=2]]",
+]
+
+
+def files_with(folder: Path, needle: str) -> list[str]:
+    """Return every file under ``folder`` whose bytes contain the text."""
+    return sorted(
+        str(file.relative_to(folder))
+        for file in folder.rglob("*")
+        if file.is_file() and needle.encode() in file.read_bytes()
+    )
+
+
+def test_prompts_answers_and_keys_are_in_no_file(yard: Yard, model: str) -> None:
+    key = yard.new_key(name="canary")
+    secret = key.split("_")[2]
+    for fault in FAULTS:
+        for stream in (False, True):
+            text = f"{fault} {CANARY} {CANARY} {CANARY} {CANARY}"
+            body = {"model": model, "messages": [{"role": "user", "content": text}], "stream": stream}
+            post_even_if_cut(yard, body, key)
+            yard.wait_ready(model)
+    post_even_if_cut(yard, {"model": model, "messages": CANARY}, key)
+    post_even_if_cut(yard, {"model": CANARY, "messages": [{"role": "user", "content": CANARY}]}, key)
+    exchange(yard.port, request_bytes("GET", f"/v1/models?api_key={key}"))
+    exchange(yard.port, request_bytes("GET", f"/{CANARY}?q={CANARY}", headers=[("Authorization", f"Bearer {key}")]))
+    exchange(yard.port, request_bytes("GET", "/v1/models", headers=[("Authorization", f"Bearer {key}x")]))
+    eventually(lambda: yard.open_requests() == 0, 10, "everything is settled")
+
+    assert files_with(yard.folder, CANARY) == []
+    assert files_with(yard.folder, secret) == []
+    admin_secret = yard.admin_key.split("_")[2]
+    assert files_with(yard.folder, admin_secret) in (["data/secrets/admin-key"], ["data/secrets/admin-key", "up.log"])
+    assert CANARY not in yard.call("GET", "/metrics").body.decode()
+    assert secret not in yard.call("GET", "/metrics").body.decode()
+
+
+def post_even_if_cut(yard: Yard, body: object, key: str) -> None:
+    headers = [("Authorization", f"Bearer {key}"), ("Content-Type", "application/json")]
+    exchange(yard.port, request_bytes("POST", "/v1/chat/completions", body=json.dumps(body).encode(), headers=headers))
+
+
+def test_secrets_are_private_files_and_not_in_the_environment_of_engines(yard: Yard, model: str) -> None:
+    for name in ("admin-key", "pepper", "internal-token"):
+        assert (yard.data / "secrets" / name).stat().st_mode & 0o777 == 0o600
+    assert yard.data.stat().st_mode & 0o077 == 0
+    token = (yard.data / "secrets" / "internal-token").read_text().strip()
+    for engine in yard.engines(model):
+        environment = Path(f"/proc/{engine.pid}/environ").read_bytes()
+        assert b"MODELYARD" not in environment
+        assert token.encode() not in environment
+        assert yard.admin_key.encode() not in environment
+        command = Path(f"/proc/{engine.pid}/cmdline").read_bytes()
+        assert token.encode() not in command, "a command line is readable for everyone"
+    assert post(yard, "/v1/completions", {"model": model, "prompt": "hi", "max_tokens": 1}).status == 200
+
+
+def test_only_the_public_port_and_engines_listen_and_only_on_loopback(yard: Yard, model: str) -> None:
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    listening = [line.split()[1] for line in lines if line.split()[3] == "0A"]
+    ports = {yard.port, *(engine.port for engine in yard.engines())}
+    ours = [address for address in listening if int(address.split(":")[1], 16) in ports]
+    assert ours
+    assert all(address.startswith("0100007F:") for address in ours), ours
