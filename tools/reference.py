@@ -109,7 +109,7 @@ def _strings(node: ast.expr | None) -> list[str]:
     return [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
 
 
-def _constant(node: ast.expr | None) -> str:
+def _constant(node: ast.AST | None) -> str:
     return str(node.value) if isinstance(node, ast.Constant) and node.value is not None else ""
 
 
@@ -174,17 +174,27 @@ def metrics() -> list[Metric]:
     file = SOURCE / "observe" / "metrics.py"
     if not file.exists():
         return []
-    found: dict[str, Metric] = {}
-    for call in ast.walk(parse(file)):
-        if isinstance(call, ast.Call):
-            words = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
-            texts = [word for word in words if isinstance(word, str)]
-            name = next((text for text in texts if text.startswith("modelyard_")), "")
-            if name:
-                kind = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-                told = [text for text in texts if text != name]
-                found.setdefault(name, Metric(name, kind.lower().strip("_"), max(told, key=len, default="")))
-    return sorted(found.values(), key=lambda metric: metric.name)
+    tree = parse(file)
+    kinds: dict[str, str] = {}
+    told: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            kind = next((word for word in ("counter", "histogram") if word in called.lower()), "gauge")
+            names = [word for argument in node.args for word in _strings(argument) if word.startswith("modelyard_")]
+            kinds.update(dict.fromkeys(names, kind))
+        elif (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Dict)
+            and ast.unparse(node.targets[0]) == "NAMES"
+        ):
+            told = {
+                _constant(key): _constant(text) for key, text in zip(node.value.keys, node.value.values, strict=True)
+            }
+    return sorted(
+        (Metric(name, kinds.get(name, "gauge"), told.get(name, "")) for name in {*told, *kinds}),
+        key=lambda metric: metric.name,
+    )
 
 
 # --- pages -----------------------------------------------------------------------
