@@ -10,7 +10,8 @@ Answers
     ASCII letters with the blank before it, or one other character (``tokens.py``); with ``byte_tokens`` each byte of a
     character outside ASCII is a token, and its text is held back until it is complete. ``response_format`` gives JSON
     in the shape of the schema; ``tool_choice`` ``required`` or a name gives a tool call, ``auto`` does when the last
-    user message names the tool. ``ignore_eos`` and ``min_tokens`` repeat the echo. Embeddings are unit vectors from a hash.
+    user message names the tool. ``ignore_eos`` and ``min_tokens`` repeat the echo. Embeddings are unit vectors from a
+    hash. ``logprobs`` are always null.
 
 Faults
     In the last user message (prompt, or embeddings input), any number of ``[[sim: key=value key …]]``; they are cut out

@@ -1,0 +1,299 @@
+"""Replicas as processes of this machine.
+
+Each replica leads its own session and process group, so that an engine of
+several processes is signalled as one, and survives the controller: what it is
+and where it listens stands in files (``records.py``), and the next controller
+takes it over. A process is known by pid *and* start time, never by pid alone.
+Its environment is minimal: nothing of the platform is in it.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import msgspec
+
+from modelyard.clock import Clock
+from modelyard.fleet import Address, FleetError, Observed, StartOrder, processes
+from modelyard.fleet.logs import log_lines
+from modelyard.fleet.records import REPLICA_ID_VARIABLE, ProcessRecord, Records
+
+HOST = "127.0.0.1"
+
+_POLL_S = 0.02
+_KILLED_WITHIN_S = 10.0
+"""How long a killed process may need to vanish (a big one unmaps its memory first)."""
+_STOPPED = "stopped"
+_UNSEEN = "exited (its exit code was not seen)"
+
+
+class LocalFleet:
+    """The ``Fleet`` contract on this machine. File work is done in threads, one replica change at a time."""
+
+    def __init__(self, root: Path, clock: Clock) -> None:
+        self._records = Records(root)
+        self._clock = clock
+        self._lock = threading.Lock()
+
+    async def reserve(self, replica_id: str) -> Address:
+        """Choose a free port, the same again for the same replica while nobody else took it."""
+        return await asyncio.to_thread(self._reserve, replica_id)
+
+    async def start(self, order: StartOrder) -> None:
+        """Start the replica's process, or do nothing when it runs."""
+        await asyncio.to_thread(self._start, order)
+
+    async def stop(self, replica_id: str, *, grace_s: float) -> None:
+        """Send SIGTERM to the replica's processes, after ``grace_s`` SIGKILL; return when they are gone."""
+        record = await asyncio.to_thread(self._mark_stopping, replica_id)
+        if record is None:
+            return
+        processes.signal_group(record.pid, signal.SIGTERM)
+        if not await self._is_gone_within(record, grace_s):
+            processes.signal_group(record.pid, signal.SIGKILL)
+            await self._is_gone_within(record, _KILLED_WITHIN_S)
+        await asyncio.to_thread(self._observe_one, replica_id)
+
+    async def forget(self, replica_id: str) -> None:
+        """Drop the records of a replica that is gone, and keep its log.
+
+        Raises:
+            FleetError: it still runs.
+        """
+        await asyncio.to_thread(self._forget, replica_id)
+
+    async def observe(self) -> list[Observed]:
+        """Return all replicas; takes over what an earlier controller started."""
+        return await asyncio.to_thread(self._observe)
+
+    def log_lines(self, replica_id: str, *, follow: bool) -> AsyncIterator[str]:
+        """Yield the lines of the replica's log."""
+        return log_lines(self._records, replica_id, follow=follow)
+
+    # --- in threads, under the lock ------------------------------------------------
+
+    def _reserve(self, replica_id: str) -> Address:
+        with self._lock:
+            folder = self._records.make_folder(replica_id)
+            port = self._records.read_port(replica_id)
+            record = self._records.read(replica_id)
+            runs = record is not None and _is_running(record)
+            if not port or not (runs or _is_free(port)):
+                taken = {self._records.read_port(other) for other in self._records.replica_ids() if other != replica_id}
+                port = _free_port(taken)
+                self._records.write_port(replica_id, port)
+            return Address(host=HOST, port=port, work_dir=str(folder))
+
+    def _start(self, order: StartOrder) -> None:
+        with self._lock:
+            earlier = self._settled(order.replica_id)
+            if earlier is not None and not earlier.exit_reason:
+                return
+            folder = self._records.make_folder(order.replica_id)
+            record = ProcessRecord(
+                replica_id=order.replica_id,
+                endpoint_id=order.endpoint_id,
+                host=order.host,
+                port=order.port,
+                secret=order.secret,
+                argv=order.command.argv,
+                started_at=self._clock.unix_s(),
+                boot_id=processes.boot_id(),
+            )
+            self._records.write(record)
+            try:
+                pid = _spawn(order, folder, self._records.log(order.replica_id))
+            except OSError as error:
+                reason = f"cannot be started: {error.strerror}"
+                self._records.write(msgspec.structs.replace(record, exit_reason=reason))
+                raise FleetError(f"The engine process {reason} ({Path(order.command.argv[0]).name}).") from error
+            self._records.write(msgspec.structs.replace(record, pid=pid, start_time=processes.start_time(pid)))
+
+    def _mark_stopping(self, replica_id: str) -> ProcessRecord | None:
+        """Return the record of a running replica after noting that its end is wanted; None when it is gone."""
+        with self._lock:
+            record = self._settled(replica_id)
+            if record is None or record.exit_reason:
+                return None
+            record = msgspec.structs.replace(record, is_stopping=True)
+            self._records.write(record)
+            return record
+
+    def _forget(self, replica_id: str) -> None:
+        with self._lock:
+            record = self._settled(replica_id)
+            if record is not None and not record.exit_reason:
+                raise FleetError(f"Replica {replica_id} still runs: stop it first.")
+            self._records.remove(replica_id)
+
+    def _observe(self) -> list[Observed]:
+        return [seen for replica_id in self._records.replica_ids() if (seen := self._observe_one(replica_id))]
+
+    def _observe_one(self, replica_id: str) -> Observed | None:
+        with self._lock:
+            record = self._settled(replica_id)
+            if record is None:
+                return None
+            self._records.bound_log(replica_id)
+        return Observed(
+            replica_id=record.replica_id,
+            endpoint_id=record.endpoint_id,
+            host=record.host,
+            port=record.port,
+            secret=record.secret,
+            is_running=not record.exit_reason,
+            started_at=record.started_at,
+            exit_reason=record.exit_reason,
+            pid=record.pid,
+        )
+
+    def _settled(self, replica_id: str) -> ProcessRecord | None:
+        """Return the record, brought up to what is true now: found, running, or ended with its reason."""
+        record = self._records.read(replica_id)
+        if record is None or record.exit_reason:
+            return record
+        if record.pid == 0:
+            record = _find(record)
+            self._records.write(record)
+        if record.exit_reason or _is_running(record):
+            return record
+        _kill_rest(record)
+        code = _exit_code(record.pid)
+        record = msgspec.structs.replace(record, exit_reason=_reason(code, is_stopping=record.is_stopping))
+        self._records.write(record)
+        return record
+
+    async def _is_gone_within(self, record: ProcessRecord, limit_s: float) -> bool:
+        deadline_s = self._clock.monotonic_s() + limit_s
+        while _is_running(record):
+            if self._clock.monotonic_s() >= deadline_s:
+                return False
+            await asyncio.sleep(_POLL_S)
+        return True
+
+
+def stop_all(root: Path, grace_s: float) -> None:
+    """Stop every replica under ``root``; for the supervisor, when no controller runs any more."""
+    records = Records(root)
+    running: list[ProcessRecord] = []
+    for record in records.all():
+        found = _find(record) if record.pid == 0 and not record.exit_reason else record
+        if not found.exit_reason and _is_running(found):
+            records.write(msgspec.structs.replace(found, is_stopping=True))
+            processes.signal_group(found.pid, signal.SIGTERM)
+            running.append(found)
+    _wait_sync(lambda: not any(_is_running(record) for record in running), grace_s)
+    for record in running:
+        _kill_rest(record)
+    _wait_sync(lambda: not any(_is_running(record) for record in running), _KILLED_WITHIN_S)
+    for record in running:
+        records.write(msgspec.structs.replace(record, is_stopping=True, exit_reason=_STOPPED))
+
+
+def _spawn(order: StartOrder, folder: Path, log: Path) -> int:
+    environment = {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "HOME": str(folder),
+        "LANG": "C.UTF-8",
+        REPLICA_ID_VARIABLE: order.replica_id,
+        **order.command.env,
+    }
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        process = subprocess.Popen(
+            order.command.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+            umask=0o077,
+        )
+    finally:
+        os.close(output)
+    # We wait by pid and outlive no replica: tell Popen that it has nothing to reap or to complain of.
+    process.returncode = 0
+    return process.pid
+
+
+def _find(record: ProcessRecord) -> ProcessRecord:
+    """Return the record of a start that nobody saw the end of: with its process, or as failed."""
+    pid = 0
+    if record.boot_id == processes.boot_id():
+        pid = processes.find_by_environment(REPLICA_ID_VARIABLE, record.replica_id)
+    if not pid:
+        return msgspec.structs.replace(record, exit_reason="the controller ended while starting it")
+    return msgspec.structs.replace(record, pid=pid, start_time=processes.start_time(pid))
+
+
+def _is_running(record: ProcessRecord) -> bool:
+    return record.boot_id == processes.boot_id() and processes.is_alive(record.pid, record.start_time)
+
+
+def _kill_rest(record: ProcessRecord) -> None:
+    """Kill what a replica's first process left of its group: it would hold port and memory.
+
+    While any of them lives the kernel gives the first one's pid to nobody else; if a stranger has it, none lives.
+    """
+    if record.boot_id == processes.boot_id() and processes.is_free_or(record.pid, record.start_time):
+        processes.signal_group(record.pid, signal.SIGKILL)
+
+
+def _exit_code(pid: int) -> int | None:
+    """Reap a child of ours and return its exit code as ``subprocess`` counts; None for somebody else's child."""
+    try:
+        reaped, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return os.waitstatus_to_exitcode(status) if reaped else None
+
+
+def _reason(code: int | None, *, is_stopping: bool) -> str:
+    if is_stopping:
+        return _STOPPED
+    if code is None:
+        return _UNSEEN
+    if code >= 0:
+        return f"exited with code {code}"
+    if -code == signal.SIGKILL:
+        return "killed by SIGKILL (out of memory?)"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As servers do: connections of an earlier process in TIME_WAIT do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return True
+    return False
+
+
+def _free_port(taken: set[int]) -> int:
+    while True:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.bind((HOST, 0))
+            port = int(probe.getsockname()[1])
+        if port not in taken:
+            return port
+
+
+def _wait_sync(is_done: Callable[[], bool], limit_s: float) -> bool:
+    deadline_s = time.monotonic() + limit_s  # noqa: TID251 - the supervisor has no clock to pass
+    while not is_done():
+        if time.monotonic() >= deadline_s:  # noqa: TID251 - as above
+            return False
+        time.sleep(_POLL_S)
+    return True

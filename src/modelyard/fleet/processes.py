@@ -1,0 +1,119 @@
+"""What the kernel knows of processes: who lives, since when, whose child it is.
+
+A pid alone names nobody, because pids are used again; a pid with its start
+time does. Linux only, as is everything that starts engines on this machine.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Collection
+from functools import cache
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+_PROC = Path("/proc")
+
+
+def start_time(pid: int) -> int:
+    """Return when ``pid`` started, in clock ticks since boot, also of a zombie; 0 when there is no such process."""
+    fields = _stat(pid)
+    return 0 if fields is None else int(fields[19])
+
+
+def is_alive(pid: int, started: int) -> bool:
+    """Say whether the process that had ``pid`` and start time ``started`` still runs; a zombie does not."""
+    fields = _stat(pid) if pid > 0 else None
+    return fields is not None and fields[0] not in ("Z", "X") and int(fields[19]) == started
+
+
+def is_free_or(pid: int, started: int) -> bool:
+    """Say whether ``pid`` belongs to nobody now, or to that process or its zombie: then its group is no stranger's."""
+    return start_time(pid) in (0, started)
+
+
+@cache
+def boot_id() -> str:
+    """Return the id of this boot: start times of another boot mean nothing."""
+    try:
+        return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def find_by_environment(name: str, value: str) -> int:
+    """Return the pid of the oldest process of ours that was started with ``name=value``, or 0."""
+    wanted = f"{name}={value}".encode()
+    found: list[tuple[int, int]] = []
+    for pid in _all_pids():
+        with contextlib.suppress(OSError):
+            if wanted in (_PROC / str(pid) / "environ").read_bytes().split(b"\0"):
+                started = start_time(pid)
+                if started:
+                    found.append((started, pid))
+    return min(found)[1] if found else 0
+
+
+def signal_group(pid: int, number: signal.Signals) -> bool:
+    """Signal the process group that ``pid`` leads; say whether anybody was there."""
+    assert pid > 1, "group 0 is our own, 1 is init's"
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def die_with_parent(parent: int) -> None:
+    """Make the kernel send SIGTERM to this process when its parent dies; called early in a child.
+
+    ``parent`` is the pid that the parent told: if it died before this call, nothing would ever be sent.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def become_subreaper() -> None:
+    """Make this process the parent of descendants whose own parent dies, so that they can be reaped."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def reap_orphans(own: Collection[int] = ()) -> list[int]:
+    """Reap the zombies among this process's children that somebody else started; return their pids.
+
+    ``own`` are children whose exit status somebody here waits for; they are left alone.
+    """
+    me = os.getpid()
+    reaped: list[int] = []
+    for pid in _all_pids():
+        fields = _stat(pid)
+        if fields is None or fields[0] != "Z" or int(fields[1]) != me or pid in own:
+            continue
+        with contextlib.suppress(ChildProcessError):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                reaped.append(pid)
+    return reaped
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _all_pids() -> list[int]:
+    return [int(name) for name in os.listdir(_PROC) if name.isdigit()]  # noqa: PTH208 - names only, 10 times cheaper
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Return the fields of /proc/<pid>/stat from the state on; the command before it may hold blanks and brackets."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text("utf-8", "replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return text.rpartition(")")[2].split()

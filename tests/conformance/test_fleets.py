@@ -1,0 +1,303 @@
+"""Every fleet keeps the contract of ``modelyard.fleet``; the processes in here are real and small."""
+
+import json
+import os
+import signal
+import socket
+import stat
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.support.waiting import eventually, eventually_async
+
+from modelyard.clock import SystemClock
+from modelyard.engines import EngineCommand
+from modelyard.fleet import FleetError, Observed, StartOrder, processes
+from modelyard.fleet.local import LocalFleet, stop_all
+from modelyard.fleet.records import LOG_BYTES_MAX, LOGS_KEPT
+
+SLEEP = ("sleep", "60")
+STUBBORN = ("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
+FAMILY = ("sh", "-c", "sleep 61 & echo $! > child; exec sleep 60")
+ENVIRONMENT = (sys.executable, "-c", "import json, os; print(json.dumps([dict(os.environ), os.getcwd()]))")
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[LocalFleet]:
+    yield LocalFleet(tmp_path / "replicas", SystemClock())
+    stop_all(tmp_path / "replicas", 0.0)
+
+
+async def start(fleet: LocalFleet, argv: tuple[str, ...], *, replica_id: str = "r-1", **env: str) -> StartOrder:
+    address = await fleet.reserve(replica_id)
+    order = StartOrder(
+        replica_id=replica_id,
+        endpoint_id="ep-1",
+        host=address.host,
+        port=address.port,
+        secret="a-secret",
+        command=EngineCommand(argv=argv, env=env),
+    )
+    await fleet.start(order)
+    return order
+
+
+async def seen(fleet: LocalFleet, replica_id: str = "r-1") -> Observed:
+    return next(replica for replica in await fleet.observe() if replica.replica_id == replica_id)
+
+
+async def ended(fleet: LocalFleet, replica_id: str = "r-1") -> Observed:
+    async def look() -> Observed | None:
+        replica = await seen(fleet, replica_id)
+        return None if replica.is_running else replica
+
+    return await eventually_async(look, 10, f"{replica_id} has ended")
+
+
+async def lines(fleet: LocalFleet, replica_id: str = "r-1") -> list[str]:
+    return [line async for line in fleet.log_lines(replica_id, follow=False)]
+
+
+async def test_a_reserved_address_is_private_and_the_same_again(fleet: LocalFleet, tmp_path: Path) -> None:
+    address = await fleet.reserve("r-1")
+    assert address.host == "127.0.0.1"
+    assert await fleet.reserve("r-1") == address
+    other = await fleet.reserve("r-2")
+    assert other.port != address.port
+    assert other.work_dir != address.work_dir
+    assert stat.S_IMODE((tmp_path / "replicas" / "r-1").stat().st_mode) == 0o700
+
+
+async def test_a_reserved_port_that_a_stranger_took_is_replaced(fleet: LocalFleet) -> None:
+    address = await fleet.reserve("r-1")
+    with socket.create_server((address.host, address.port)):
+        assert (await fleet.reserve("r-1")).port != address.port
+
+
+async def test_an_id_that_leads_out_of_the_folder_is_refused(fleet: LocalFleet) -> None:
+    for wrong in ("../x", "a/b", ".logs", "", "a" * 200):
+        with pytest.raises(ValueError, match="no replica id"):
+            await fleet.reserve(wrong)
+
+
+async def test_a_started_replica_is_observed_with_all_that_was_ordered(fleet: LocalFleet) -> None:
+    order = await start(fleet, SLEEP)
+    replica = await seen(fleet)
+    assert replica.is_running
+    assert replica.pid > 0
+    assert replica.exit_reason == ""
+    wanted = (order.replica_id, order.endpoint_id, order.host, order.port, order.secret)
+    assert (replica.replica_id, replica.endpoint_id, replica.host, replica.port, replica.secret) == wanted
+
+
+async def test_starting_a_running_replica_again_changes_nothing(fleet: LocalFleet) -> None:
+    order = await start(fleet, SLEEP)
+    before = await seen(fleet)
+    await fleet.start(order)
+    assert await seen(fleet) == before
+
+
+async def test_a_replica_that_ended_can_be_started_again(fleet: LocalFleet) -> None:
+    order = await start(fleet, ("true",))
+    first = await ended(fleet)
+    await fleet.start(order)
+    assert (await ended(fleet)).pid != first.pid
+
+
+async def test_a_second_controller_adopts_what_the_first_started(fleet: LocalFleet, tmp_path: Path) -> None:
+    order = await start(fleet, SLEEP)
+    before = await seen(fleet)
+    second = LocalFleet(tmp_path / "replicas", SystemClock())
+    assert await second.observe() == [before]
+    await second.start(order)
+    assert await second.observe() == [before]
+    assert (await second.reserve("r-1")).port == order.port
+    await second.stop("r-1", grace_s=5)
+    assert not (await seen(second)).is_running
+    assert not (await seen(fleet)).is_running
+
+
+async def test_a_start_that_a_dying_controller_did_not_finish_is_found(fleet: LocalFleet, tmp_path: Path) -> None:
+    await start(fleet, SLEEP)
+    before = await seen(fleet)
+    file = tmp_path / "replicas" / "r-1" / "process.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "pid": 0, "start_time": 0}))
+    adopted = await seen(LocalFleet(tmp_path / "replicas", SystemClock()))
+    assert adopted == before
+
+
+async def test_a_start_that_never_happened_reads_as_ended(fleet: LocalFleet, tmp_path: Path) -> None:
+    await start(fleet, SLEEP)
+    await fleet.stop("r-1", grace_s=5)
+    file = tmp_path / "replicas" / "r-1" / "process.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "pid": 0, "start_time": 0, "exit_reason": ""}))
+    replica = await seen(fleet)
+    assert not replica.is_running
+    assert replica.exit_reason == "the controller ended while starting it"
+
+
+async def test_a_pid_that_was_given_to_another_process_is_not_the_replica(fleet: LocalFleet, tmp_path: Path) -> None:
+    await start(fleet, SLEEP)
+    file = tmp_path / "replicas" / "r-1" / "process.json"
+    real = json.loads(file.read_text())
+    file.write_text(json.dumps({**real, "start_time": real["start_time"] - 7}))
+    second = LocalFleet(tmp_path / "replicas", SystemClock())
+    assert not (await seen(second)).is_running
+    await second.stop("r-1", grace_s=0)
+    assert processes.is_alive(real["pid"], real["start_time"]), "a stranger with the same pid must not be killed"
+    file.write_text(json.dumps(real))
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (("sh", "-c", "exit 3"), "exited with code 3"),
+        (("true",), "exited with code 0"),
+        (("sh", "-c", "kill -KILL $$"), "killed by SIGKILL (out of memory?)"),
+        (("sh", "-c", "kill -SEGV $$"), "killed by SIGSEGV"),
+    ],
+)
+async def test_the_exit_reason_says_how_it_ended(fleet: LocalFleet, argv: tuple[str, ...], reason: str) -> None:
+    await start(fleet, argv)
+    assert (await ended(fleet)).exit_reason == reason
+    assert (await seen(fleet)).exit_reason == reason
+
+
+async def test_a_killed_replica_is_seen_as_ended(fleet: LocalFleet) -> None:
+    await start(fleet, SLEEP)
+    os.kill((await seen(fleet)).pid, signal.SIGKILL)
+    assert (await ended(fleet)).exit_reason == "killed by SIGKILL (out of memory?)"
+
+
+async def test_a_program_that_does_not_exist_is_an_error_with_a_reason(fleet: LocalFleet) -> None:
+    with pytest.raises(FleetError, match="cannot be started: No such file"):
+        await start(fleet, ("no-such-program-anywhere",))
+    replica = await seen(fleet)
+    assert not replica.is_running
+    assert "cannot be started" in replica.exit_reason
+
+
+async def test_stop_ends_the_replica_and_may_be_repeated(fleet: LocalFleet) -> None:
+    await start(fleet, SLEEP)
+    await fleet.stop("r-1", grace_s=5)
+    replica = await seen(fleet)
+    assert not replica.is_running
+    assert replica.exit_reason == "stopped"
+    await fleet.stop("r-1", grace_s=5)
+    await fleet.stop("r-never-was", grace_s=5)
+
+
+async def test_stop_kills_what_ignores_the_request(fleet: LocalFleet) -> None:
+    await start(fleet, STUBBORN)
+    await eventually_async(lambda: lines(fleet), 5, "the trap is set")
+    pid = (await seen(fleet)).pid
+    started = processes.start_time(pid)
+    await fleet.stop("r-1", grace_s=0.2)
+    assert not processes.is_alive(pid, started)
+
+
+async def test_stop_kills_a_replica_that_hangs(fleet: LocalFleet) -> None:
+    await start(fleet, SLEEP)
+    os.kill((await seen(fleet)).pid, signal.SIGSTOP)
+    await fleet.stop("r-1", grace_s=0.1)
+    assert (await seen(fleet)).exit_reason == "stopped"
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+async def test_processes_that_the_engine_started_end_with_it(fleet: LocalFleet, tmp_path: Path, how: str) -> None:
+    await start(fleet, FAMILY)
+    child_file = tmp_path / "replicas" / "r-1" / "child"
+    child = int(eventually(child_file.read_text, 5, "the child's pid"))
+    started = processes.start_time(child)
+    if how == "stop":
+        await fleet.stop("r-1", grace_s=5)
+    else:
+        os.kill((await seen(fleet)).pid, signal.SIGKILL)
+        await ended(fleet)
+    eventually(lambda: not processes.is_alive(child, started), 5, "the engine's child has ended")
+
+
+async def test_the_environment_has_nothing_of_the_platform(fleet: LocalFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODELYARD__SECRET", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+    await start(fleet, ENVIRONMENT, ENGINE_SECRET="z")
+    await ended(fleet)
+    environment, folder = json.loads((await lines(fleet))[0])
+    assert set(environment) - {"LC_CTYPE"} == {"PATH", "HOME", "LANG", "REPLICA_ID", "ENGINE_SECRET"}
+    assert environment["HOME"] == folder == (await fleet.reserve("r-1")).work_dir
+
+
+async def test_the_record_is_private_because_it_holds_the_secret(fleet: LocalFleet, tmp_path: Path) -> None:
+    await start(fleet, SLEEP)
+    for file in (tmp_path / "replicas" / "r-1").iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) & 0o077 == 0, file.name
+
+
+async def test_a_replica_leads_its_own_session(fleet: LocalFleet) -> None:
+    await start(fleet, SLEEP)
+    pid = (await seen(fleet)).pid
+    assert os.getsid(pid) == os.getpgid(pid) == pid
+
+
+async def test_a_forgotten_replica_is_gone_and_its_log_is_kept(fleet: LocalFleet, tmp_path: Path) -> None:
+    await start(fleet, ("sh", "-c", "echo one; echo two >&2"))
+    await ended(fleet)
+    await fleet.forget("r-1")
+    await fleet.forget("r-1")
+    assert await fleet.observe() == []
+    assert not (tmp_path / "replicas" / "r-1").exists()
+    assert sorted(await lines(fleet)) == ["one", "two"]
+
+
+async def test_a_running_replica_is_not_forgotten(fleet: LocalFleet) -> None:
+    await start(fleet, SLEEP)
+    with pytest.raises(FleetError, match="still runs"):
+        await fleet.forget("r-1")
+
+
+async def test_only_the_newest_logs_are_kept(fleet: LocalFleet, tmp_path: Path) -> None:
+    for number in range(LOGS_KEPT + 3):
+        log = Path((await fleet.reserve(f"r-{number}")).work_dir) / "engine.log"
+        log.write_text(f"{number}\n")
+        os.utime(log, (number, number))
+        await fleet.forget(f"r-{number}")
+    kept = {file.stem for file in (tmp_path / "replicas" / ".logs").iterdir()}
+    assert kept == {f"r-{number}" for number in range(3, LOGS_KEPT + 3)}
+
+
+async def test_the_log_is_followed_while_it_grows_until_the_replica_is_forgotten(fleet: LocalFleet) -> None:
+    await start(fleet, ("sh", "-c", "echo first; while [ ! -e go ]; do sleep 0.02; done; echo second"))
+    log = fleet.log_lines("r-1", follow=True)
+    assert await anext(log) == "first"
+    (Path((await fleet.reserve("r-1")).work_dir) / "go").touch()
+    assert await anext(log) == "second"
+    await ended(fleet)
+    await fleet.forget("r-1")
+    assert [line async for line in log] == []
+
+
+async def test_a_log_that_is_too_long_starts_again_and_loses_nothing(fleet: LocalFleet, tmp_path: Path) -> None:
+    await start(fleet, SLEEP)
+    log = tmp_path / "replicas" / "r-1" / "engine.log"
+    with log.open("ab") as file:
+        file.truncate(LOG_BYTES_MAX)
+        file.write(b"\nbefore\n")
+    await fleet.observe()
+    with log.open("ab") as file:
+        file.write(b"after\n")
+    found = await lines(fleet)
+    assert found[-2:] == ["before", "after"]
+    assert log.stat().st_size < 100
+
+
+async def test_stop_all_ends_every_replica_without_a_controller(fleet: LocalFleet, tmp_path: Path) -> None:
+    await start(fleet, SLEEP, replica_id="r-1")
+    await start(fleet, STUBBORN, replica_id="r-2")
+    await eventually_async(lambda: lines(fleet, "r-2"), 5, "the trap is set")
+    pids = [(replica.pid, processes.start_time(replica.pid)) for replica in await fleet.observe()]
+    stop_all(tmp_path / "replicas", 0.3)
+    assert not any(processes.is_alive(pid, started) for pid, started in pids)
+    assert [replica.exit_reason for replica in await fleet.observe()] == ["stopped", "stopped"]
+    stop_all(tmp_path / "nothing-here", 0.3)
