@@ -33,7 +33,7 @@ class ApiError(Exception):
     OpenAI SDKs from repeating what cannot succeed.
     """
 
-    def __init__(  # noqa: PLR0913 - one keyword for each field of the answer
+    def __init__(
         self,
         status: int,
         *,
@@ -52,6 +52,8 @@ class ApiError(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
         self.should_retry = should_retry
+        self.limits: list[tuple[str, str]] = []
+        """``x-ratelimit-*`` headers to send with it."""
 
     def body(self) -> bytes:
         """Return the JSON body."""
@@ -95,12 +97,24 @@ def missing_parameter(param: str) -> ApiError:
 
 def unsupported_parameter(param: str, reason: str) -> ApiError:
     """Return the error for a field that is known and cannot be honoured here."""
-    return ApiError(400, code="unsupported_parameter", param=param, message=f"Unsupported parameter '{param}': {reason}.")
+    return ApiError(
+        400, code="unsupported_parameter", param=param, message=f"Unsupported parameter '{param}': {reason}."
+    )
 
 
 def bad_request(code: str, message: str, *, param: str | None = None) -> ApiError:
     """Return a 400 with a code of its own."""
     return ApiError(400, code=code, message=message, param=param)
+
+
+def route_unsupported(model: str, route: str) -> ApiError:
+    """Return the error for a model whose engine does not serve this API."""
+    return ApiError(
+        400,
+        code="route_unsupported",
+        param="model",
+        message=f"The model '{model}' does not support {route}. Use a model that does; see GET /v1/models.",
+    )
 
 
 # --- 401, 403, 404, 405, 409, 413, 415, 431 ----------------------------------
@@ -112,7 +126,7 @@ def invalid_api_key() -> ApiError:
         401,
         code="invalid_api_key",
         type="authentication_error",
-        message="Missing or invalid API key. Send 'Authorization: Bearer <key>'; create one with 'modelyard keys create'.",
+        message="Missing or invalid API key. Send 'Authorization: Bearer <key>'; 'modelyard keys create' makes one.",
     )
 
 
@@ -123,6 +137,16 @@ def permission_denied(needed_scope: str) -> ApiError:
         code="permission_denied",
         type="permission_error",
         message=f"This API key lacks the scope '{needed_scope}'. Use a key that has it, or ask your administrator.",
+    )
+
+
+def tenant_suspended() -> ApiError:
+    """Return the error for a good key of a tenant that an operator has stopped."""
+    return ApiError(
+        403,
+        code="tenant_suspended",
+        type="permission_error",
+        message="This tenant is suspended. Ask the operator of the platform.",
     )
 
 
@@ -184,7 +208,9 @@ def unsupported_content_encoding(encoding: str) -> ApiError:
 
 def rate_limited(kind: str, *, limit: int, retry_after_s: float) -> ApiError:
     """Return the error for a limit that time restores; ``kind`` is ``requests``, ``tokens`` or ``concurrency``."""
-    unit = {"requests": "requests per minute", "tokens": "tokens per minute", "concurrency": "concurrent requests"}[kind]
+    unit = {"requests": "requests per minute", "tokens": "tokens per minute", "concurrency": "concurrent requests"}[
+        kind
+    ]
     return ApiError(
         429,
         code="rate_limit_exceeded",
@@ -200,7 +226,8 @@ def request_exceeds_token_limit(needed: int, limit: int) -> ApiError:
         429,
         code="rate_limit_exceeded",
         type="tokens",
-        message=f"Request too large: about {needed} tokens, the limit is {limit} tokens per minute. Send a shorter prompt.",
+        message=f"Request too large: about {needed} tokens, the limit is {limit} tokens per minute. "
+        "Send a shorter prompt.",
         should_retry=False,
     )
 
@@ -222,7 +249,8 @@ def queue_timeout(model: str, waited_s: float, *, retry_after_s: float) -> ApiEr
         429,
         code="queue_timeout",
         type="requests",
-        message=f"The model '{model}' stayed saturated for {waited_s:.0f} s. Please try again in {retry_after_s:.3g} s.",
+        message=f"The model '{model}' stayed saturated for {waited_s:.0f} s. "
+        f"Please try again in {retry_after_s:.3g} s.",
         retry_after_s=retry_after_s,
     )
 
@@ -345,6 +373,16 @@ def engine_timeout(what: str, limit_s: float) -> ApiError:
         code="engine_timeout",
         type="server_error",
         message=f"The engine sent no {what} within {limit_s:.3g} s.",
+    )
+
+
+def engine_error() -> ApiError:
+    """Return the error event for a stream in which the engine itself reported a failure."""
+    return ApiError(
+        502,
+        code="engine_error",
+        type="server_error",
+        message="The engine failed in the middle of the answer. What was sent so far is billed; please retry.",
     )
 
 

@@ -1,0 +1,166 @@
+"""A gateway worker as a process: its parts put together, its clockwork, its end."""
+
+import asyncio
+import gc
+import logging
+import random
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+
+from modelyard.clock import Clock
+from modelyard.config import GatewayConfig
+from modelyard.errors import shutting_down
+from modelyard.gateway.catalog import Catalog
+from modelyard.gateway.exchange import Exchange
+from modelyard.gateway.flow import Gateway
+from modelyard.gateway.presence import ControllerPresence
+from modelyard.gateway.server import ClientConnection
+from modelyard.gateway.upstream import UpstreamPool
+from modelyard.metering.journal import Journal
+from modelyard.policy.dispatch import ReplicaLoad
+from modelyard.stores import TableFollower
+
+BACKLOG = 4096
+
+_log = logging.getLogger(__name__)
+
+
+async def run_gateway(  # noqa: PLR0913 - called once, by compose
+    *,
+    settings: GatewayConfig,
+    worker: int,
+    listener: socket.socket,
+    follower: TableFollower,
+    control_socket: Path,
+    internal_token: str,
+    pepper: bytes,
+    journal_root: Path,
+    last_table: Path,
+    clock: Clock,
+    stop: asyncio.Event,
+) -> None:
+    """Serve on ``listener`` until ``stop`` is set, then drain.
+
+    Raises:
+        JournalLockedError: another worker of this number runs.
+    """
+    journal = Journal(journal_root / f"gateway-{worker}", sync_s=settings.journal_sync_s, clock=clock)
+    if journal.recovered:
+        _log.warning(
+            "%d requests were interrupted by the end of the last run; billed by their last mark", journal.recovered
+        )
+
+    def deliver(exchange: Exchange, replica: ReplicaLoad) -> bool:
+        return gateway.deliver(exchange, replica)
+
+    catalog: Catalog[Exchange] = Catalog(
+        worker=worker,
+        workers=settings.workers,
+        places=settings.queue_max,
+        deliver=deliver,
+        chance=random.Random().random,
+    )
+    presence = ControllerPresence(follower=follower, catalog=catalog, last_table=last_table, clock=clock)
+    pool = UpstreamPool(connect_timeout_s=settings.connect_timeout_s, clock=clock)
+    gateway = Gateway(
+        settings=settings,
+        catalog=catalog,
+        pool=pool,
+        journal=journal,
+        presence=presence,
+        control_socket=control_socket,
+        internal_token=internal_token,
+        pepper=pepper,
+    )
+    _declare_gauges(gateway)
+    presence.recall()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: ClientConnection(gateway), sock=listener, backlog=BACKLOG)
+    # What was imported stays for good; the collector need not look at it again.
+    gc.freeze()
+    tasks = [loop.create_task(work) for work in (journal.run(), presence.follow(), presence.report(), _sweep(gateway))]
+    try:
+        await _first_to_end(stop, tasks)
+        await _drain(gateway, server)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        server.close()
+        await follower.close()
+        await gateway.control.close()
+        await pool.close()
+        journal.close()
+
+
+async def _first_to_end(stop: asyncio.Event, tasks: Iterable["asyncio.Task[None]"]) -> None:
+    """Wait for ``stop``; a task that ends earlier has failed, and so has the worker."""
+    waiting = asyncio.get_running_loop().create_task(stop.wait())
+    try:
+        done, _ = await asyncio.wait({waiting, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done - {waiting}:
+            task.result()
+    finally:
+        waiting.cancel()
+
+
+async def _sweep(gateway: Gateway) -> None:
+    """Look at every deadline a few times a second: far cheaper than a timer a request."""
+    settings = gateway.settings
+    shortest_s = min(
+        settings.first_token_timeout_s, settings.token_timeout_s, settings.total_timeout_s, settings.loading_comment_s,
+        settings.queue_wait_s, settings.load_wait_s, settings.write_stall_timeout_s,
+    )  # fmt: skip
+    pause_s = min(0.25, shortest_s / 4)
+    while True:
+        await asyncio.sleep(pause_s)
+        now_s = gateway.clock.monotonic_s()
+        for exchange in list(gateway.exchanges):
+            if not exchange.is_over:
+                exchange.check_time(now_s)
+        for endpoint in list(gateway.catalog.endpoints):
+            if len(endpoint.dispatcher.line):
+                for waiter in endpoint.dispatcher.line.expired(now_s):
+                    waiter.wait_expired()
+                # An ejection may have ended without anything happening.
+                endpoint.dispatcher.serve(now_s=now_s)
+        gateway.control.check_time(now_s)
+        gateway.pool.close_old(now_s)
+        for connection in list(gateway.connections):
+            connection.check_time(now_s)
+
+
+async def _drain(gateway: Gateway, server: asyncio.Server) -> None:
+    """Take no new work, let what runs finish, then end the rest with an error it can see."""
+    _log.info("draining: %d requests in flight", len(gateway.exchanges))
+    gateway.is_draining = True
+    server.close()
+    for connection in list(gateway.connections):
+        connection.close_when_idle()
+    deadline_s = gateway.clock.monotonic_s() + gateway.settings.drain_timeout_s
+    while (gateway.exchanges or gateway.control.active) and gateway.clock.monotonic_s() < deadline_s:  # noqa: ASYNC110 - once a life
+        await asyncio.sleep(0.02)
+    for exchange in list(gateway.exchanges):
+        exchange.fail(shutting_down())
+    # Give the transports a moment to write what they hold.
+    while any(c.has_unsent for c in gateway.connections) and gateway.clock.monotonic_s() < deadline_s:  # noqa: ASYNC110 - once a life
+        await asyncio.sleep(0.02)
+
+
+def _declare_gauges(gateway: Gateway) -> None:
+    catalog = gateway.catalog
+    gauges = gateway.metrics.gauges
+    gauges["modelyard_in_flight"] = (("model",), lambda: [((e.route.name,), e.in_flight) for e in catalog.endpoints])
+    gauges["modelyard_queued"] = (
+        ("model",),
+        lambda: [((e.route.name,), len(e.dispatcher.line)) for e in catalog.endpoints],
+    )
+    gauges["modelyard_replicas"] = (
+        ("model",),
+        lambda: [((e.route.name,), sum(not r.is_draining for r in e.dispatcher.replicas)) for e in catalog.endpoints],
+    )
+    gauges["modelyard_connections"] = ((), lambda: [((), len(gateway.connections))])
+    gauges["modelyard_table_revision"] = ((), lambda: [((), catalog.table.revision if catalog.table else 0)])
+    gauges["modelyard_table_age_seconds"] = ((), lambda: [((), gateway.presence.silence_s)])
+    gauges["modelyard_journal_writable"] = ((), lambda: [((), int(gateway.journal.is_writable))])

@@ -1,0 +1,125 @@
+"""What an engine's response says about a request: its usage, or its error in our words.
+
+A 4xx of an engine is about the request, so its text helps the caller and goes
+through; a 5xx is about the engine, and its text stays inside.
+"""
+
+import msgspec
+
+from modelyard import errors
+from modelyard.errors import ApiError
+from modelyard.gateway.sse import Usage
+from modelyard.gateway.upstream import ResponseHead
+
+LARGE_BODY = 16 * 1024
+TAIL = 1024
+MESSAGE_LENGTH_MAX = 500
+
+
+class NotAnAnswerError(Exception):
+    """A 200 whose body is no answer."""
+
+
+class _Answer(msgspec.Struct):
+    usage: Usage | None = None
+    error: msgspec.Raw = msgspec.Raw()
+    object: str | None = None
+
+
+class _Tail(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int | None = None
+    total_tokens: int = 0
+
+
+class _Error(msgspec.Struct):
+    message: str | None = None
+    type: str | None = None
+    param: str | None = None
+    code: str | int | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _Error | str | None = None
+    message: str | None = None
+    detail: msgspec.Raw = msgspec.Raw()
+
+
+class _Text(msgspec.Struct):
+    content: str | None = None
+
+
+class _TextChoice(msgspec.Struct):
+    message: _Text | None = None
+    text: str | None = None
+
+
+class _Texts(msgspec.Struct):
+    choices: list[_TextChoice] = []
+
+
+_answer = msgspec.json.Decoder(_Answer)
+_error_body = msgspec.json.Decoder(_ErrorBody)
+_texts = msgspec.json.Decoder(_Texts)
+
+
+def usage_of(body: bytes) -> Usage | None:
+    """Return the usage an answer tells, None when it tells none.
+
+    Raises:
+        NotAnAnswerError: it is no JSON object, or an error in the clothes of a 200.
+    """
+    try:
+        answer = _answer.decode(body)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        raise NotAnAnswerError("invalid JSON") from None
+    if (answer.error and bytes(answer.error) != b"null") or answer.object == "error":
+        raise NotAnAnswerError("error body with status 200")
+    return answer.usage
+
+
+def count_tokens(body: bytes, chars_per_token: float) -> int:
+    """Estimate the generated tokens of an answer without usage, rounded down in the customer's favour."""
+    try:
+        texts = _texts.decode(body)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return 0
+    length = sum(
+        len(choice.text or "") + len((choice.message.content or "") if choice.message else "")
+        for choice in texts.choices
+    )
+    return int(length / chars_per_token)
+
+
+def translate(head: ResponseHead, body: bytes, model: str) -> ApiError:
+    """Return the error to show for an engine's error response."""
+    if head.status == 429:
+        return errors.queue_full(model, retry_after_s=head.retry_after or 1.0)
+    if head.status == 503:
+        return errors.engine_unavailable(model, retry_after_s=head.retry_after or 2.0)
+    if not 400 <= head.status < 500 or head.status in (401, 403, 404, 405, 407, 408):
+        # 401 and 404 of an engine are about us (our secret, our route), not about the caller.
+        return errors.bad_engine_response(f"status {head.status}")
+    message, param = _message_of(body)
+    code = "context_length_exceeded" if _is_context_error(body) else "invalid_value"
+    return ApiError(400, code=code, message=message, param=param)
+
+
+def _message_of(body: bytes) -> tuple[str, str | None]:
+    default = "The engine refused the request as invalid."
+    try:
+        parsed = _error_body.decode(body)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return default, None
+    if isinstance(parsed.error, _Error):
+        return (parsed.error.message or default)[:MESSAGE_LENGTH_MAX], parsed.error.param
+    return (parsed.error or parsed.message or default)[:MESSAGE_LENGTH_MAX], None
+
+
+def _is_context_error(body: bytes) -> bool:
+    return (
+        b"exceed_context_size" in body
+        or b"context_length_exceeded" in body
+        or b"maximum context length" in body
+        or b"context size" in body
+    )

@@ -1,0 +1,557 @@
+"""One inference request from its replica to its bill: forward, relay, meter.
+
+An exchange owns what was taken for its request: the reservation of its key, a
+place in line or a slot of a replica, a connection. ``_end`` is the one way
+out; it gives everything back and writes the settlement, exactly once, before
+the last byte of the answer goes to the client.
+
+A replica that fails before anything reached the client is replaced by another
+one; after that a failure becomes an error event, never a clean end.
+"""
+
+import hashlib
+import hmac
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from modelyard import errors
+from modelyard.domain.usage import Intent, Mark, Settle, UsageStatus
+from modelyard.errors import ApiError
+from modelyard.gateway import answers, engine_errors
+from modelyard.gateway.catalog import EndpointState, KeyState
+from modelyard.gateway.openai.call import INCLUDE_USAGE, Call, drop_extras
+from modelyard.gateway.relay import EngineStreamError, StreamRelay, as_chunk
+from modelyard.gateway.server import ClientConnection
+from modelyard.gateway.sse import Usage
+from modelyard.gateway.upstream import ResponseHead, UpstreamConnection
+from modelyard.metering.journal import JournalError
+from modelyard.policy.dispatch import ReplicaLoad, Verdict
+from modelyard.policy.limits import settle
+
+if TYPE_CHECKING:
+    from modelyard.gateway.flow import Gateway
+
+_log = logging.getLogger(__name__)
+_encode = msgspec.json.Encoder().encode
+
+ATTEMPTS_MAX = 3
+NEVER_S = float("inf")
+
+
+class Exchange:
+    """The request, its way and its state. Times are monotonic seconds unless they say unix."""
+
+    __slots__ = (
+        "_body",
+        "_connection",
+        "_failed_on",
+        "_has_intent",
+        "_marked_at_s",
+        "_marked_tokens",
+        "_relay",
+        "_replica",
+        "_waits_for",
+        "arrived_s",
+        "arrived_unix_s",
+        "attempts",
+        "call",
+        "client",
+        "comment_due_s",
+        "deadline_s",
+        "endpoint",
+        "first_token_s",
+        "gateway",
+        "is_over",
+        "key",
+        "prompt_estimate",
+        "request_id",
+        "reserved_tokens",
+        "route",
+        "stalled_since_s",
+        "total_deadline_s",
+    )
+
+    def __init__(  # noqa: PLR0913 - the facts of one request, gathered once
+        self,
+        gateway: "Gateway",
+        *,
+        client: ClientConnection,
+        request_id: str,
+        key: KeyState,
+        endpoint: "EndpointState[Exchange]",
+        call: Call,
+        route: str,
+        prompt_estimate: int,
+        reserved_tokens: int,
+    ) -> None:
+        self.gateway = gateway
+        self.client = client
+        self.request_id = request_id
+        self.key = key
+        self.endpoint = endpoint
+        self.call = call
+        self.route = route
+        self.prompt_estimate = prompt_estimate
+        self.reserved_tokens = reserved_tokens
+        self.arrived_s = gateway.clock.monotonic_s()
+        self.arrived_unix_s = gateway.clock.unix_s()
+        self.first_token_s: float | None = None
+        self.attempts = 0
+        self.is_over = False
+        self.comment_due_s = NEVER_S
+        self.deadline_s = NEVER_S
+        self.total_deadline_s = NEVER_S
+        self.stalled_since_s = NEVER_S
+        self._waits_for = "answer"
+        self._body = b""
+        self._connection: UpstreamConnection | None = None
+        self._failed_on: list[ReplicaLoad] = []
+        self._has_intent = False
+        self._relay: StreamRelay | None = None
+        self._replica: ReplicaLoad | None = None
+        self._marked_tokens = 0
+        self._marked_at_s = self.arrived_s
+
+    def __repr__(self) -> str:
+        place = self._replica.route.id if self._replica else "in line"
+        return f"<Exchange {self.request_id}: {self.endpoint.route.name}, {place}, attempt {self.attempts}>"
+
+    # --- waiting ---
+
+    def wait(self, *, is_cold: bool) -> None:
+        """Stand in line; a stream that waits for a cold model is told about the load."""
+        if is_cold and self.call.is_stream:
+            self.client.start_stream(answers.stream_headers(self))
+            self.comment()
+
+    def comment(self) -> None:
+        """Send ``: loading 42 %, ~8 s`` to a stream that waits."""
+        self.client.write_stream(as_chunk(answers.loading_comment(self.endpoint.route.progress)))
+        self.comment_due_s = self.gateway.clock.monotonic_s() + self.gateway.settings.loading_comment_s
+
+    def wait_expired(self) -> None:
+        """Give up the place in line."""
+        waited_s = self.gateway.clock.monotonic_s() - self.arrived_s
+        route = self.endpoint.route
+        if self.endpoint.dispatcher.is_cold:
+            self.fail(errors.model_loading(route.name, retry_after_s=route.progress.eta_s or 30.0))
+        else:
+            self.fail(errors.queue_timeout(route.name, waited_s, retry_after_s=self.endpoint.retry_after_s()))
+
+    # --- forwarding ---
+
+    def dispatch(self, replica: ReplicaLoad) -> None:
+        """Send the request to ``replica``, whose slot is taken."""
+        self._replica = replica
+        self.comment_due_s = NEVER_S
+        self.attempts += 1
+        gateway = self.gateway
+        if not self._has_intent:
+            try:
+                gateway.journal.begin(self._intent(replica))
+            except JournalError:
+                self.fail(errors.storage_full())
+                return
+            self._has_intent = True
+            self.total_deadline_s = gateway.clock.monotonic_s() + gateway.settings.total_timeout_s
+        address = (replica.route.host, replica.route.port)
+        connection = gateway.pool.take(address)
+        if connection is None:
+            gateway.pool.open(address, self)
+        else:
+            self.connected(connection)
+
+    def connected(self, connection: UpstreamConnection) -> None:
+        """Write the request to an open connection."""
+        replica = self._replica
+        if self.is_over or replica is None or connection.address != (replica.route.host, replica.route.port):
+            # Opened for a request that has gone meanwhile; it serves the next one.
+            self.gateway.pool.put(connection)
+            return
+        self._connection = connection
+        if not self._body:
+            self._body = self._engine_body()
+        if self.call.is_stream:
+            self._await("first token", self.gateway.settings.first_token_timeout_s)
+        connection.send(self, answers.engine_head(self, replica, len(self._body)) + self._body)
+
+    def unreachable(self, reason: str) -> None:
+        """Go elsewhere: no connection could be opened."""
+        if not self.is_over:
+            self._replica_failed(reason)
+
+    # --- the engine's answer ---
+
+    def wants_stream(self, head: ResponseHead) -> bool:
+        """Relay a stream as it comes; everything else is small and taken whole."""
+        if not self.call.is_stream or head.status != 200 or not head.content_type.startswith(b"text/event-stream"):
+            return False
+        self._relay = StreamRelay(
+            is_chunked=head.is_chunked,
+            is_chat=self.route == "/v1/chat/completions",
+            wants_usage=self.call.wants_usage,
+        )
+        return True
+
+    def answer(self, head: ResponseHead, body: bytes) -> None:
+        """Take a whole response: an answer, or an error."""
+        self._connection = None
+        if self.is_over:
+            return
+        if head.status == 200 and not self.call.is_stream:
+            self._answer_whole(body)
+        elif head.status == 503 and self._retry("engine answered 503"):
+            return
+        else:
+            self._count_outcome(is_good=head.status < 500, reason=f"engine answered {head.status}")
+            self.fail(engine_errors.translate(head, body, self.endpoint.route.name))
+
+    def stream(self, data: bytes) -> None:
+        """Relay a read of a stream."""
+        relay = self._relay
+        if relay is None or self.is_over:
+            return
+        before = relay.tokens
+        try:
+            out = relay.feed(data)
+        except EngineStreamError as error:
+            self._stream_broke(errors.bad_engine_response(str(error)))
+            return
+        if relay.tokens != before:
+            self._note_tokens(relay)
+        if out:
+            if not self.client.is_streaming:
+                self.client.start_stream(answers.stream_headers(self))
+            if not relay.is_done:
+                self.client.write_stream(out)
+                out = b""
+        if relay.error is not None:
+            self._stream_broke(errors.engine_error())
+        elif relay.is_done or (relay.is_ended and relay.has_finish):
+            self._finish_stream(relay, out)
+        elif relay.is_ended:
+            self.lost(is_clean=True, has_answered=True)
+
+    def lost(self, *, is_clean: bool, has_answered: bool) -> None:
+        """Deal with a connection that ended before the answer did."""
+        connection, self._connection = self._connection, None
+        if self.is_over:
+            return
+        relay = self._relay
+        if relay is not None and is_clean and relay.has_finish:
+            self._finish_stream(relay, b"")
+        elif relay is not None and relay.has_begun:
+            self._count_outcome(is_good=False, reason="connection lost in a stream")
+            self._stream_broke(errors.engine_lost())
+        elif connection is not None and connection.is_reused and not has_answered and self._replica is not None:
+            # The engine closed an idle connection just as we wrote into it; that is nobody's failure.
+            address = connection.address
+            self.gateway.pool.open(address, self)
+        else:
+            self._replica_failed("connection lost")
+
+    def malformed(self, reason: str) -> None:
+        """Deal with a response that is not HTTP or too long."""
+        self._connection = None
+        if not self.is_over:
+            self._count_outcome(is_good=False, reason=reason)
+            self.fail(errors.bad_engine_response(reason))
+
+    # --- the client ---
+
+    def client_left(self) -> None:
+        """Abort the engine at once and bill what was generated."""
+        if not self.is_over:
+            self._end(UsageStatus.CLIENT_CLOSED, http_status=499, code="client_closed", usage=None)
+
+    def client_paused(self) -> None:
+        """Hold the engine's stream back."""
+        self.stalled_since_s = self.gateway.clock.monotonic_s()
+        if self._connection is not None:
+            self._connection.pause()
+
+    def client_resumed(self) -> None:
+        """Let the engine's stream go on."""
+        self.stalled_since_s = NEVER_S
+        if self._connection is not None:
+            self._connection.resume()
+            if self._relay is not None:
+                self._await("next token", self.gateway.settings.token_timeout_s)
+
+    # --- time ---
+
+    def check_time(self, now_s: float) -> None:
+        """Act on what is due; called by the sweep."""
+        if now_s >= self.comment_due_s:
+            self.comment()
+        if self.stalled_since_s != NEVER_S:
+            if now_s - self.stalled_since_s > self.gateway.settings.write_stall_timeout_s:
+                self.client.abort()
+                self.client_left()
+            return
+        if now_s >= self.total_deadline_s:
+            self._timed_out("complete answer", self.gateway.settings.total_timeout_s)
+        elif now_s >= self.deadline_s:
+            settings = self.gateway.settings
+            limit_s = settings.token_timeout_s if self._relay_has_begun else settings.first_token_timeout_s
+            self._timed_out(self._waits_for, limit_s)
+
+    # --- ends ---
+
+    def fail(self, error: ApiError) -> None:
+        """End without an answer: an error response, or an error event when the stream's head is out."""
+        if self.is_over:
+            return
+        is_timeout = error.code == "engine_timeout"
+        status = UsageStatus.TIMEOUT if is_timeout else UsageStatus.ERROR
+        streaming = self.client.is_streaming
+        self._end(status, http_status=error.status, code=error.code or "error", usage=None)
+        _log.info(
+            "failed: %s %s", error.status, error.code,
+            extra={"request_id": self.request_id, "endpoint_id": self.endpoint.route.id},
+        )  # fmt: skip
+        if streaming:
+            self.client.end_stream(as_chunk(b"data: " + error.body() + b"\n\n"), is_last=True)
+        else:
+            self.client.respond(error.status, answers.exchange_error_headers(self, error), error.body())
+
+    def _answer_whole(self, body: bytes) -> None:
+        try:
+            usage = engine_errors.usage_of(body)
+        except engine_errors.NotAnAnswerError as error:
+            self._count_outcome(is_good=False, reason=str(error))
+            self.fail(errors.bad_engine_response(str(error)))
+            return
+        self._count_outcome(is_good=True, reason="")
+        if usage is None:
+            usage = self._estimated(completion=engine_errors.count_tokens(body, self.endpoint.chars_per_token))
+            self._end(UsageStatus.SUCCESS, http_status=200, code="", usage=usage, is_estimated=True)
+        else:
+            self._end(UsageStatus.SUCCESS, http_status=200, code="", usage=usage)
+        self.client.respond(200, answers.answer_headers(self), body)
+
+    def _finish_stream(self, relay: StreamRelay, out: bytes) -> None:
+        self._count_outcome(is_good=True, reason="")
+        estimate = self._estimated(completion=relay.tokens)
+        usage = relay.usage
+        last = relay.finish(usage or estimate)
+        self._end(UsageStatus.SUCCESS, http_status=200, code="", usage=usage or estimate, is_estimated=usage is None)
+        if not self.client.is_streaming:
+            self.client.start_stream(answers.stream_headers(self))
+        self.client.end_stream(out + as_chunk(last))
+
+    def _stream_broke(self, error: ApiError) -> None:
+        relay = self._relay
+        if relay is not None and not relay.has_begun and error.code != "engine_error" and self._retry(error.message):
+            return
+        self.fail(error)
+
+    def _replica_failed(self, reason: str) -> None:
+        self._count_outcome(is_good=False, reason=reason)
+        if not self._retry(reason):
+            self.fail(errors.engine_unavailable(self.endpoint.route.name))
+
+    def _timed_out(self, what: str, limit_s: float) -> None:
+        self._count_outcome(is_good=False, reason=f"no {what} in time")
+        has_time = self.gateway.clock.monotonic_s() < self.total_deadline_s
+        if not self._relay_has_begun and has_time and self._retry(f"no {what}"):
+            return
+        self.fail(errors.engine_timeout(what, limit_s))
+
+    def _retry(self, reason: str) -> bool:
+        """Move on to another replica if there is one that may help; say whether that is under way."""
+        replica = self._replica
+        if replica is None or self._relay_has_begun or self.attempts >= ATTEMPTS_MAX:
+            return False
+        dispatcher = self.endpoint.dispatcher
+        now_s = self.gateway.clock.monotonic_s()
+        self._failed_on.append(replica)
+        self._drop_connection()
+        self._relay = None
+        others = [r for r in dispatcher.replicas if r not in self._failed_on and not r.is_draining]
+        usable = [r for r in others if r.ejected_until_s <= now_s]
+        if not usable:
+            return False
+        self._replica = None
+        self.deadline_s = NEVER_S
+        dispatcher.finish(replica, now_s=now_s)
+        _log.warning(
+            "retry on another replica: %s", reason,
+            extra={"request_id": self.request_id, "replica_id": replica.route.id},
+        )  # fmt: skip
+        self.gateway.metrics.retried(self.endpoint.route.name)
+        found = dispatcher.retry(now_s=now_s, avoid=self._failed_on)
+        if found is not None:
+            self.dispatch(found)
+            return True
+        deadline_s = now_s + self.gateway.settings.queue_wait_s
+        return dispatcher.arrive(self, now_s=now_s, deadline_s=deadline_s) is Verdict.WAIT
+
+    def _end(
+        self, status: UsageStatus, *, http_status: int, code: str, usage: Usage | None, is_estimated: bool = False
+    ) -> None:
+        """Give everything back and settle; the only way an exchange ends."""
+        assert not self.is_over, "ended twice"
+        self.is_over = True
+        gateway = self.gateway
+        now_s = gateway.clock.monotonic_s()
+        self._drop_connection(keep=usage is not None)
+        if usage is None:
+            usage, is_estimated = self._partial(status), True
+        completion = usage.completion_tokens or 0
+        if self._has_intent:
+            gateway.journal.settle(self._settle(status, http_status, code, usage, now_s, is_estimated=is_estimated))
+            self._teach(usage, now_s, is_estimated=is_estimated)
+        settle(
+            self.key.allowances,
+            reserved_tokens=self.reserved_tokens,
+            used_tokens=usage.prompt_tokens + completion,
+        )
+        gateway.exchanges.discard(self)
+        endpoint = self.endpoint
+        endpoint.in_flight -= 1
+        endpoint.last_request_s = now_s
+        gateway.metrics.ended(
+            route=self.route, model=endpoint.route.name, status=http_status, seconds=now_s - self.arrived_s
+        )
+        replica, self._replica = self._replica, None
+        if replica is not None:
+            endpoint.dispatcher.finish(replica, now_s=now_s)
+        else:
+            endpoint.dispatcher.leave(self)
+
+    def _drop_connection(self, *, keep: bool = False) -> None:
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if keep and self._relay is not None and self._relay.is_ended:
+            connection.release()
+        elif keep and self._relay is not None and self._relay.is_chunked:
+            connection.linger()
+        else:
+            connection.abort()
+
+    # --- metering ---
+
+    def _partial(self, status: UsageStatus) -> Usage:
+        """Return what a request without its engine's usage is billed: what the client can have seen."""
+        relay = self._relay
+        tokens = relay.tokens if relay is not None else 0
+        if relay is not None and relay.usage is not None:
+            return relay.usage
+        if not self._has_intent or (not tokens and status is not UsageStatus.CLIENT_CLOSED):
+            return Usage(completion_tokens=0)
+        return self._estimated(completion=tokens)
+
+    def _estimated(self, *, completion: int) -> Usage:
+        prompt = self.endpoint.prompt_tokens(self.call.text_length)
+        return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+
+    def _note_tokens(self, relay: StreamRelay) -> None:
+        now_s = self.gateway.clock.monotonic_s()
+        settings = self.gateway.settings
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+            self.gateway.metrics.began(model=self.endpoint.route.name, seconds=now_s - self.arrived_s)
+            self._waits_for = "next token"
+        self.deadline_s = now_s + settings.token_timeout_s
+        if relay.tokens - self._marked_tokens >= settings.mark_tokens or now_s - self._marked_at_s >= settings.mark_s:
+            self._marked_tokens, self._marked_at_s = relay.tokens, now_s
+            prompt = self.endpoint.prompt_tokens(self.call.text_length)
+            self.gateway.journal.mark(Mark(self.request_id, prompt, relay.tokens))
+
+    def _intent(self, replica: ReplicaLoad) -> Intent:
+        route = self.endpoint.route
+        record = self.key.record
+        return Intent(
+            request_id=self.request_id,
+            at=self.arrived_unix_s,
+            tenant_id=record.tenant_id,
+            key_id=record.id,
+            endpoint_id=route.id,
+            model=route.name,
+            version_id=replica.version_id,
+            route=self.route,
+            is_stream=self.call.is_stream,
+            prompt_estimate=self.prompt_estimate,
+            reserved_tokens=self.reserved_tokens,
+            price=route.price,
+        )
+
+    def _settle(
+        self, status: UsageStatus, http_status: int, code: str, usage: Usage, now_s: float, *, is_estimated: bool
+    ) -> Settle:
+        cached = usage.cached_tokens
+        completion = usage.completion_tokens or 0
+        self.gateway.metrics.used(
+            model=self.endpoint.route.name, prompt=usage.prompt_tokens, cached=cached, completion=completion
+        )
+        first_s = self.first_token_s
+        return Settle(
+            request_id=self.request_id,
+            at=self.gateway.clock.unix_s(),
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=cached,
+            completion_tokens=completion,
+            status=status,
+            http_status=http_status,
+            error_code=code,
+            ttft_ms=(first_s - self.arrived_s) * 1000 if first_s is not None else None,
+            latency_ms=(now_s - self.arrived_s) * 1000,
+            replica_id=self._replica.route.id if self._replica else "",
+            attempts=self.attempts,
+            is_estimated=is_estimated,
+        )
+
+    def _teach(self, usage: Usage, now_s: float, *, is_estimated: bool) -> None:
+        if not is_estimated:
+            self.endpoint.learn(
+                text_length=self.call.text_length,
+                prompt_tokens=usage.prompt_tokens,
+                seconds=now_s - self.arrived_s,
+            )
+
+    # --- small things ---
+
+    @property
+    def _relay_has_begun(self) -> bool:
+        return self._relay is not None and self._relay.has_begun
+
+    def _await(self, what: str, limit_s: float) -> None:
+        self._waits_for = what
+        self.deadline_s = self.gateway.clock.monotonic_s() + limit_s
+
+    def _count_outcome(self, *, is_good: bool, reason: str) -> None:
+        replica = self._replica
+        if replica is None:
+            return
+        dispatcher = self.endpoint.dispatcher
+        if is_good:
+            if replica.failures:
+                dispatcher.succeeded(replica)
+        else:
+            dispatcher.failed(replica, reason, now_s=self.gateway.clock.monotonic_s())
+
+    def _engine_body(self) -> bytes:
+        """Return the body for the engine: what was decoded, and nothing else (S3)."""
+        request = self.call.request
+        extras = self.endpoint.route.engine_extras
+        if self.call.is_stream:
+            request.stream_options = INCLUDE_USAGE  # type: ignore[attr-defined]  # streams have it
+        elif hasattr(request, "stream_options"):
+            request.stream_options = None
+        self.call.ignored += tuple(drop_extras(request, extras))
+        if self.call.ignored:
+            self.gateway.metrics.ignored_fields += len(self.call.ignored)
+        body = _encode(request)
+        if "cache_salt" in extras:
+            body = b'%b,"cache_salt":"%b"}' % (body[:-1], self._cache_salt())
+        return body
+
+    def _cache_salt(self) -> bytes:
+        """Return what keeps the tenant's prompts apart from all others' in the engine's cache (S19)."""
+        return (
+            hmac.digest(self.gateway.salt_key, self.key.record.tenant_id.encode(), hashlib.sha256).hex()[:32].encode()
+        )

@@ -1,0 +1,261 @@
+"""The life of a request (``DESIGN.md`` section 5), in one sitting.
+
+``begin`` is called with a whole request and takes the steps in order:
+authenticate, decode, find the endpoint, limit, then a replica or a place in
+line. From ``dispatch`` on an ``Exchange`` (``exchange.py``) forwards, relays
+and meters. Each refusal is an ``ApiError``; whatever was taken before it is
+given back. One owner, one event loop, no locks: a decision never waits between
+reading and changing.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from modelyard import errors
+from modelyard.clock import Clock
+from modelyard.config import GatewayConfig
+from modelyard.domain.tenants import Scope
+from modelyard.errors import ApiError
+from modelyard.gateway import answers
+from modelyard.gateway.catalog import Catalog, EndpointState, KeyState
+from modelyard.gateway.control_proxy import ControlProxy
+from modelyard.gateway.exchange import Exchange
+from modelyard.gateway.openai import DECODERS, Call
+from modelyard.gateway.server import ClientConnection, Request
+from modelyard.gateway.upstream import UpstreamPool
+from modelyard.ids import RequestIds
+from modelyard.metering.journal import Journal
+from modelyard.observe.metrics import GatewayMetrics
+from modelyard.policy.dispatch import ReplicaLoad, Verdict
+from modelyard.policy.limits import reserve
+
+if TYPE_CHECKING:
+    from modelyard.gateway.presence import ControllerPresence
+
+_log = logging.getLogger(__name__)
+
+
+class Gateway:
+    """One gateway worker. Everything it needs is given; it owns the exchanges in flight."""
+
+    def __init__(
+        self,
+        *,
+        settings: GatewayConfig,
+        catalog: Catalog[Exchange],
+        pool: UpstreamPool,
+        journal: Journal,
+        presence: "ControllerPresence",
+        control_socket: Path,
+        internal_token: str,
+        pepper: bytes,
+    ) -> None:
+        self.settings = settings
+        self.catalog = catalog
+        self.pool = pool
+        self.journal = journal
+        self.presence = presence
+        self.clock: Clock = presence.clock
+        self.metrics = GatewayMetrics()
+        self.ids = RequestIds()
+        self.control = ControlProxy(self, control_socket, internal_token)
+        self.connections: set[ClientConnection] = set()
+        self.exchanges: set[Exchange] = set()
+        self.is_draining = False
+        self.has_public_metrics = (
+            _is_loopback(settings.host) if settings.metrics_public is None else settings.metrics_public
+        )
+        self.salt_key = hmac.digest(pepper, b"cache salt", hashlib.sha256)
+        self._pepper = pepper
+
+    def begin(self, client: ClientConnection, request: Request) -> None:
+        """Answer ``request`` on ``client``, now or later."""
+        request_id = self.ids.next()
+        exchange = None
+        try:
+            if (decoder := DECODERS.get(request.path)) is None:
+                self._answer_other(client, request, request_id)
+                return
+            self._check_call(request)
+            key = self.authenticate(request, Scope.INFERENCE)
+            call = decoder(request.body)
+            endpoint = self._find(key, call, request.path)
+            exchange = self._limit(client, request, request_id, key, call, endpoint)
+            self._admit(exchange)
+        except ApiError as refusal:
+            self.refuse(client, refusal, request_id)
+        except Exception:  # noqa: BLE001 - boundary: one request must not end the worker; the id finds the traceback in the log
+            _log.exception("a request failed", extra={"request_id": request_id})
+            if exchange is None:
+                self.refuse(client, errors.internal_error(request_id), request_id)
+            else:
+                exchange.fail(errors.internal_error(request_id))
+
+    def _check_call(self, request: Request) -> None:
+        if self.is_draining:
+            raise errors.shutting_down()
+        if request.method != b"POST":
+            raise errors.method_not_allowed(request.method.decode("latin-1"), request.path)
+
+    def authenticate(self, request: Request, needed: Scope | None) -> KeyState:
+        """Return the key of ``request``.
+
+        Raises:
+            ApiError: 401 for no good key, 403 for a missing scope, 503 when the key cannot be judged now.
+        """
+        token = bearer_token(request)
+        state, is_known = self.catalog.key(token, self._pepper)
+        now_unix_s = self.clock.unix_s()
+        if state is None:
+            state = self.catalog.previous_key(token, self._pepper, now_unix_s=now_unix_s)
+        if state is None:
+            if not is_known and len(token) == 62 and not self.presence.is_authoritative:
+                raise errors.auth_unavailable()
+            raise errors.invalid_api_key()
+        record = state.record
+        if record.revoked_at is not None or (record.expires_at is not None and record.expires_at <= now_unix_s):
+            raise errors.invalid_api_key()
+        if state.tenant.record.is_suspended:
+            raise errors.tenant_suspended()
+        if needed is not None and not answers.identity_of(record).may(needed):
+            raise errors.permission_denied(needed)
+        return state
+
+    def _find(self, key: KeyState, call: Call, route: str) -> EndpointState[Exchange]:
+        endpoint = self.catalog.endpoint(key, call.model)
+        if endpoint is None:
+            raise errors.model_not_found(call.model)
+        if route not in endpoint.route.routes:
+            raise errors.route_unsupported(call.model, route)
+        return endpoint
+
+    def _limit(
+        self,
+        client: ClientConnection,
+        request: Request,
+        request_id: str,
+        key: KeyState,
+        call: Call,
+        endpoint: EndpointState[Exchange],
+    ) -> Exchange:
+        """Reserve the worst case of the request from its key and tenant, or refuse it."""
+        if not self.journal.is_writable:
+            raise errors.storage_full()
+        context_length = endpoint.route.context_length
+        prompt = endpoint.prompt_tokens(call.text_length)
+        if call.output_tokens is None:
+            cap = self.settings.max_tokens_default
+            per_choice = min(cap, context_length) if context_length else cap
+            call.request.max_tokens = per_choice  # type: ignore[attr-defined]  # only chats leave it open
+            call.output_tokens = per_choice * call.choices
+        needed = prompt + call.output_tokens
+        now_s = self.clock.monotonic_s()
+        refusal = reserve(key.allowances, needed_tokens=needed, least_tokens=prompt, now_s=now_s)
+        if refusal is not None:
+            if refusal.retry_after_s is None:
+                raise errors.request_exceeds_token_limit(prompt, refusal.limit)
+            error = errors.rate_limited(refusal.kind, limit=refusal.limit, retry_after_s=refusal.retry_after_s)
+            error.limits = answers.limit_headers(key)
+            raise error
+        return Exchange(
+            self,
+            client=client,
+            request_id=request_id,
+            key=key,
+            endpoint=endpoint,
+            call=call,
+            route=request.path,
+            prompt_estimate=prompt,
+            reserved_tokens=needed,
+        )
+
+    def _admit(self, exchange: Exchange) -> None:
+        """Give the request a replica, a place in line, or the reason why it gets neither."""
+        endpoint = exchange.endpoint
+        route = endpoint.route
+        exchange.client.current = exchange
+        self.exchanges.add(exchange)
+        endpoint.in_flight += 1
+        endpoint.arrivals += 1
+        now_s = exchange.arrived_s
+        endpoint.last_request_s = now_s
+        is_cold = endpoint.dispatcher.is_cold
+        if is_cold and route.failure:
+            exchange.fail(errors.model_failed(route.name, route.failure))
+            return
+        wait_s = self.settings.load_wait_s if is_cold else self.settings.queue_wait_s
+        verdict = endpoint.dispatcher.arrive(exchange, now_s=now_s, deadline_s=now_s + wait_s)
+        if isinstance(verdict, ReplicaLoad):
+            exchange.dispatch(verdict)
+        elif verdict is Verdict.FULL:
+            exchange.fail(self._full(endpoint, is_cold=is_cold))
+        else:
+            exchange.wait(is_cold=is_cold)
+            if is_cold:
+                self.presence.report_now()
+
+    def _full(self, endpoint: EndpointState[Exchange], *, is_cold: bool) -> ApiError:
+        if is_cold:
+            eta_s = endpoint.route.progress.eta_s
+            return errors.model_loading(endpoint.route.name, retry_after_s=eta_s if eta_s is not None else 10.0)
+        return errors.queue_full(endpoint.route.name, retry_after_s=endpoint.retry_after_s())
+
+    def deliver(self, exchange: Exchange, replica: ReplicaLoad) -> bool:
+        """Take a freed slot to a waiting request; say whether it was still there."""
+        if exchange.is_over:
+            return False
+        exchange.dispatch(replica)
+        return True
+
+    def refuse(self, client: ClientConnection, refusal: ApiError, request_id: str) -> None:
+        """Answer with an error."""
+        self.note_refusal(refusal, request_id)
+        client.respond(refusal.status, answers.error_headers(refusal, request_id), refusal.body())
+
+    def note_refusal(self, refusal: ApiError, request_id: str) -> None:
+        """Count a refusal, and log it under its id so that a caller's report can be found."""
+        self.metrics.refuse(refusal.code or "error")
+        _log.info("refused: %s %s", refusal.status, refusal.code, extra={"request_id": request_id})
+
+    def _answer_other(self, client: ClientConnection, request: Request, request_id: str) -> None:
+        """Answer what is no inference request: health, metrics, models, or the controller's business."""
+        path = request.path
+        if path in ("/healthz", "/readyz", "/metrics"):
+            answers.answer_probe(self, client, request, request_id)
+        elif path == "/v1/models" and request.method in (b"GET", b"HEAD"):
+            answers.answer_models(self, client, request, request_id)
+        elif path.startswith("/v1/models/") and request.method in (b"GET", b"HEAD"):
+            answers.answer_model(self, client, request, request_id)
+        else:
+            self.control.forward(client, request, request_id)
+
+
+def bearer_token(request: Request) -> bytes:
+    """Return the key that a request presents (``Authorization: Bearer …`` or ``x-api-key``).
+
+    Raises:
+        ApiError: 401 when there is none, or more than one.
+    """
+    found: bytes | None = None
+    for name, value in request.headers:
+        if name == b"authorization":
+            scheme, _, token = value.partition(b" ")
+            if found is not None or scheme.lower() != b"bearer":
+                raise errors.invalid_api_key()
+            found = token.strip(b" ")
+        elif name == b"x-api-key" and found is None:
+            found = value
+    if found is None:
+        raise errors.invalid_api_key()
+    return found
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,150 @@
+"""A decoded inference request, and how unknown fields are treated.
+
+Fields that would re-target or re-configure an engine are refused by name;
+known OpenAI fields that no engine here honours are refused too, since dropping
+them silently would change the answer; anything else unknown is dropped and
+named in the header ``x-modelyard-ignored``.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from modelyard import errors
+from modelyard.web.decoding import decode
+
+MODEL_LENGTH_MAX = 256
+
+ModelName = Annotated[str, msgspec.Meta(min_length=1, max_length=MODEL_LENGTH_MAX)]
+Unit = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+TokenCount = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+StopText = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+Stop = StopText | Annotated[list[StopText], msgspec.Meta(max_length=4)]
+Choices = Annotated[int, msgspec.Meta(ge=1, le=8)]
+Bias = Annotated[dict[str, Annotated[float, msgspec.Meta(ge=-100, le=100)]], msgspec.Meta(max_length=300)]
+TokenIds = Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]], msgspec.Meta(min_length=1)]
+
+REFUSED = frozenset(
+    {
+        "api_base", "api_key", "base_url", "bootstrap_host", "bootstrap_port", "bootstrap_room", "cache_salt",
+        "chat_template", "chat_template_kwargs", "custom_llm_provider", "data_parallel_rank", "documents",
+        "extra_args", "extra_body", "extra_headers", "guided_choice", "guided_decoding_backend", "guided_grammar",
+        "guided_json", "guided_regex", "grammar", "id_slot", "json_schema", "kv_transfer_params", "lora",
+        "lora_path", "lora_request", "media_io_kwargs", "mm_processor_kwargs", "n_predict", "priority",
+        "prompt_embeds", "prompt_logprobs", "request_id", "return_token_ids", "rid", "session_params",
+        "structured_outputs", "user_config", "vllm_xargs",
+    }
+)  # fmt: skip
+"""Fields that steer an engine or the platform instead of the answer."""
+
+UNSUPPORTED = frozenset(
+    {"audio", "function_call", "functions", "modalities", "moderation", "prediction", "web_search_options", "best_of"}
+)
+"""Fields of OpenAI's API that change the answer and that nothing here honours yet."""
+
+EXTRAS = ("top_k", "min_p", "min_tokens", "ignore_eos", "repetition_penalty")
+"""Sampling fields beyond OpenAI's that are forwarded where the engine knows them."""
+
+
+class StreamOptions(msgspec.Struct, omit_defaults=True):
+    """``include_obfuscation`` is accepted and has no effect: streams are not padded."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+INCLUDE_USAGE = StreamOptions(include_usage=True)
+"""What every engine is asked on every stream, whatever the client asked for."""
+
+
+class Sampling(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The fields that chat and text completions share. None is absent."""
+
+    model: ModelName
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: TokenCount | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    top_p: Unit | None = None
+    n: Choices | None = None
+    stop: Stop | None = None
+    seed: Int64 | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: Bias | None = None
+    user: Annotated[str, msgspec.Meta(max_length=512)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=1_000_000)] | None = None
+    min_p: Unit | None = None
+    min_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
+    ignore_eos: bool | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=2)] | None = None
+
+
+@dataclass(slots=True)
+class Call:
+    """What the gateway needs to know of a request; ``request`` is encoded for the engine.
+
+    ``text_length`` is the characters of the prompt; ``output_tokens`` the asked limit for all choices together, None
+    when the request names none; ``choices`` how many answers (or inputs of an embedding) there will be.
+    """
+
+    model: str
+    request: msgspec.Struct
+    text_length: int
+    choices: int = 1
+    output_tokens: int | None = None
+    is_stream: bool = False
+    wants_usage: bool = False
+    ignored: tuple[str, ...] = ()
+
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_encode = msgspec.json.Encoder().encode
+
+
+def decode_strict(decoder: msgspec.json.Decoder[R], body: bytes) -> tuple[R, tuple[str, ...]]:
+    """Decode ``body``; return the request and the names of unknown fields that were dropped.
+
+    Raises:
+        ApiError: 400 naming the field that is wrong, missing, refused or unsupported.
+    """
+    try:
+        return decoder.decode(body), ()
+    except msgspec.ValidationError as error:
+        # Only a body with an unknown field pays for a second look.
+        if not str(error).startswith("Object contains unknown field"):
+            return decode(decoder, body), ()
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return decode(decoder, body), ()
+    fields = decode(_fields, body)
+    kind: type[R] = decoder.type  # type: ignore[assignment]  # typed as a TypeForm; it is the struct given to us
+    known = {field.encode_name for field in msgspec.structs.fields(kind)}
+    ignored = []
+    for name in list(fields):
+        if name in known:
+            continue
+        if name in REFUSED:
+            raise errors.unsupported_parameter(name, "it would reconfigure the engine and is not accepted")
+        if name in UNSUPPORTED:
+            raise errors.unsupported_parameter(name, "no engine of this platform honours it")
+        del fields[name]
+        ignored.append(name)
+    return decode(decoder, _encode(fields)), tuple(ignored)
+
+
+def drop_extras(request: Any, known_to_engine: frozenset[str]) -> list[str]:
+    """Unset sampling extras that the engine does not know; return their names."""
+    dropped = []
+    for name in EXTRAS:
+        if getattr(request, name, None) is not None and name not in known_to_engine:
+            setattr(request, name, None)
+            dropped.append(name)
+    return dropped
+
+
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]

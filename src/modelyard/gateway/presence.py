@@ -1,0 +1,117 @@
+"""The controller as the gateway sees it: tables and heartbeats in, reports out.
+
+The gateway serves from the last table however long the controller is away
+(static stability). What it must not do meanwhile is judge keys it does not
+know: ``is_authoritative`` says whether an unknown key is a wrong key.
+"""
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+
+from modelyard import errors
+from modelyard.clock import Clock
+from modelyard.domain.routing_table import Heartbeat, RoutingTable
+from modelyard.gateway.catalog import Catalog
+from modelyard.gateway.exchange import Exchange
+from modelyard.stores import TableFollower
+
+SILENCE_S_MAX = 3.0
+"""Heartbeats come every second; after this long without one the controller counts as away."""
+REPORT_INTERVAL_S = 1.0
+
+_log = logging.getLogger(__name__)
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(RoutingTable).decode
+
+
+class ControllerPresence:
+    """Follows the feed. ``last_table`` is where the table is kept for the next start."""
+
+    def __init__(self, *, follower: TableFollower, catalog: Catalog[Exchange], last_table: Path, clock: Clock) -> None:
+        self.clock = clock
+        self._follower = follower
+        self._catalog = catalog
+        self._last_table = last_table
+        self._heartbeat: Heartbeat | None = None
+        self._heard_s = clock.monotonic_s()
+        self._is_report_due = False
+
+    @property
+    def silence_s(self) -> float:
+        """Return seconds since the controller was last heard."""
+        return self.clock.monotonic_s() - self._heard_s
+
+    @property
+    def is_authoritative(self) -> bool:
+        """Say whether the table is known to be complete now."""
+        heartbeat = self._heartbeat
+        return heartbeat is not None and heartbeat.is_authoritative and self.silence_s < SILENCE_S_MAX
+
+    def recall(self) -> None:
+        """Serve from the table of the last run until the controller is heard."""
+        try:
+            table = _decode(self._last_table.read_bytes())
+        except FileNotFoundError:
+            return
+        except (OSError, msgspec.MsgspecError) as error:
+            _log.warning("the last routing table cannot be read: %s", error)
+            return
+        self._catalog.take(table, now_s=self.clock.monotonic_s())
+
+    async def follow(self) -> None:
+        """Take what the controller sends, until cancelled."""
+        async for update in self._follower.updates():
+            if update is None:
+                self._heartbeat = None
+                _log.warning("the controller is away; serving from the last table")
+                continue
+            self._heard_s = self.clock.monotonic_s()
+            if isinstance(update, Heartbeat):
+                self._heartbeat = update
+                continue
+            self._catalog.take(update, now_s=self._heard_s)
+            self._turn_away_hopeless(update)
+            self.report_now()
+            await asyncio.to_thread(self._keep, update)
+
+    async def report(self) -> None:
+        """Report every second, until cancelled."""
+        while True:
+            self._send()
+            await asyncio.sleep(REPORT_INTERVAL_S)
+
+    def report_now(self) -> None:
+        """Report at the end of this tick; a herd of requests makes one report."""
+        if not self._is_report_due:
+            self._is_report_due = True
+            asyncio.get_running_loop().call_soon(self._send)
+
+    def _send(self) -> None:
+        self._is_report_due = False
+        self._follower.send(self._catalog.report(now_s=self.clock.monotonic_s()))
+
+    def _turn_away_hopeless(self, table: RoutingTable) -> None:
+        """Refuse those who wait for an endpoint that is gone or cannot start."""
+        live = {route.id for route in table.endpoints}
+        for endpoint in list(self._catalog.endpoints):
+            route = endpoint.route
+            if route.id not in live:
+                for waiter in endpoint.dispatcher.line:
+                    waiter.fail(errors.model_not_found(route.name))
+            elif route.failure and endpoint.dispatcher.is_cold:
+                for waiter in endpoint.dispatcher.line:
+                    waiter.fail(errors.model_failed(route.name, route.failure))
+
+    def _keep(self, table: RoutingTable) -> None:
+        new = self._last_table.with_suffix(f".{os.getpid()}")
+        try:
+            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(_encode(table))
+            new.replace(self._last_table)
+        except OSError as error:
+            _log.warning("the routing table cannot be kept for the next start: %s", error.strerror)

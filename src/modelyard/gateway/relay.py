@@ -1,0 +1,253 @@
+"""Relaying a stream: bytes as they come, followed but not decoded.
+
+In the steady state a read from the engine is a whole number of HTTP chunks
+holding whole events; nothing in it is of interest, and the very same bytes go
+to the client. Only a read that does not fit that picture, or that mentions
+usage, an error, a finish or the end, is taken apart event by event.
+
+Nothing is passed on before the first content: until then a lost engine can be
+replaced without the client seeing anything (``faults.md`` F4). The stream
+never ends cleanly without ``[DONE]`` (I8). This module does no I/O: ``feed``
+says what to send.
+"""
+
+from modelyard.gateway.sse import Kind, StreamEvent, Usage, read_event, usage_event, with_role, without_usage
+
+EVENT_BYTES_MAX = 4 * 1024 * 1024
+"""Longest event of an engine; a line without end must not fill the memory (F36)."""
+
+DONE = b"data: [DONE]\n\n"
+
+
+class EngineStreamError(Exception):
+    """The engine's stream is broken: bad framing, an event over the limit, or garbage."""
+
+
+def as_chunk(payload: bytes) -> bytes:
+    """Return ``payload`` in HTTP/1.1 chunk framing."""
+    return b"%x\r\n%b\r\n" % (len(payload), payload)
+
+
+class StreamRelay:
+    """Follows one engine stream. Attributes tell what was seen so far.
+
+    ``is_chunked`` is how the engine frames its body. ``feed`` returns bytes
+    for the client in chunk framing, without the last chunk.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_carry",
+        "_events",
+        "_first",
+        "_has_role",
+        "_is_chat",
+        "_is_steady",
+        "_left",
+        "_sample",
+        "_wants_usage",
+        "error",
+        "has_finish",
+        "has_usage_event",
+        "is_chunked",
+        "is_done",
+        "is_ended",
+        "tokens",
+        "usage",
+    )
+
+    def __init__(self, *, is_chunked: bool, is_chat: bool, wants_usage: bool) -> None:
+        self.is_chunked = is_chunked
+        self._is_chat = is_chat
+        self._wants_usage = wants_usage
+        self.tokens = 0
+        self.usage: Usage | None = None
+        self.error: str | None = None
+        self.has_finish = False
+        self.has_usage_event = False
+        self.is_done = False
+        self.is_ended = False
+        self._is_steady = False
+        self._has_role = False
+        self._first: list[bytes] = []
+        self._carry = bytearray()
+        self._left = 0
+        self._buffer = bytearray()
+        self._events: list[bytes] = []
+        self._sample = b""
+
+    @property
+    def has_begun(self) -> bool:
+        """Say whether anything was passed on."""
+        return self._is_steady
+
+    def feed(self, data: bytes) -> bytes:
+        """Take a read from the engine; return what the client gets.
+
+        Raises:
+            EngineStreamError: the framing is broken or an event is too long.
+        """
+        if (
+            self._is_steady
+            and self.is_chunked
+            and not self._carry
+            and not self._left
+            and not self._buffer
+            and data.endswith(b"\n\n\r\n")
+            and b'"usage"' not in data
+            and b'"finish_reason":"' not in data
+            and b'"finish_reason": "' not in data
+            and b"[DONE]" not in data
+            and b'"error"' not in data
+        ):
+            count = _whole_events(data)
+            if count:
+                self.tokens += count
+                return data
+        return self._feed_slowly(data)
+
+    def finish(self, estimate: Usage) -> bytes:
+        """Return the last bytes of a complete answer, ``[DONE]`` included; ``estimate`` serves if none was told."""
+        out = b""
+        if self._wants_usage and not self.has_usage_event and self._sample:
+            out = usage_event(self._sample, self.usage or estimate) + b"\n\n"
+        return out + DONE
+
+    def _feed_slowly(self, data: bytes) -> bytes:
+        self._buffer += self._dechunk(data) if self.is_chunked else data
+        out = bytearray()
+        for event in self._take_events():
+            if self.is_done or self.error is not None:
+                break
+            out += self._pass_on(event, read_event(event))
+        return as_chunk(bytes(out)) if out else b""
+
+    def _pass_on(self, event: bytes, seen: StreamEvent) -> bytes:
+        if seen.usage is not None:
+            self.usage = seen.usage
+        if seen.has_content:
+            self.tokens += 1
+        match seen.kind:
+            case Kind.COMMENT:
+                return b""
+            case Kind.DONE:
+                self.is_done = True
+                return b""
+            case Kind.ERROR | Kind.GARBAGE:
+                self.error = seen.message or "malformed event"
+                return b""
+            case Kind.USAGE:
+                self.has_usage_event = self.has_usage_event or seen.usage is not None
+                return event + b"\n\n" if self._wants_usage and self._is_steady and seen.usage is not None else b""
+            case Kind.FINISH:
+                self.has_finish = True
+            case Kind.ROLE | Kind.CONTENT:
+                pass
+        return self._hold_or_pass(event, seen)
+
+    def _hold_or_pass(self, event: bytes, seen: StreamEvent) -> bytes:
+        event = event.replace(b"\r\n", b"\n")
+        if seen.usage is not None:
+            event = without_usage(event)
+        if not self._sample:
+            self._sample = event
+        self._has_role = self._has_role or seen.has_role
+        if self._is_chat and not self._has_role:
+            event = with_role(event)
+            self._has_role = True
+        event += b"\n\n"
+        if self._is_steady:
+            return event
+        self._first.append(event)
+        if seen.kind is Kind.ROLE:
+            return b""
+        self._is_steady = True
+        held = b"".join(self._first)
+        self._first.clear()
+        return held
+
+    def _dechunk(self, data: bytes) -> bytes:
+        """Strip chunk framing; a partial chunk is continued by the next call."""
+        out = bytearray()
+        carry = self._carry
+        carry += data
+        at = 0
+        while at < len(carry) and not self.is_ended:
+            if self._left:
+                piece = carry[at : at + self._left]
+                out += piece[:-2] if len(piece) == self._left else piece[: max(0, self._left - 2)]
+                at += len(piece)
+                self._left -= len(piece)
+                continue
+            line_end = carry.find(b"\r\n", at)
+            if line_end < 0:
+                if len(carry) - at > 64:
+                    raise EngineStreamError("bad chunk framing")
+                break
+            size = _chunk_size(bytes(carry[at:line_end]))
+            at = line_end + 2
+            if size == 0:
+                self.is_ended = True
+            else:
+                self._left = size + 2
+        del carry[:at]
+        return bytes(out)
+
+    def _take_events(self) -> list[bytes]:
+        buffer = self._buffer
+        if len(buffer) > EVENT_BYTES_MAX:
+            raise EngineStreamError("event too long")
+        events: list[bytes] = []
+        at = 0
+        while (found := _event_end(buffer, at)) is not None:
+            end, following = found
+            if end > at:
+                events.append(bytes(buffer[at:end]))
+            at = following
+        del buffer[:at]
+        return events
+
+
+def _whole_events(data: bytes) -> int:
+    """Return how many events ``data`` holds if it is whole chunks of whole ``data:`` events, else 0."""
+    at = 0
+    size = len(data)
+    while at < size:
+        line_end = data.find(b"\r\n", at, at + 10)
+        if line_end < 0:
+            return 0
+        try:
+            end = line_end + 2 + int(data[at:line_end], 16)
+        except ValueError:
+            return 0
+        if (
+            data[end : end + 2] != b"\r\n"
+            or data[end - 2 : end] != b"\n\n"
+            or not data.startswith(b"data:", line_end + 2)
+        ):
+            return 0
+        at = end + 2
+    # Raw newlines cannot stand inside JSON, so each blank line ends an event; comments would have failed above
+    # unless they follow data in one chunk, which no engine we know does.
+    return data.count(b"\n\n") if at == size else 0
+
+
+def _chunk_size(line: bytes) -> int:
+    try:
+        size = int(line.split(b";", 1)[0].strip(), 16)
+    except ValueError:
+        raise EngineStreamError("bad chunk framing") from None
+    if size < 0:
+        raise EngineStreamError("bad chunk framing")
+    return size
+
+
+def _event_end(buffer: bytearray, at: int) -> tuple[int, int] | None:
+    """Return where the event at ``at`` ends and where the next begins, or None when it is unfinished."""
+    plain = buffer.find(b"\n\n", at)
+    carriage = buffer.find(b"\r\n\r\n", at)
+    if plain < 0 and carriage < 0:
+        return None
+    if carriage < 0 or 0 <= plain < carriage:
+        return plain, plain + 2
+    return carriage, carriage + 4

@@ -1,0 +1,410 @@
+"""The client side: strict HTTP/1.1 on ``asyncio.Protocol``.
+
+Parsing is llhttp's (httptools), the strictest of those measured; what it lets
+through and we do not: no Host or two, a path that is not one, header blocks
+over the limit, compressed bodies. Requests of one connection are answered in
+order, one at a time. After a protocol error the connection is closed, so that
+nothing behind it can be taken for a request (``reference/security.md`` S24).
+"""
+
+import asyncio
+import http
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+import httptools
+
+from modelyard import errors
+from modelyard.errors import ApiError
+
+if TYPE_CHECKING:
+    from modelyard.gateway.flow import Gateway
+
+_log = logging.getLogger(__name__)
+
+WRITE_HIGH_WATER = 64 * 1024
+PIPELINED_MAX = 8
+
+_REASONS = {status.value: status.phrase.encode() for status in http.HTTPStatus}
+
+
+def status_line(status: int) -> bytes:
+    """Return the first line of a response."""
+    return b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b"Status"))
+
+
+class Request:
+    """A whole request as the client sent it; ``headers`` have lower-case names."""
+
+    __slots__ = ("body", "headers", "host", "is_http10", "keep_alive", "method", "path", "query")
+
+    def __init__(self) -> None:
+        self.method = b""
+        self.path = ""
+        self.query = b""
+        self.host = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.body = b""
+        self.keep_alive = True
+        self.is_http10 = False
+
+    def header(self, name: bytes) -> bytes | None:
+        """Return the first header of this name."""
+        for known, value in self.headers:
+            if known == name:
+                return value
+        return None
+
+
+class Exchange(Protocol):
+    """What answers a request; it must end by one of the connection's ``respond``, ``end_stream`` or ``abort``."""
+
+    def client_left(self) -> None:
+        """Tell that the client has gone."""
+        ...
+
+    def client_paused(self) -> None:
+        """Tell that the client reads slower than it is written to."""
+        ...
+
+    def client_resumed(self) -> None:
+        """Tell that the client has caught up."""
+        ...
+
+
+class ClientConnection(asyncio.Protocol):
+    """One connection of a client."""
+
+    __slots__ = (
+        "_body",
+        "_body_bytes",
+        "_gateway",
+        "_has_head",
+        "_head_bytes",
+        "_is_paused",
+        "_is_streaming",
+        "_parser",
+        "_refusal",
+        "_request",
+        "_serving",
+        "_waiting",
+        "current",
+        "is_closing",
+        "peer_is_local",
+        "since_s",
+        "transport",
+    )
+
+    def __init__(self, gateway: "Gateway") -> None:
+        self._gateway = gateway
+        self._parser = httptools.HttpRequestParser(self)
+        self.transport: asyncio.Transport | None = None
+        self.current: Exchange | None = None
+        self.since_s = gateway.clock.monotonic_s()
+        self.is_closing = False
+        self._waiting: list[Request] = []
+        self._request = Request()
+        self._serving: Request | None = None
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._head_bytes = 0
+        self._has_head = False
+        self._is_streaming = False
+        self._is_paused = False
+        self._refusal: ApiError | None = None
+
+    # --- what an exchange does ---
+
+    def respond(self, status: int, headers: bytes, body: bytes) -> None:
+        """Send a whole response; ``headers`` are complete lines. Then the next request is taken."""
+        transport = self.transport
+        request = self._serving
+        if transport is None or transport.is_closing() or request is None:
+            return
+        is_last = self._is_last(request)
+        content = b"" if request.method == b"HEAD" else body
+        transport.write(
+            b"%b%b%bcontent-length: %d\r\n\r\n%b"
+            % (status_line(status), headers, b"connection: close\r\n" if is_last else b"", len(body), content)
+        )
+        self._next(is_last=is_last)
+
+    def start_stream(self, headers: bytes) -> None:
+        """Send the head of a stream."""
+        transport = self.transport
+        request = self._serving
+        if transport is None or transport.is_closing() or request is None:
+            return
+        self._is_streaming = True
+        framing = b"connection: close\r\n\r\n" if request.is_http10 else b"transfer-encoding: chunked\r\n\r\n"
+        transport.write(status_line(200) + headers + framing)
+
+    def write_stream(self, chunks: bytes) -> None:
+        """Send whole HTTP chunks of a stream."""
+        transport = self.transport
+        if transport is not None:
+            request = self._serving
+            if request is not None and request.is_http10:
+                chunks = _without_framing(chunks)
+            transport.write(chunks)
+
+    def end_stream(self, chunks: bytes, *, is_last: bool = False) -> None:
+        """Send the rest of a stream and its end; ``is_last`` closes the connection behind it."""
+        transport = self.transport
+        request = self._serving
+        if transport is None or transport.is_closing() or request is None:
+            return
+        if request.is_http10:
+            transport.write(_without_framing(chunks))
+            is_last = True
+        else:
+            transport.write(chunks + b"0\r\n\r\n")
+        self._next(is_last=is_last or self._is_last(request))
+
+    def send_raw(self, data: bytes) -> None:
+        """Send bytes of a response that somebody else has framed."""
+        if self.transport is not None:
+            self.transport.write(data)
+
+    def end_raw(self, *, is_last: bool) -> None:
+        """Say that a raw response is over."""
+        request = self._serving
+        self._next(is_last=is_last or request is None or self._is_last(request))
+
+    def abort(self) -> None:
+        """Drop the connection in the middle of a response, so that it cannot be taken for a whole one."""
+        self.is_closing = True
+        self.current = None
+        if self.transport is not None:
+            self.transport.abort()
+
+    def close_when_idle(self) -> None:
+        """Close now if nothing is being answered, else after the answer (drain)."""
+        self.is_closing = True
+        if self.current is None and self._serving is None and self.transport is not None:
+            self.transport.close()
+
+    def check_time(self, now_s: float) -> None:
+        """Close a connection that is idle or sends its request too slowly."""
+        settings = self._gateway.settings
+        if self.current is not None or self.transport is None:
+            return
+        has_begun = self._has_head or self._head_bytes > 0
+        limit_s = settings.header_read_timeout_s if has_begun else settings.idle_timeout_s
+        if now_s - self.since_s > limit_s:
+            self.transport.close()
+
+    # --- asyncio.Protocol ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Register."""
+        assert isinstance(transport, asyncio.Transport), "a stream transport"
+        self.transport = transport
+        transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
+        self._gateway.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the exchange that its client is gone."""
+        self._gateway.connections.discard(self)
+        self.transport = None
+        self._waiting.clear()
+        current, self.current = self.current, None
+        if current is not None:
+            current.client_left()
+
+    def eof_received(self) -> bool:
+        """Close: a client that will not read the answer to the end, or that has ended."""
+        return False
+
+    def pause_writing(self) -> None:
+        """Hold the engine back."""
+        self._is_paused = True
+        if self.current is not None:
+            self.current.client_paused()
+
+    def resume_writing(self) -> None:
+        """Let the engine go on."""
+        self._is_paused = False
+        if self.current is not None:
+            self.current.client_resumed()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse a read."""
+        if self.is_closing and self._serving is None:
+            return
+        if not self._has_head:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._refuse(errors.bad_request("upgrade_unsupported", "Protocol upgrades are not supported here."))
+        except httptools.HttpParserCallbackError:
+            refusal, self._refusal = self._refusal, None
+            self._refuse(refusal or errors.bad_request("invalid_http", "The request could not be read."))
+        except httptools.HttpParserError:
+            self._refuse(errors.bad_request("invalid_http", "The request is not well-formed HTTP/1.1."))
+        else:
+            if not self._has_head and self._head_bytes > self._gateway.settings.header_bytes_max:
+                self._refuse(errors.headers_too_large(self._gateway.settings.header_bytes_max))
+
+    # --- httptools ---
+
+    def on_message_begin(self) -> None:
+        """Start a request."""
+        self._request = Request()
+        self._body = []
+        self._body_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        """Collect the target; it may come in pieces."""
+        self._request.query += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Collect a header."""
+        self._request.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """Judge the head before any of the body is kept."""
+        self._has_head = True
+        try:
+            self._check_head(self._request)
+        except ApiError as refusal:
+            # httptools turns what a callback raises into its own error; the reason is kept beside it.
+            self._refusal = refusal
+            raise
+
+    def on_body(self, body: bytes) -> None:
+        """Collect a piece of the body, up to the limit."""
+        self._body_bytes += len(body)
+        limit = self._gateway.settings.body_bytes_max
+        if self._body_bytes > limit:
+            self._refusal = errors.body_too_large(limit)
+            raise self._refusal
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        """Answer the request, or let it wait for the one before."""
+        request = self._request
+        body = self._body
+        request.body = body[0] if len(body) == 1 else b"".join(body)
+        self._has_head = False
+        self._head_bytes = 0
+        if self._serving is not None:
+            self._waiting.append(request)
+            if len(self._waiting) >= PIPELINED_MAX and self.transport is not None:
+                self.transport.pause_reading()
+            return
+        self._serve(request)
+
+    # --- inside ---
+
+    def _check_head(self, request: Request) -> None:  # noqa: C901 - one flat list of checks
+        settings = self._gateway.settings
+        headers = request.headers
+        if len(headers) > settings.headers_max:
+            raise errors.headers_too_large(settings.header_bytes_max)
+        size = len(request.query)
+        hosts = 0
+        for name, value in headers:
+            size += len(name) + len(value) + 4
+            if name == b"host":
+                hosts += 1
+                request.host = value
+            elif name == b"content-length":
+                if int(value) > settings.body_bytes_max:
+                    raise errors.body_too_large(settings.body_bytes_max)
+            elif name == b"content-encoding" and value.lower() != b"identity":
+                raise errors.unsupported_content_encoding(value.decode("latin-1"))
+            elif name == b"expect" and value.lower() == b"100-continue" and self.transport is not None:
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if size > settings.header_bytes_max:
+            raise errors.headers_too_large(settings.header_bytes_max)
+        request.method = self._parser.get_method()
+        request.keep_alive = self._parser.should_keep_alive()
+        request.is_http10 = self._parser.get_http_version() == "1.0"
+        if hosts != 1 and not (hosts == 0 and request.is_http10):
+            raise errors.bad_request("invalid_host", "A request needs exactly one Host header.")
+        path, _, request.query = request.query.partition(b"?")
+        if not path.startswith(b"/"):
+            raise errors.bad_request("invalid_target", "The request target must be a path like /v1/models.")
+        request.path = path.decode("latin-1")
+
+    def _serve(self, request: Request) -> None:
+        self._serving = request
+        self.since_s = self._gateway.clock.monotonic_s()
+        self._gateway.begin(self, request)
+
+    def _next(self, *, is_last: bool) -> None:
+        self.current = None
+        self._serving = None
+        self._is_streaming = False
+        if is_last:
+            self.is_closing = True
+            if self.transport is not None:
+                self.transport.close()
+            return
+        self.since_s = self._gateway.clock.monotonic_s()
+        if self._waiting:
+            request = self._waiting.pop(0)
+            if len(self._waiting) == PIPELINED_MAX - 1 and self.transport is not None:
+                self.transport.resume_reading()
+            # Not from here: answering a pipeline in one call stack could nest without end.
+            self._serving = request
+            asyncio.get_running_loop().call_soon(self._serve_if_open, request)
+
+    def _serve_if_open(self, request: Request) -> None:
+        if self.transport is not None:
+            self._serve(request)
+
+    def _refuse(self, refusal: ApiError) -> None:
+        """Answer a request that could not be read, and close; if one is being answered, cut both off."""
+        self.is_closing = True
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        if self._serving is not None:
+            current, self.current = self.current, None
+            transport.abort()
+            if current is not None:
+                current.client_left()
+            return
+        body = refusal.body()
+        request_id = self._gateway.ids.next()
+        self._gateway.note_refusal(refusal, request_id)
+        transport.write(
+            status_line(refusal.status)
+            + b"content-type: application/json\r\nconnection: close\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n"
+            % (request_id.encode(), len(body))
+            + body
+        )
+        transport.close()
+
+    def _is_last(self, request: Request) -> bool:
+        return self.is_closing or not request.keep_alive
+
+    @property
+    def is_paused(self) -> bool:
+        """Say whether the client is behind."""
+        return self._is_paused
+
+    @property
+    def has_unsent(self) -> bool:
+        """Say whether bytes wait to be written."""
+        return self.transport is not None and self.transport.get_write_buffer_size() > 0
+
+    @property
+    def is_streaming(self) -> bool:
+        """Say whether the head of a stream is out."""
+        return self._is_streaming
+
+
+def _without_framing(chunks: bytes) -> bytes:
+    """Strip chunk framing of our own making, for HTTP/1.0 clients."""
+    out = bytearray()
+    at = 0
+    while at < len(chunks):
+        line_end = chunks.index(b"\r\n", at)
+        size = int(chunks[at:line_end], 16)
+        out += chunks[line_end + 2 : line_end + 2 + size]
+        at = line_end + 2 + size + 2
+    return bytes(out)

@@ -1,0 +1,407 @@
+"""Connections to replicas: a keep-alive pool and a small HTTP/1.1 client.
+
+One ``asyncio.Protocol`` a connection, no task and no future a request; only
+opening a new connection costs a task. The most recently used idle connection
+is taken first, so that the rest can grow old and be closed. What happens on a
+connection is told to a ``Receiver``.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+from modelyard.clock import Clock
+
+IDLE_S_MAX = 4.0
+"""llama.cpp and uvicorn close idle connections after 5 s; closing first avoids writing into a closing one."""
+HEAD_BYTES_MAX = 64 * 1024
+BODY_BYTES_MAX = 64 * 1024 * 1024
+LEFTOVER_BYTES_MAX = 1024
+
+_log = logging.getLogger(__name__)
+
+
+class ResponseHead:
+    """Status and the headers that matter; ``length`` is None when the body ends otherwise."""
+
+    __slots__ = ("content_type", "is_chunked", "is_last", "length", "retry_after", "status")
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.content_type = b""
+        self.length: int | None = None
+        self.is_chunked = False
+        self.is_last = False
+        self.retry_after: float | None = None
+
+
+class MalformedResponseError(Exception):
+    """The peer does not speak HTTP/1.1 as we know it."""
+
+
+class Receiver(Protocol):
+    """Who is told what comes back. ``wants_stream`` chooses between ``stream`` calls and one ``answer``."""
+
+    def connected(self, connection: "UpstreamConnection") -> None:
+        """Tell that a new connection is open."""
+        ...
+
+    def unreachable(self, reason: str) -> None:
+        """Tell that no connection could be opened."""
+        ...
+
+    def wants_stream(self, head: ResponseHead) -> bool:
+        """Say how the body of this response is wanted."""
+        ...
+
+    def answer(self, head: ResponseHead, body: bytes) -> None:
+        """Take a whole response."""
+        ...
+
+    def stream(self, data: bytes) -> None:
+        """Take a raw read of a streamed body, chunk framing included."""
+        ...
+
+    def lost(self, *, is_clean: bool, has_answered: bool) -> None:
+        """Tell that the connection ended before the response did (``is_clean``: by a FIN)."""
+        ...
+
+    def malformed(self, reason: str) -> None:
+        """Tell that the response cannot be read."""
+        ...
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection to a replica; serves one request at a time."""
+
+    __slots__ = (
+        "_body",
+        "_head",
+        "_is_streaming",
+        "_receiver",
+        "address",
+        "has_answered",
+        "idle_since_s",
+        "is_reused",
+        "pool",
+        "transport",
+    )
+
+    def __init__(self, pool: "UpstreamPool", address: tuple[str, int]) -> None:
+        self.pool = pool
+        self.address = address
+        self.transport: asyncio.Transport | None = None
+        self.idle_since_s = 0.0
+        self.is_reused = False
+        self.has_answered = False
+        self._receiver: Receiver | None = None
+        self._head: ResponseHead | None = None
+        self._body = bytearray()
+        self._is_streaming = False
+
+    def send(self, receiver: Receiver, payload: bytes) -> None:
+        """Write a whole request; what comes back goes to ``receiver``."""
+        assert self._receiver is None, "one request at a time"
+        assert self.transport is not None, "not connected"
+        self._receiver = receiver
+        self.has_answered = False
+        self._head = None
+        self.transport.write(payload)
+
+    def pause(self) -> None:
+        """Stop reading: the client is slow."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def release(self) -> None:
+        """The response is over: become idle, or close when the peer said so."""
+        self._receiver = None
+        self._is_streaming = False
+        self._body.clear()
+        if self._head is None or self._head.is_last:
+            self.abort()
+        else:
+            self.pool.put(self)
+
+    def linger(self) -> None:
+        """The answer is complete but the end of its framing has not come yet; wait for it, then become idle."""
+        self._receiver = _Leftover(self)
+
+    def abort(self) -> None:
+        """Drop the connection at once; the engine sees it and stops generating."""
+        self._receiver = None
+        if self.transport is not None:
+            self.transport.abort()
+
+    # --- asyncio.Protocol ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        assert isinstance(transport, asyncio.Transport), "a stream transport"
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Take a read: the hot path of streams is its first two lines."""
+        receiver = self._receiver
+        if self._is_streaming and receiver is not None:
+            receiver.stream(data)
+            return
+        if receiver is None:
+            # Nobody asked: a second response, or one after we gave up.
+            self.abort()
+            return
+        self.has_answered = True
+        try:
+            self._take(receiver, data)
+        except MalformedResponseError as error:
+            self.abort()
+            receiver.malformed(str(error))
+
+    def eof_received(self) -> bool:
+        """Let the transport close itself."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell whoever waits here."""
+        self.pool.forget(self)
+        receiver, self._receiver = self._receiver, None
+        if receiver is None:
+            return
+        head = self._head
+        if exc is None and head is not None and not self._is_streaming and head.length is None and not head.is_chunked:
+            receiver.answer(head, bytes(self._body))
+        else:
+            receiver.lost(is_clean=exc is None, has_answered=self.has_answered)
+
+    def _take(self, receiver: Receiver, data: bytes) -> None:
+        body = self._body
+        if self._head is None:
+            if body:
+                body += data
+                data = bytes(body)
+            end = data.find(b"\r\n\r\n")
+            if end < 0:
+                if len(data) > HEAD_BYTES_MAX:
+                    raise MalformedResponseError("response head too long")
+                if not body:
+                    body += data
+                return
+            body.clear()
+            head = parse_head(data[:end])
+            data = data[end + 4 :]
+            if 100 <= head.status < 200:
+                self.has_answered = False
+                if data:
+                    self._take(receiver, data)
+                return
+            self._head = head
+            if receiver.wants_stream(head):
+                self._is_streaming = True
+                if data:
+                    receiver.stream(data)
+                return
+        self._take_body(receiver, data)
+
+    def _take_body(self, receiver: Receiver, data: bytes) -> None:
+        head = self._head
+        assert head is not None, "a body follows a head"
+        body = self._body
+        if head.length is not None:
+            if not body and len(data) == head.length:
+                whole = data
+            else:
+                body += data
+                if len(body) < head.length:
+                    return
+                whole = bytes(body[: head.length])
+                head.is_last = head.is_last or len(body) > head.length
+        else:
+            body += data
+            if len(body) > BODY_BYTES_MAX:
+                raise MalformedResponseError("response too long")
+            if not head.is_chunked:
+                return
+            if (decoded := join_chunks(body)) is None:
+                return
+            whole = decoded
+        self.release()
+        receiver.answer(head, whole)
+
+
+class _Leftover:
+    """Reads the last chunk of a stream whose client has been served."""
+
+    __slots__ = ("_connection", "_tail")
+
+    def __init__(self, connection: UpstreamConnection) -> None:
+        self._connection = connection
+        self._tail = b""
+
+    def stream(self, data: bytes) -> None:
+        """Release the connection at the last chunk; anything longer is not worth waiting for."""
+        self._tail += data
+        if self._tail.endswith(b"0\r\n\r\n"):
+            self._connection.release()
+        elif len(self._tail) > LEFTOVER_BYTES_MAX:
+            self._connection.abort()
+
+    def connected(self, connection: UpstreamConnection) -> None:
+        """Cannot happen: the connection is open."""
+
+    def unreachable(self, reason: str) -> None:
+        """Cannot happen: the connection is open."""
+
+    def wants_stream(self, head: ResponseHead) -> bool:
+        """Cannot happen: the head was read."""
+        return True
+
+    def answer(self, head: ResponseHead, body: bytes) -> None:
+        """Cannot happen: the body is a stream."""
+
+    def lost(self, *, is_clean: bool, has_answered: bool) -> None:
+        """Nobody waits for this connection any more."""
+
+    def malformed(self, reason: str) -> None:
+        """Nobody waits for this connection any more."""
+
+
+class UpstreamPool:
+    """All connections to replicas of one gateway worker."""
+
+    def __init__(self, *, connect_timeout_s: float, clock: Clock) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._clock = clock
+        self._idle: dict[tuple[str, int], list[UpstreamConnection]] = {}
+        self._opening: set[asyncio.Task[None]] = set()
+
+    def take(self, address: tuple[str, int]) -> UpstreamConnection | None:
+        """Return an idle connection, or None."""
+        idle = self._idle.get(address)
+        while idle:
+            connection = idle.pop()
+            if connection.transport is not None and not connection.transport.is_closing():
+                connection.is_reused = True
+                return connection
+        return None
+
+    def open(self, address: tuple[str, int], receiver: Receiver) -> None:
+        """Open a new connection and hand it to ``receiver.connected`` or call ``receiver.unreachable``."""
+        self._start(self._open(address, receiver))
+
+    def put(self, connection: UpstreamConnection) -> None:
+        """Keep an idle connection."""
+        connection.idle_since_s = self._clock.monotonic_s()
+        self._idle.setdefault(connection.address, []).append(connection)
+
+    def forget(self, connection: UpstreamConnection) -> None:
+        """Drop a closed connection."""
+        idle = self._idle.get(connection.address)
+        if idle and connection in idle:
+            idle.remove(connection)
+
+    def close_old(self, now_s: float) -> None:
+        """Close connections that were idle too long, and forget addresses without any."""
+        for address, idle in list(self._idle.items()):
+            while idle and now_s - idle[0].idle_since_s > IDLE_S_MAX:
+                idle.pop(0).abort()
+            if not idle:
+                del self._idle[address]
+
+    async def close(self) -> None:
+        """Close everything."""
+        for task in list(self._opening):
+            task.cancel()
+        await asyncio.gather(*self._opening, return_exceptions=True)
+        for idle in self._idle.values():
+            for connection in list(idle):
+                connection.abort()
+        self._idle.clear()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _open(self, address: tuple[str, int], receiver: Receiver) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                _, connection = await loop.create_connection(lambda: UpstreamConnection(self, address), *address)
+        except TimeoutError:
+            receiver.unreachable("connect timeout")
+        except OSError as error:
+            receiver.unreachable(error.strerror or "connection refused")
+        else:
+            receiver.connected(connection)
+
+
+def parse_head(head: bytes) -> ResponseHead:  # noqa: C901, PLR0912 - one flat match over header names, on the hot path
+    """Parse status line and headers (without the blank line).
+
+    Raises:
+        MalformedResponseError: it is no HTTP/1.x response, or its framing is ambiguous.
+    """
+    found = ResponseHead()
+    first, _, rest = head.partition(b"\r\n")
+    parts = first.split(b" ", 2)
+    if len(parts) < 2 or not parts[0].startswith(b"HTTP/1.") or not parts[1].isdigit():
+        raise MalformedResponseError("not an HTTP/1.1 response")
+    found.status = int(parts[1])
+    found.is_last = parts[0] == b"HTTP/1.0"
+    for line in rest.split(b"\r\n") if rest else ():
+        name, colon, value = line.partition(b":")
+        if not colon:
+            raise MalformedResponseError("bad header line")
+        name = name.lower()
+        if name == b"content-length":
+            if found.length is not None or not value.strip().isdigit():
+                raise MalformedResponseError("bad content-length")
+            found.length = int(value)
+            if found.length > BODY_BYTES_MAX:
+                raise MalformedResponseError("response too long")
+        elif name == b"transfer-encoding":
+            if value.strip().lower() != b"chunked":
+                raise MalformedResponseError("unknown transfer-encoding")
+            found.is_chunked = True
+        elif name == b"content-type":
+            found.content_type = value.strip().lower()
+        elif name == b"connection":
+            found.is_last = value.strip().lower() == b"close"
+        elif name == b"retry-after" and value.strip().isdigit():
+            found.retry_after = float(value)
+    if found.is_chunked and found.length is not None:
+        raise MalformedResponseError("both content-length and chunked")
+    if found.status in (204, 304) and not found.is_chunked:
+        found.length = 0
+    return found
+
+
+def join_chunks(body: bytearray) -> bytes | None:
+    """Return the payload of a chunked body, or None while it is unfinished.
+
+    Raises:
+        MalformedResponseError: the framing is broken.
+    """
+    out = bytearray()
+    at = 0
+    while True:
+        line_end = body.find(b"\r\n", at)
+        if line_end < 0:
+            return None
+        try:
+            size = int(body[at:line_end].split(b";", 1)[0], 16)
+        except ValueError:
+            raise MalformedResponseError("bad chunk framing") from None
+        start = line_end + 2
+        if size == 0:
+            return bytes(out)
+        if start + size + 2 > len(body):
+            return None
+        out += body[start : start + size]
+        at = start + size + 2

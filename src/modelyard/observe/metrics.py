@@ -1,0 +1,148 @@
+"""The gateway's metrics: every name in one place.
+
+Counting must cost nothing on the hot path, so numbers are plain integers in
+dicts and ``prometheus_client`` only renders them when somebody asks.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+NAMES = {
+    "modelyard_requests": "Inference requests that ended, by route, model and HTTP status.",
+    "modelyard_refused": "Requests refused before dispatch, by error code.",
+    "modelyard_tokens": "Tokens metered, by model and kind (prompt, cached, completion).",
+    "modelyard_retries": "Requests sent to another replica, by model.",
+    "modelyard_ignored_fields": "Unknown request fields that were dropped.",
+    "modelyard_control_requests": "Requests forwarded to the controller.",
+    "modelyard_in_flight": "Requests that have a replica or wait for one, by model.",
+    "modelyard_queued": "Requests that wait for a replica, by model.",
+    "modelyard_replicas": "Replicas that the gateway may use, by model.",
+    "modelyard_connections": "Open client connections.",
+    "modelyard_table_revision": "Revision of the routing table in use.",
+    "modelyard_table_age_seconds": "Seconds since the controller was last heard; large: serving from the last table.",
+    "modelyard_journal_writable": "1 while usage can be recorded; at 0 new requests are refused.",
+    "modelyard_first_token_seconds": "Time from arrival to the first token of a stream.",
+    "modelyard_request_seconds": "Time from arrival to the end of an answer.",
+}
+"""Help text of every metric; counters get the suffix ``_total``, histograms their usual three."""
+
+BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0)
+
+Labels = tuple[str, ...]
+Gauge = Callable[[], Iterable[tuple[Labels, float]]]
+
+
+class Histogram:
+    """Counts by bound, and a sum."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS_S) + 1)
+        self.total = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one."""
+        self.counts[bisect_left(BOUNDS_S, seconds)] += 1
+        self.total += seconds
+
+
+class GatewayMetrics:
+    """Counters of one gateway worker; gauges are read when rendered."""
+
+    def __init__(self) -> None:
+        self.requests: dict[Labels, int] = {}
+        self.refused: dict[Labels, int] = {}
+        self.tokens: dict[Labels, int] = {}
+        self.retries: dict[Labels, int] = {}
+        self.ignored_fields = 0
+        self.control_requests = 0
+        self.connections = 0
+        self.first_token: dict[Labels, Histogram] = {}
+        self.request: dict[Labels, Histogram] = {}
+        self.gauges: dict[str, tuple[Labels, Gauge]] = {}
+
+    def ended(self, *, route: str, model: str, status: int, seconds: float) -> None:
+        """Count an inference request that ended."""
+        labels = (route, model, str(status))
+        self.requests[labels] = self.requests.get(labels, 0) + 1
+        _histogram(self.request, (model,)).observe(seconds)
+
+    def began(self, *, model: str, seconds: float) -> None:
+        """Count a first token."""
+        _histogram(self.first_token, (model,)).observe(seconds)
+
+    def used(self, *, model: str, prompt: int, cached: int, completion: int) -> None:
+        """Count metered tokens."""
+        tokens = self.tokens
+        for kind, count in (("prompt", prompt), ("cached", cached), ("completion", completion)):
+            if count:
+                tokens[model, kind] = tokens.get((model, kind), 0) + count
+
+    def refuse(self, code: str) -> None:
+        """Count a refusal."""
+        self.refused[(code,)] = self.refused.get((code,), 0) + 1
+
+    def retried(self, model: str) -> None:
+        """Count a retry."""
+        self.retries[(model,)] = self.retries.get((model,), 0) + 1
+
+    def render(self) -> bytes:
+        """Return the page in Prometheus' text format."""
+        from prometheus_client import CollectorRegistry, generate_latest
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return generate_latest(registry)
+
+    def collect(self) -> Iterator["Metric"]:
+        """Yield every metric (the interface of a ``prometheus_client`` collector)."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        yield _counter("modelyard_requests", ("route", "model", "status"), self.requests)
+        yield _counter("modelyard_refused", ("code",), self.refused)
+        yield _counter("modelyard_tokens", ("model", "kind"), self.tokens)
+        yield _counter("modelyard_retries", ("model",), self.retries)
+        yield _counter("modelyard_ignored_fields", (), {(): self.ignored_fields})
+        yield _counter("modelyard_control_requests", (), {(): self.control_requests})
+        for name, (labels, read) in self.gauges.items():
+            family = GaugeMetricFamily(name, NAMES[name], labels=labels)
+            for values, number in read():
+                family.add_metric(values, number)
+            yield family
+        yield _histograms("modelyard_first_token_seconds", self.first_token)
+        yield _histograms("modelyard_request_seconds", self.request)
+
+
+def _histogram(found: dict[Labels, Histogram], labels: Labels) -> Histogram:
+    histogram = found.get(labels)
+    if histogram is None:
+        histogram = found[labels] = Histogram()
+    return histogram
+
+
+def _counter(name: str, labels: Labels, values: dict[Labels, int]) -> "Metric":
+    from prometheus_client.core import CounterMetricFamily
+
+    family = CounterMetricFamily(name, NAMES[name], labels=labels)
+    for key, number in list(values.items()):
+        family.add_metric(key, number)
+    return family
+
+
+def _histograms(name: str, found: dict[Labels, Histogram]) -> "Metric":
+    from prometheus_client.core import HistogramMetricFamily
+
+    family = HistogramMetricFamily(name, NAMES[name], labels=("model",))
+    for labels, histogram in list(found.items()):
+        running = 0
+        buckets: list[tuple[str, float]] = []
+        for bound, count in zip((*BOUNDS_S, float("inf")), histogram.counts, strict=True):
+            running += count
+            buckets.append((str(bound) if bound != float("inf") else "+Inf", running))
+        family.add_metric(labels, buckets, histogram.total)
+    return family

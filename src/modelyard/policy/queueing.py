@@ -1,0 +1,60 @@
+"""The bounded line before an endpoint: first come, first served.
+
+Refusing early is kinder than a long line: a caller that is told "full, retry
+in 2 s" can go elsewhere, one that waits behind 500 others only times out. The
+line is a dict, since dicts keep insertion order and forget any member in
+constant time: a thousand waiters may leave at once.
+"""
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+W = TypeVar("W")
+
+
+class WaitingLine(Generic[W]):
+    """Waiters with their deadlines (seconds on the caller's clock)."""
+
+    __slots__ = ("_waiters", "places")
+
+    def __init__(self, places: int) -> None:
+        self.places = places
+        self._waiters: dict[W, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def __repr__(self) -> str:
+        return f"<WaitingLine {len(self._waiters)}/{self.places}>"
+
+    @property
+    def is_full(self) -> bool:
+        """Say whether the next one must be refused."""
+        return len(self._waiters) >= self.places
+
+    def join(self, waiter: W, *, deadline_s: float) -> None:
+        """Stand at the end."""
+        assert not self.is_full, "joined a full line"
+        self._waiters[waiter] = deadline_s
+
+    def leave(self, waiter: W) -> bool:
+        """Go away; say whether the waiter stood here."""
+        return self._waiters.pop(waiter, None) is not None
+
+    def first(self) -> W | None:
+        """Return who is next, without removing."""
+        return next(iter(self._waiters), None)
+
+    def position(self, waiter: W) -> int:
+        """Return how many stand before ``waiter``."""
+        for place, other in enumerate(self._waiters):
+            if other is waiter:
+                return place
+        raise KeyError("not in this line")
+
+    def expired(self, now_s: float) -> list[W]:
+        """Return those whose deadline has passed, without removing."""
+        return [waiter for waiter, deadline_s in self._waiters.items() if deadline_s <= now_s]
+
+    def __iter__(self) -> Iterator[W]:
+        return iter(list(self._waiters))
