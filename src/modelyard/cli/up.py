@@ -116,7 +116,11 @@ def _run_all(options: _Options) -> None:
         is_first = not data.admin_key.exists()
         listeners = _listeners(config)
         port = listeners[0].getsockname()[1]
-        host = config.gateway.host
+        if not _is_loopback(host := config.gateway.host):
+            remark(
+                f"Warning: {host} is reachable from other machines and this port speaks plain HTTP. "
+                "Put a TLS proxy in front of it."
+            )
         plane_options = ["--data-dir", str(data.root), "--log-level", options.log_level]
         plane_options += ["--host", host, "--port", str(port), "--workers", str(len(listeners))]
         if options.config:
@@ -163,11 +167,6 @@ def _hold(lock: IO[bytes], data: DataDirectory) -> None:
 def _listeners(config: Config) -> list[socket.socket]:
     """Open one listening socket a worker, all on one port."""
     host, port, workers = config.gateway.host, config.gateway.port, config.gateway.workers
-    if not _is_loopback(host):
-        remark(
-            f"Warning: {host} is reachable from other machines and this port speaks plain HTTP. "
-            "Put a TLS proxy in front of it."
-        )
     if workers == 1:
         return [_bind(host, port, is_shared=False)]
     # A shared port is never busy for a second program that shares it too, so look without sharing first.
