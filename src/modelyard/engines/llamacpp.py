@@ -1,0 +1,158 @@
+"""llama.cpp: language models in GGUF files on CPU, as the prebuilt wheel ``xllamacpp`` brings it.
+
+Each replica is a process of its own (``llamacpp_server.py``): a bad model file
+aborts the process that loads it. What was found and must stay so
+(``reference/engines.md`` sections 1 and 2): threads are the cores given to the
+replica and OpenMP waits passively, else two replicas on shared cores slow each
+other down 20 times and more; each slot owns ``context_length`` tokens of KV
+cache, so that no request fails because of its neighbours.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from modelyard.engines import EngineCommand, EngineLoad, LaunchSpec, Options, Settings
+from modelyard.engines.options import read_options
+from modelyard.engines.pages import count_of, read_samples
+
+_CHAT_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
+_EMBEDDINGS_ROUTE = "/v1/embeddings"
+
+_MAGIC = b"GGUF"
+_HEADER_BYTES = 24
+_VERSIONS = (2, 3)
+_TENSORS_MAX = 1_000_000
+_FOREIGN = {
+    b"PK\x03\x04": "a zip file (PyTorch checkpoints are zip files with pickle inside)",
+    b"\x80\x02": "a pickle, which could run code",
+    b"\x80\x03": "a pickle, which could run code",
+    b"\x80\x04": "a pickle, which could run code",
+    b"\x80\x05": "a pickle, which could run code",
+    b"FUGG": "a big-endian GGUF file",
+    b"lmgg": "an old GGML file from before GGUF",
+    b"tjgg": "an old GGML file from before GGUF",
+    b"\x89HDF": "an HDF5 file",
+    b"<htm": "a web page",
+    b"<!DO": "a web page",
+    b"vers": "a Git LFS pointer, not the file itself",
+}
+
+_KV_BYTES_BASE = 23_040
+_KV_WEIGHTS_BASE = 98_000_000
+_KV_GROWTH = 0.44
+_KV_SHARE = {"f16": 1.0, "q8_0": 0.53, "q4_0": 0.28}
+_OVERHEAD_BYTES = 96 * 1024 * 1024
+_LOAD_BYTES_PER_S = 150_000_000
+_PROCESS_START_S = 0.8
+
+
+class LlamaCppOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a deploy may set."""
+
+    slots: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
+    """Sequences decoded at once."""
+    context_length: Annotated[int, msgspec.Meta(ge=256, le=1_048_576)] = 2048
+    """Most tokens of prompt and answer together, of each slot."""
+    embedding: bool = False
+    """Serve embeddings too."""
+    pooling: Literal["", "mean", "cls", "last"] = ""
+    """How token vectors become one; "": as the model file says, else the mean."""
+    kv_type: Literal["f16", "q8_0", "q4_0"] = "f16"
+    """Precision of the KV cache: less memory, slightly other answers."""
+    cache_ram_mib: Annotated[int, msgspec.Meta(ge=0, le=1_048_576)] = 0
+    """Memory for prompts that lost their slot. Off: it counts against the replica's memory."""
+
+
+class LlamaCppEngine:
+    """The ``Engine`` contract for ``python -m modelyard.engines.llamacpp_server``."""
+
+    name = "llamacpp"
+    routes = _CHAT_ROUTES | {_EMBEDDINGS_ROUTE}
+    request_extras = frozenset({"top_k", "min_p", "typical_p", "repeat_penalty", "ignore_eos", "cache_prompt"})
+    needs_artifact = True
+    ready_path = "/health"
+    load_path = "/metrics"
+
+    def missing(self) -> str:
+        """Return the fix when ``xllamacpp`` is not installed, else ""."""
+        if importlib.util.find_spec("xllamacpp") is None:
+            return "The engine 'llamacpp' needs the package xllamacpp. Run: pip install 'modelyard[llamacpp]'"
+        return ""
+
+    def check_artifact(self, file: Path) -> None:
+        """Accept GGUF files of a version that llama.cpp reads, by content.
+
+        Raises:
+            ValueError: another kind of file, a truncated or an unreasonable one.
+        """
+        with file.open("rb") as opened:
+            head = opened.read(_HEADER_BYTES)
+        if not head.startswith(_MAGIC):
+            kind = next((name for start, name in _FOREIGN.items() if head.startswith(start)), "of an unknown kind")
+            raise ValueError(f"The artifact is not a GGUF file: it is {kind}. The engine 'llamacpp' loads GGUF only.")
+        if len(head) < _HEADER_BYTES:
+            raise ValueError("The artifact is a truncated GGUF file. Fetch it again.")
+        version = int.from_bytes(head[4:8], "little")
+        if version not in _VERSIONS:
+            raise ValueError(
+                f"The artifact is GGUF version {version}; llama.cpp reads versions 2 and 3. Convert it again."
+            )
+        tensors = int.from_bytes(head[8:16], "little")
+        if not 1 <= tensors <= _TENSORS_MAX:
+            raise ValueError(f"The artifact is a GGUF file with {tensors} tensors, which is no model.")
+
+    def settings(self, options: Options, *, artifact_bytes: int) -> Settings:
+        """Check the options; estimate memory from the size of the file.
+
+        Raises:
+            ValueError: an unknown option or a bad value, naming it.
+        """
+        read = read_options(LlamaCppOptions, options, engine=self.name)
+        kv_bytes = _kv_bytes_per_token(artifact_bytes) * _KV_SHARE[read.kv_type] * read.slots * read.context_length
+        return Settings(
+            slots=read.slots,
+            context_length=read.context_length,
+            memory_bytes=artifact_bytes + int(kv_bytes) + _OVERHEAD_BYTES + read.cache_ram_mib * 1024 * 1024,
+            load_s=_PROCESS_START_S + artifact_bytes / _LOAD_BYTES_PER_S,
+        )
+
+    def command(self, spec: LaunchSpec) -> EngineCommand:
+        """Return the process to start; the secret travels in the environment, which other users cannot read."""
+        assert spec.artifact is not None, "needs_artifact is set"
+        argv = [sys.executable, "-P", "-m", "modelyard.engines.llamacpp_server"]
+        argv += ["--model", str(spec.artifact), "--model-name", spec.model_name]
+        argv += ["--host", spec.host, "--port", str(spec.port), "--threads", str(max(1, spec.threads))]
+        argv += ["--slots", str(spec.slots), "--context-length", str(spec.context_length)]
+        read = read_options(LlamaCppOptions, spec.options, engine=self.name)
+        argv += ["--kv-type", read.kv_type, "--cache-ram-mib", str(read.cache_ram_mib)]
+        if read.embedding:
+            argv += ["--embedding", "--pooling", read.pooling]
+        threads = str(max(1, spec.threads))
+        environment = {"ENGINE_SECRET": spec.secret, "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": threads}
+        return EngineCommand(argv=tuple(argv), env={**environment, "PYTHONUNBUFFERED": "1"})
+
+    def read_load(self, page: str) -> EngineLoad:
+        """Parse the metrics page; llama.cpp reports no use of its KV cache."""
+        samples = read_samples(page)
+        prompt = samples.get("llamacpp:prompt_tokens_total")
+        cached = samples.get("llamacpp:prompt_tokens_cached_total")
+        return EngineLoad(
+            running=count_of(samples, "llamacpp:requests_processing"),
+            waiting=count_of(samples, "llamacpp:requests_deferred"),
+            # llama.cpp counts only what it computed; the contract counts prompts.
+            prompt_tokens_total=None if prompt is None else prompt + (cached or 0.0),
+            generation_tokens_total=samples.get("llamacpp:tokens_predicted_total"),
+        )
+
+    def routes_for(self, options: Options) -> frozenset[str]:
+        """Return chat and completions, and embeddings when the option ``embedding`` is set."""
+        return self.routes if options.get("embedding") is True else _CHAT_ROUTES
+
+
+def _kv_bytes_per_token(weights_bytes: int) -> float:
+    """Guess the f16 KV bytes of a token: a curve through SmolLM2-135M, Llama-3-8B and Llama-3-70B at 4 bits."""
+    return float(_KV_BYTES_BASE * (max(weights_bytes, 1) / _KV_WEIGHTS_BASE) ** _KV_GROWTH)

@@ -1,0 +1,325 @@
+"""Every engine keeps the contract of ``modelyard.engines``: the real process, started by the real local fleet.
+
+Engines differ in what they say, so the tests look at forms, counts and ends,
+never at the text of a model.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from tests.support.smollm import ModelMissing, smollm_path
+from tests.support.waiting import eventually_async
+
+from modelyard.clock import SystemClock
+from modelyard.engines import Engine, EngineLoad, LaunchSpec, Options
+from modelyard.engines.llamacpp import LlamaCppEngine
+from modelyard.engines.simulated import SimulatedEngine
+from modelyard.fleet import StartOrder
+from modelyard.fleet.local import LocalFleet, stop_all
+
+MODEL = "acme/tiny"
+SECRET = "the-replica-secret"
+ENGINES: dict[str, tuple[Engine, Options]] = {
+    "simulated": (SimulatedEngine(), {"slots": 2, "load_s": 0.3, "context_length": 4096, "itl_ms": 5}),
+    "llamacpp": (LlamaCppEngine(), {"slots": 2, "context_length": 512, "embedding": True}),
+}
+
+
+@dataclass(slots=True)
+class Running:
+    """An engine's process, shared by the tests of this file."""
+
+    engine: Engine
+    options: Options
+    url: str
+    saw_loading: bool
+
+
+@dataclass(slots=True)
+class Replica:
+    """A running engine and how to talk to it."""
+
+    engine: Engine
+    options: Options
+    session: aiohttp.ClientSession
+    url: str
+    saw_loading: bool
+
+    async def call(self, path: str, body: dict[str, Any] | None = None, secret: str = SECRET) -> tuple[int, Any]:
+        headers = {"authorization": f"Bearer {secret}"} if secret else {}
+        method = "GET" if body is None else "POST"
+        async with self.session.request(method, self.url + path, json=body, headers=headers) as response:
+            text = await response.text()
+            return response.status, json.loads(text) if text.startswith("{") else text
+
+    async def load(self) -> EngineLoad:
+        status, page = await self.call(self.engine.load_path)
+        assert status == 200
+        return self.engine.read_load(page)
+
+    async def stream(self, path: str, body: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
+        """Return the chunks before ``[DONE]``, and the content type."""
+        body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        headers = {"authorization": f"Bearer {SECRET}"}
+        async with self.session.post(self.url + path, json=body, headers=headers) as response:
+            raw = await response.read()
+            assert response.status == 200, raw
+        events = re.split(rb"\r?\n\r?\n", raw)
+        data = [event.removeprefix(b"data: ") for event in events if event.startswith(b"data: ")]
+        assert data[-1] == b"[DONE]"
+        return [json.loads(item) for item in data[:-1]], response.content_type
+
+
+@pytest.fixture(params=list(ENGINES), scope="module")
+def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    engine, options = ENGINES[request.param]
+    if why := engine.missing():
+        pytest.skip(why)
+    root = tmp_path_factory.mktemp("engines") / "replicas"
+    fleet = LocalFleet(root, SystemClock())
+    try:
+        yield asyncio.run(started(fleet, engine, options, artifact_of(engine)))
+        asyncio.run(fleet.stop("r-1", grace_s=5))
+        assert asyncio.run(fleet.observe())[0].exit_reason == "stopped"
+    finally:
+        stop_all(root, 0.0)
+
+
+@pytest.fixture
+async def replica(running: Running) -> AsyncIterator[Replica]:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
+        yield Replica(running.engine, running.options, session, running.url, running.saw_loading)
+
+
+async def started(fleet: LocalFleet, engine: Engine, options: Options, artifact: Path | None) -> Running:
+    address = await fleet.reserve("r-1")
+    settings = engine.settings(options, artifact_bytes=artifact.stat().st_size if artifact else 0)  # noqa: ASYNC240 - a test
+    spec = LaunchSpec(
+        replica_id="r-1",
+        model_name=MODEL,
+        artifact=artifact,
+        host=address.host,
+        port=address.port,
+        secret=SECRET,
+        slots=settings.slots,
+        context_length=settings.context_length,
+        threads=2,
+        options=options,
+        work_dir=Path(address.work_dir),
+    )
+    command = engine.command(spec)
+    assert not any(SECRET in word for word in command.argv), "arguments are visible to every user of the machine"
+    order = StartOrder(
+        replica_id="r-1", endpoint_id="ep-1", host=address.host, port=address.port, secret=SECRET, command=command
+    )
+    await fleet.start(order)
+    url = f"http://{address.host}:{address.port}"
+    async with aiohttp.ClientSession() as session:
+        saw_loading = await ready(fleet, session, url + engine.ready_path)
+    return Running(engine, options, url, saw_loading)
+
+
+def artifact_of(engine: Engine) -> Path | None:
+    if not engine.needs_artifact:
+        return None
+    try:
+        file = smollm_path()
+    except ModelMissing as error:
+        pytest.skip(str(error))
+    engine.check_artifact(file)
+    return file
+
+
+async def ready(fleet: LocalFleet, session: aiohttp.ClientSession, url: str) -> bool:
+    """Wait for 200; say whether 503 was seen before."""
+    statuses: list[int] = []
+
+    async def look() -> bool:
+        assert (await fleet.observe())[0].is_running, [line async for line in fleet.log_lines("r-1", follow=False)]
+        async with session.get(url) as response:
+            statuses.append(response.status)
+        return response.status == 200
+
+    await eventually_async(look, 60, "ready")
+    assert set(statuses) <= {200, 503}
+    return 503 in statuses
+
+
+def chat(text: str, **more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": text}], "temperature": 0, **more}
+
+
+async def test_it_loads_answers_and_counts(replica: Replica) -> None:
+    assert replica.saw_loading, "until the model is loaded the ready path must not say 200"
+    before = await replica.load()
+    assert (before.running, before.waiting) == (0, 0)
+    status, body = await replica.call("/v1/chat/completions", chat("Say hello to the whole world", max_tokens=4))
+    assert status == 200
+    assert (body["object"], body["model"]) == ("chat.completion", MODEL)
+    [choice] = body["choices"]
+    assert choice["message"]["role"] == "assistant"
+    assert choice["message"]["content"]
+    assert choice["finish_reason"] == "length"
+    usage = body["usage"]
+    assert usage["completion_tokens"] == 4
+    assert usage["total_tokens"] == usage["prompt_tokens"] + 4
+    after = await replica.load()
+    assert after.generation_tokens_total == (before.generation_tokens_total or 0) + 4
+    assert after.prompt_tokens_total == (before.prompt_tokens_total or 0) + usage["prompt_tokens"]
+
+
+async def test_a_chat_stream_has_role_text_finish_and_usage_in_order(replica: Replica) -> None:
+    chunks, content_type = await replica.stream("/v1/chat/completions", chat("Count to five, please", max_tokens=4))
+    assert content_type == "text/event-stream"
+    assert {chunk["model"] for chunk in chunks} == {MODEL}
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert not chunks[0]["choices"][0]["delta"]["content"]
+    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks[:-1])
+    assert chunks[-2]["choices"][0] | {"logprobs": None} == {
+        "index": 0,
+        "delta": {},
+        "finish_reason": "length",
+        "logprobs": None,
+    }
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == 4
+
+
+async def test_completions_stream_text_and_usage(replica: Replica) -> None:
+    body = {"model": MODEL, "prompt": "One two three four", "max_tokens": 3, "temperature": 0}
+    chunks, _ = await replica.stream("/v1/completions", body)
+    assert {chunk["object"] for chunk in chunks} == {"text_completion"}
+    assert "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+    finishes = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]]
+    assert finishes == ["length"]
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk.get("usage")] == [3]
+
+
+async def test_a_repeated_prompt_is_read_from_the_cache(replica: Replica) -> None:
+    text = "This is a long sentence that will be asked for twice, to see that its beginning is not computed again. " * 3
+    _, first = await replica.call("/v1/chat/completions", chat(text, max_tokens=2))
+    _, second = await replica.call("/v1/chat/completions", chat(text, max_tokens=2))
+    assert first["usage"]["prompt_tokens"] == second["usage"]["prompt_tokens"]
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 16
+
+
+@pytest.mark.parametrize("secret", ["", "wrong", SECRET[:-1], SECRET + "x"])
+async def test_nothing_but_readiness_is_served_without_the_secret(replica: Replica, secret: str) -> None:
+    before = await replica.load()
+    for path, body in (
+        ("/v1/chat/completions", chat("Hi")),
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/embeddings", {"input": "Hi"}),
+        ("/v1/models", None),
+        (replica.engine.load_path, None),
+        ("/slots", None),
+        ("/sim/faults", None),
+    ):
+        status, answer = await replica.call(path, body, secret=secret)
+        assert status == 401, path
+        assert "error" in answer
+    assert await replica.load() == before
+
+
+async def test_a_client_that_leaves_frees_its_slot(replica: Replica) -> None:
+    before = (await replica.load()).generation_tokens_total or 0
+    body = chat("Tell me a very long story", stream=True, max_tokens=400, ignore_eos=True)
+    headers = {"authorization": f"Bearer {SECRET}"}
+    async with replica.session.post(replica.url + "/v1/chat/completions", json=body, headers=headers) as response:
+        await response.content.readline()
+        assert (await replica.load()).running == 1
+        response.close()
+
+    async def is_free() -> bool:
+        return (await replica.load()).running == 0
+
+    await eventually_async(is_free, 5, "the slot is free")
+    assert ((await replica.load()).generation_tokens_total or 0) - before < 400
+
+
+async def test_requests_beyond_the_slots_wait_and_are_counted(replica: Replica) -> None:
+    body = chat("Tell me a very long story", max_tokens=60, ignore_eos=True)
+
+    async def has_waiting() -> bool:
+        load = await replica.load()
+        return load.running == 2 and load.waiting == 1
+
+    async with asyncio.TaskGroup() as group:
+        calls = [group.create_task(replica.call("/v1/chat/completions", body)) for _ in range(3)]
+        await eventually_async(has_waiting, 10, "two run and one waits")
+    assert [call.result()[1]["usage"]["completion_tokens"] for call in calls] == [60, 60, 60]
+
+
+async def test_a_prompt_over_the_context_is_refused_with_an_error_object(replica: Replica) -> None:
+    for stream in (False, True):
+        status, body = await replica.call("/v1/chat/completions", chat("word " * 5000, max_tokens=1, stream=stream))
+        assert status == 400
+        assert "context" in body["error"]["message"]
+
+
+async def test_a_bad_request_is_refused_with_an_error_object(replica: Replica) -> None:
+    status, body = await replica.call("/v1/chat/completions", chat("Hi", max_tokens="many"))
+    assert status == 400
+    assert body["error"]["message"]
+
+
+async def test_embeddings_have_equal_vectors_for_equal_texts(replica: Replica) -> None:
+    assert "/v1/embeddings" in replica.engine.routes_for(replica.options)
+    status, body = await replica.call("/v1/embeddings", {"model": MODEL, "input": ["same", "other", "same"]})
+    assert status == 200
+    vectors = [item["embedding"] for item in body["data"]]
+    assert [item["index"] for item in body["data"]] == [0, 1, 2]
+    assert vectors[0] == pytest.approx(vectors[2], abs=1e-3)
+    assert vectors[0] != pytest.approx(vectors[1], abs=1e-3)
+    assert sum(value * value for value in vectors[0]) == pytest.approx(1, abs=1e-3)
+    assert body["usage"]["prompt_tokens"] > 0
+
+
+async def test_a_schema_is_followed(replica: Replica) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"colour": {"enum": ["red", "blue"]}, "count": {"type": "integer"}},
+        "required": ["colour", "count"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "thing", "schema": schema, "strict": True}}
+    _, body = await replica.call("/v1/chat/completions", chat("Name a thing", response_format=wanted, max_tokens=60))
+    found = json.loads(body["choices"][0]["message"]["content"])
+    assert found["colour"] in ("red", "blue")
+    assert isinstance(found["count"], int)
+
+
+@pytest.mark.parametrize("name", list(ENGINES))
+def test_what_a_page_does_not_say_is_none_and_never_zero(name: str) -> None:
+    engine, _ = ENGINES[name]
+    assert engine.read_load("") == EngineLoad()
+    assert engine.read_load("some_other_metric 3\n") == EngineLoad()
+
+
+@pytest.mark.parametrize("name", list(ENGINES))
+def test_options_are_checked_strictly_and_by_name(name: str) -> None:
+    engine, options = ENGINES[name]
+    settings = engine.settings(options, artifact_bytes=98_000_000)
+    assert (settings.slots, settings.context_length) == (options["slots"], options["context_length"])
+    assert settings.memory_bytes > 98_000_000
+    assert settings.load_s > 0
+    for wrong in ({"no_such_option": 1}, {"slots": 0}, {"slots": "2"}, {"slots": True}, {"context_length": 1.5}):
+        with pytest.raises(ValueError, match=f"'{next(iter(wrong))}'"):
+            engine.settings(wrong, artifact_bytes=0)
+
+
+@pytest.mark.parametrize("name", list(ENGINES))
+def test_routes_are_a_subset_and_the_name_is_the_key(name: str) -> None:
+    engine, options = ENGINES[name]
+    assert engine.name == name
+    assert engine.routes_for({}) <= engine.routes
+    assert engine.routes_for(options) <= engine.routes
