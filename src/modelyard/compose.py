@@ -93,23 +93,19 @@ def run_gateway_plane(config: Config, data: DataDirectory, *, worker: int, liste
     shared = load_secrets(data)
 
     async def serve(stop: asyncio.Event) -> None:
-        follower = FeedClient(data.feed_socket, shared.internal_token, f"gateway-{worker}")
-        try:
-            await run_gateway(
-                settings=config.gateway,
-                worker=worker,
-                listener=listener,
-                follower=follower,
-                control_socket=data.control_socket,
-                internal_token=shared.internal_token,
-                pepper=shared.pepper,
-                journal_root=data.journal,
-                last_table=data.last_table,
-                clock=SystemClock(),
-                stop=stop,
-            )
-        finally:
-            await follower.close()
+        await run_gateway(
+            settings=config.gateway,
+            worker=worker,
+            listener=listener,
+            follower=FeedClient(data.feed_socket, shared.internal_token, f"gateway-{worker}"),
+            control_socket=data.control_socket,
+            internal_token=shared.internal_token,
+            pepper=shared.pepper,
+            journal_root=data.journal,
+            last_table=data.last_table,
+            clock=SystemClock(),
+            stop=stop,
+        )
 
     _run(serve)
 
@@ -136,28 +132,22 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     database = open_database(url, timeout_s=config.control.database_timeout_s, clock=clock)
 
     async def serve(stop: asyncio.Event) -> None:
-        store, usage = SqlControlStore(database), SqlUsageStore(database)
-        feed = FeedServer(data.feed_socket, shared.internal_token)
-        try:
-            await feed.start()
-            await run_control(
-                config=config,
-                data=data,
-                store=store,
-                usage=usage,
-                fleet=LocalFleet(data.replicas, clock),
-                engines=engines,
-                feed=feed,
-                delivery=Delivery(data.journal, usage, config.control.delivery_interval_s),
-                console=build_console,
-                internal_token=shared.internal_token,
-                pepper=shared.pepper,
-                clock=clock,
-                stop=stop,
-            )
-        finally:
-            await feed.close()
-            await store.close()
+        usage = SqlUsageStore(database)
+        await run_control(
+            config=config,
+            data=data,
+            store=SqlControlStore(database),
+            usage=usage,
+            fleet=LocalFleet(data.replicas, clock),
+            engines=engines,
+            feed=FeedServer(data.feed_socket, shared.internal_token),
+            delivery=Delivery(data.journal, usage, config.control.delivery_interval_s),
+            console=build_console,
+            internal_token=shared.internal_token,
+            pepper=shared.pepper,
+            clock=clock,
+            stop=stop,
+        )
 
     _run(serve)
 
