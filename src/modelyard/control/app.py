@@ -1,0 +1,121 @@
+"""The control plane as one process: the management API, the loops, the way of usage into the ledger.
+
+Engines outlive it: when it stops or is killed they go on serving, and the next
+controller takes them over.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from starlette.types import ASGIApp
+
+from modelyard.clock import Clock
+from modelyard.config import Config, DataDirectory
+from modelyard.control import server
+from modelyard.control.api import build_api
+from modelyard.control.artifacts import ArtifactStore
+from modelyard.control.bootstrap import ensure_admin_key, keep_admin_key
+from modelyard.control.context import Context
+from modelyard.control.loops import Loops, Parts
+from modelyard.control.table import TablePublisher
+from modelyard.engines import Engines
+from modelyard.fleet import Fleet
+from modelyard.metering.delivery import Delivery
+from modelyard.stores import ControlStore, StoreUnavailableError, TableFeed, UsageStore
+
+__all__ = ["ensure_admin_key", "run_control"]
+
+DRAIN_TIMEOUT_S = 10.0
+"""Longest that a stopping controller delivers; what is left stays in the journal for the next one."""
+BOOT_PAUSE_S = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+class ServedFeed(TableFeed, Protocol):
+    """A feed that this process serves."""
+
+    async def start(self) -> None:
+        """Accept gateways."""
+        ...
+
+    async def close(self) -> None:
+        """Let them go."""
+        ...
+
+
+async def run_control(  # noqa: PLR0913 - everything that the plane is made of, by name, from compose.py
+    *,
+    config: Config,
+    data: DataDirectory,
+    store: ControlStore,
+    usage: UsageStore,
+    fleet: Fleet,
+    engines: Engines,
+    feed: ServedFeed,
+    delivery: Delivery,
+    console: Callable[[Context], ASGIApp],
+    internal_token: str,
+    pepper: bytes,
+    clock: Clock,
+    stop: asyncio.Event,
+) -> None:
+    """Run the control plane until ``stop`` is set; closes ``store`` and ``feed``, leaves engines running.
+
+    Raises:
+        StartupError: a socket cannot be made.
+    """
+    artifacts = ArtifactStore(data.artifacts)
+    publisher = TablePublisher(store=store, engines=engines, prices=config.prices, feed=feed)
+    loops = Loops(Parts(config, store, fleet, engines, artifacts, feed, publisher, clock))
+    context = Context(
+        config=config,
+        data=data,
+        store=store,
+        usage=usage,
+        fleet=fleet,
+        engines=engines,
+        clock=clock,
+        pepper=pepper,
+        internal_token=internal_token,
+        wake=loops.wake,
+        refresh=publisher.refresh,
+        health=loops.health,
+        gateways=feed.reports,
+    )
+    api = build_api(context, console(context))
+    listener = server.bind(data.control_socket)
+    try:
+        await asyncio.to_thread(artifacts.clear_leftovers)
+        await feed.start()
+        await _boot(store, pepper, clock, data, stop)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(server.serve(api, listener, stop), name="the management API")
+            group.create_task(loops.run(stop, delivery.run), name="the loops")
+        await _deliver_rest(delivery)
+    finally:
+        listener.close()
+        await feed.close()
+        await store.close()
+
+
+async def _boot(store: ControlStore, pepper: bytes, clock: Clock, data: DataDirectory, stop: asyncio.Event) -> None:
+    """Create what a fresh installation begins with; a database that is locked for a while is waited for."""
+    while not stop.is_set():
+        try:
+            await keep_admin_key(store, pepper, clock, data.admin_key)
+        except StoreUnavailableError as error:
+            _log.warning("waiting for the store: %s", error)
+            await asyncio.sleep(BOOT_PAUSE_S)
+        else:
+            return
+
+
+async def _deliver_rest(delivery: Delivery) -> None:
+    try:
+        async with asyncio.timeout(DRAIN_TIMEOUT_S):
+            await delivery.drain()
+    except (StoreUnavailableError, OSError) as error:  # a TimeoutError is an OSError
+        _log.warning("usage is left in the journal for the next start: %s", str(error) or "no time was left")

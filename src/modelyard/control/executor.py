@@ -1,0 +1,191 @@
+"""Carries out the actions of ``policy/reconcile.py``, in an order that survives being cut off anywhere.
+
+Two rules make every cut harmless. What is about to run is recorded before it
+runs, so that no process is ever unknown. What is about to end is recorded as
+ended before it ends, so that its end is never taken for a crash. Whatever is
+left half done, the next pass sees it and plans the rest.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from modelyard.clock import Clock
+from modelyard.control.loadtimes import LoadTimes
+from modelyard.control.supplies import Supplied
+from modelyard.control.tasks import KeyedTasks
+from modelyard.domain.catalog import ModelVersion, VersionStatus
+from modelyard.domain.endpoints import Endpoint
+from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.engines import LaunchSpec
+from modelyard.fleet import Fleet, FleetError, StartOrder
+from modelyard.policy import actions as act
+from modelyard.stores import ControlStore, Event
+
+FLEET_TIMEOUT_S = 30.0
+"""Longest that a fleet may take to begin a process or to drop its records."""
+
+_log = logging.getLogger(__name__)
+
+Records = dict[str, Replica]
+"""Replica records by id, as of now: the executor keeps them in step with what it stores."""
+
+
+class Executor:
+    """The controller's hands. ``tasks`` runs what takes its time, under the replica's id."""
+
+    def __init__(
+        self,
+        *,
+        store: ControlStore,
+        fleet: Fleet,
+        tasks: KeyedTasks,
+        loads: LoadTimes,
+        clock: Clock,
+        grace_s: float,
+        threads: int,
+    ) -> None:
+        self._store = store
+        self._fleet = fleet
+        self._tasks = tasks
+        self._loads = loads
+        self._clock = clock
+        self._grace_s = grace_s
+        self._threads = threads or len(os.sched_getaffinity(0))
+        self._begun_s = clock.unix_s()
+
+    async def start(self, action: act.StartReplica, endpoint: Endpoint, supplied: Supplied, records: Records) -> None:
+        """Start a replica: address, record, process, record."""
+        address = await self._fleet.reserve(action.replica.id)
+        replica = msgspec.structs.replace(
+            action.replica,
+            host=address.host,
+            port=address.port,
+            secret=secrets.token_urlsafe(32),
+            slots=supplied.settings.slots,
+            started_at=self._clock.unix_s(),
+        )
+        replica = await self._put(records, replica, ReplicaState.STARTING, action.reason)
+        await self._tell(endpoint.id, "replica_started", action.reason, replica.id)
+        spec = LaunchSpec(
+            replica_id=replica.id,
+            model_name=endpoint.name,
+            artifact=supplied.artifact,
+            host=replica.host,
+            port=replica.port,
+            secret=replica.secret,
+            slots=supplied.settings.slots,
+            context_length=supplied.settings.context_length,
+            threads=self._threads,
+            options=supplied.version.options,
+            work_dir=Path(address.work_dir),
+        )
+        command = supplied.engine.command(spec)
+        order = StartOrder(replica.id, endpoint.id, replica.host, replica.port, replica.secret, command)
+        try:
+            async with asyncio.timeout(FLEET_TIMEOUT_S):
+                await self._fleet.start(order)
+        except (FleetError, OSError) as error:  # a TimeoutError is an OSError
+            reason = str(error) or "the fleet did not answer in time"
+            await self._fail(endpoint.id, replica.id, reason, records)
+            return
+        await self._put(records, replica, ReplicaState.LOADING, "")
+        if supplied.version.status is VersionStatus.REGISTERED:
+            await self._set_status(supplied.version, VersionStatus.DEPLOYING)
+
+    async def carry_out(self, action: act.Action, endpoint_id: str, records: Records) -> bool:  # noqa: C901 - one line a case
+        """Do ``action`` or begin it; say whether anything changed. Starting has a method of its own."""
+        match action:
+            case act.Wait() | act.StartReplica():
+                return False
+            case act.MarkLoading(replica_id=id):
+                await self._put(records, records[id], ReplicaState.LOADING, action.reason)
+            case act.MarkReady(replica_id=id):
+                await self._ready(endpoint_id, records[id], action.reason, records)
+            case act.MarkFailed(replica_id=id):
+                await self._fail(endpoint_id, id, action.reason, records)
+            case act.MarkEnded(replica_id=id):
+                await self._put(records, records[id], ReplicaState.STOPPED, action.reason)
+                await self._tell(endpoint_id, "replica_ended", action.reason, id)
+                await self._forget_process(id)
+            case act.DrainReplica(replica_id=id):
+                await self._put(records, records[id], ReplicaState.DRAINING, action.reason)
+                await self._tell(endpoint_id, "replica_draining", action.reason, id)
+            case act.StopReplica(replica_id=id):
+                return await self._end(endpoint_id, id, action.reason, records, kind="replica_stopped")
+            case act.KillReplica(replica_id=id):
+                return await self._end(endpoint_id, id, action.reason, records, kind="replica_killed")
+            case act.ForgetProcess(replica_id=id):
+                return await self._forget_process(id)
+            case act.ForgetReplica(replica_id=id):
+                await self._store.remove_replica(id)
+                del records[id]
+            case act.ForgetEndpoint():
+                _log.info("%s is gone: %s", endpoint_id, action.reason)
+                await self._store.remove_endpoint(endpoint_id)
+                records.clear()
+        return True
+
+    async def activate(self, version: ModelVersion) -> None:
+        """Note that a version has served: the source's status ``active``."""
+        if version.status is not VersionStatus.ACTIVE:
+            await self._set_status(version, VersionStatus.ACTIVE)
+
+    async def _ready(self, endpoint_id: str, replica: Replica, reason: str, records: Records) -> None:
+        is_first_time = replica.ready_at is None
+        now_s = self._clock.unix_s()
+        if is_first_time:
+            replica = msgspec.structs.replace(replica, ready_at=now_s)
+        await self._put(records, replica, ReplicaState.READY, reason)
+        await self._tell(endpoint_id, "replica_ready", reason, replica.id)
+        # What began before this controller did may have been ready for long before anybody looked.
+        if is_first_time and replica.started_at >= self._begun_s:
+            await self._loads.add(replica.version_id, max(now_s - replica.started_at, 0.0))
+
+    async def _fail(self, endpoint_id: str, replica_id: str, reason: str, records: Records) -> None:
+        await self._put(records, records[replica_id], ReplicaState.FAILED, reason)
+        await self._tell(endpoint_id, "replica_failed", reason, replica_id)
+        await self._forget_process(replica_id)
+
+    async def _end(self, endpoint_id: str, replica_id: str, reason: str, records: Records, *, kind: str) -> bool:
+        """Record the end, then bring it about beside the loops. A process without a record is just ended."""
+        is_kill = kind == "replica_killed"
+        state = ReplicaState.FAILED if is_kill else ReplicaState.STOPPED
+        is_news = (record := records.get(replica_id)) is not None and record.state is not state
+        if record is not None and is_news:
+            await self._put(records, record, state, reason)
+            await self._tell(endpoint_id, kind, reason, replica_id)
+
+        async def end() -> None:
+            await self._fleet.stop(replica_id, grace_s=0.0 if is_kill else self._grace_s)
+            await self._fleet.forget(replica_id)
+
+        self._tasks.spawn(replica_id, end)
+        return is_news
+
+    async def _forget_process(self, replica_id: str) -> bool:
+        """Drop the fleet's records; a later pass tries again where that fails, so that it holds up nothing else."""
+        try:
+            async with asyncio.timeout(FLEET_TIMEOUT_S):
+                await self._fleet.forget(replica_id)
+        except (FleetError, OSError) as error:
+            _log.warning("%s: its process records cannot be dropped: %s", replica_id, error)
+            return False
+        return True
+
+    async def _put(self, records: Records, replica: Replica, state: ReplicaState, reason: str) -> Replica:
+        replica = msgspec.structs.replace(replica, state=state, state_since=self._clock.unix_s(), reason=reason)
+        await self._store.put_replica(replica)
+        records[replica.id] = replica
+        return replica
+
+    async def _set_status(self, version: ModelVersion, status: VersionStatus) -> None:
+        await self._store.put_version(msgspec.structs.replace(version, status=status))
+
+    async def _tell(self, endpoint_id: str, kind: str, reason: str, replica_id: str) -> None:
+        _log.info("%s: %s: %s", replica_id, kind, reason)
+        await self._store.add_event(Event(self._clock.unix_s(), endpoint_id, kind, reason, replica_id))

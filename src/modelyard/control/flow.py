@@ -1,0 +1,92 @@
+"""The life of a deployment: one pass over one endpoint, in one sitting.
+
+observe → decide how many → plan → act → remember. A pass may fail at any line
+and be run again: it starts from what is, not from what an earlier one meant to
+do. Policies decide (``policy/scaling.py``, ``policy/reconcile.py``), this file
+only carries answers from one to the next.
+"""
+
+from dataclasses import dataclass, field
+
+from modelyard.control.executor import Executor
+from modelyard.control.loadtimes import LoadTimes
+from modelyard.control.observer import Observer
+from modelyard.control.remember import remember
+from modelyard.control.supplies import Supplies, SupplyError
+from modelyard.control.views import is_proven, situation_of, size_of
+from modelyard.control.world import World
+from modelyard.domain.endpoints import Endpoint
+from modelyard.domain.fleet import ReplicaState
+from modelyard.engines import Settings
+from modelyard.policy import scaling
+from modelyard.policy.actions import StartReplica, Wait
+from modelyard.policy.progress import Fetch, View
+from modelyard.policy.reconcile import Pace, plan
+from modelyard.stores import ControlStore
+
+
+@dataclass(slots=True)
+class Tools:
+    """What passes share. ``memories`` are the scaling policy's, by endpoint id."""
+
+    store: ControlStore
+    observer: Observer
+    executor: Executor
+    supplies: Supplies
+    loads: LoadTimes
+    pace: Pace
+    memories: dict[str, scaling.Memory] = field(default_factory=dict)
+
+
+async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
+    """Bring what runs of ``endpoint`` one step closer to what should; say whether anything changed."""
+    memory = tools.memories.get(endpoint.id)
+    settings = settings_of(endpoint, world, tools)
+    size = size_of(endpoint, world, slots=settings.slots if settings else 1)
+
+    decision = scaling.decide(endpoint.scaling, memory, size)
+
+    wanted = scaling.split(decision.replicas, endpoint.releases)
+    situation = situation_of(endpoint, wanted, world, tools.observer, is_first=memory is None)
+    actions = plan(situation, tools.pace)
+
+    records = {seen.record.id: seen.record for seen in situation.replicas}
+    has_changed, trouble, fetch = False, "", None
+    for action in actions:
+        if isinstance(action, StartReplica):
+            try:
+                supply = tools.supplies.supply(world.versions[action.replica.version_id])
+            except SupplyError as error:
+                trouble = str(error)
+                continue
+            if isinstance(supply, Fetch):
+                fetch = supply
+                continue
+            await tools.executor.start(action, endpoint, supply, records)
+            has_changed = True
+        else:
+            has_changed |= await tools.executor.carry_out(action, endpoint.id, records)
+
+    for version_id in {record.version_id for record in records.values() if record.state is ReplicaState.READY}:
+        await tools.executor.activate(tools.supplies.known(world.versions[version_id]))
+
+    view = View(
+        now_s=world.unix_s,
+        wanted=decision.replicas,
+        replicas=list(records.values()),
+        load_s=await tools.loads.expected_s(endpoint.releases[0].version_id, settings.load_s) if settings else 0.0,
+        is_proven=is_proven(endpoint) or decision.memory.is_proven,
+        size_reason=decision.reason,
+        waiting=next((action.reason for action in actions if isinstance(action, Wait)), ""),
+        trouble=trouble,
+        fetch=fetch,
+    )
+    has_changed |= await remember(endpoint, view, memory, decision, world, tools.store)
+    tools.memories[endpoint.id] = decision.memory
+    return has_changed
+
+
+def settings_of(endpoint: Endpoint, world: World, tools: Tools) -> Settings | None:
+    """Return what the engine of the first release makes of it, None when it cannot say."""
+    version = world.versions.get(endpoint.releases[0].version_id) if endpoint.releases else None
+    return tools.supplies.settings(version) if version else None

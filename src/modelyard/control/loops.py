@@ -1,0 +1,252 @@
+"""The controller's loops, and the owner of every task in it.
+
+A round looks at the world once and runs one pass for each endpoint, each in a
+task of its own: an endpoint that is slow is left out of the next rounds until
+it is done, and delays nobody. Rounds come every ``pass_interval_s`` and at
+once when something happens: a management call, a request for a sleeping
+endpoint, a replica that became ready or got worse, the end of a long action.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from modelyard.clock import Clock
+from modelyard.config import Config
+from modelyard.control.artifacts import ArtifactStore
+from modelyard.control.executor import Executor
+from modelyard.control.flow import Tools, run_pass
+from modelyard.control.loadtimes import LoadTimes
+from modelyard.control.observer import Observer, Target
+from modelyard.control.supplies import Supplies
+from modelyard.control.table import TablePublisher
+from modelyard.control.tasks import KeyedTasks, boundary
+from modelyard.control.views import strays_of
+from modelyard.control.world import World, look
+from modelyard.domain.demand import Report
+from modelyard.domain.fleet import ReplicaState
+from modelyard.domain.routing_table import Heartbeat
+from modelyard.engines import Engines
+from modelyard.fleet import Fleet
+from modelyard.policy.reconcile import Pace, Situation, plan
+from modelyard.stores import ControlStore, StoreUnavailableError, TableFeed
+
+BEAT_S = 1.0
+PING_TIMEOUT_S = 1.0
+ROUND_GAP_S = 0.01
+"""Shortest pause between two rounds, so that a storm of events costs one round and not hundreds."""
+GATEWAYS_SETTLE_S = 3.0
+"""Time that gateways get to connect to a controller that started, before their absence means anything."""
+OBSERVE_TIMEOUT_S = 30.0
+
+_WATCHED = frozenset({ReplicaState.LOADING, ReplicaState.READY, ReplicaState.DRAINING})
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the loops work with."""
+
+    config: Config
+    store: ControlStore
+    fleet: Fleet
+    engines: Engines
+    artifacts: ArtifactStore
+    feed: TableFeed
+    publisher: TablePublisher
+    clock: Clock
+
+
+class Loops:
+    """Reconciles, publishes and beats until ``stop`` is set."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._woken = asyncio.Event()
+        self._health = Heartbeat(is_authoritative=False, reason="the controller has just started")
+        self._begun_s = parts.clock.monotonic_s()
+        self._tools: Tools | None = None
+        parts.feed.on_report(self._hear)
+
+    def wake(self) -> None:
+        """Start a round now."""
+        self._woken.set()
+
+    def health(self) -> Heartbeat:
+        """Return what gateways are told of the store."""
+        return self._health
+
+    async def run(self, stop: asyncio.Event, *others: Callable[[], Awaitable[None]]) -> None:
+        """Run the loops and ``others`` until ``stop`` is set; engines go on running.
+
+        Raises:
+            ExceptionGroup: a loop died of a bug; the supervisor starts the controller anew.
+        """
+        async with asyncio.TaskGroup() as group:
+            actions = KeyedTasks(group, on_end=self.wake)
+            passes = KeyedTasks(group)
+            self._tools = tools = self._make_tools(group, actions)
+            running = [group.create_task(_run(other)) for other in others]
+            running.append(group.create_task(self._reconcile(tools, actions, passes), name="reconcile"))
+            running.append(group.create_task(self._ping(), name="ping"))
+            running.append(group.create_task(self._beat(), name="beat"))
+            try:
+                await stop.wait()
+                for task in running:
+                    task.cancel()
+                for keyed in (passes, actions):
+                    keyed.cancel()
+                tools.observer.watch([])
+            finally:
+                await tools.observer.close()
+
+    def _make_tools(self, group: asyncio.TaskGroup, actions: KeyedTasks) -> Tools:
+        parts, control = self._parts, self._parts.config.control
+        loads = LoadTimes(parts.store)
+        return Tools(
+            store=parts.store,
+            observer=Observer(group, parts.clock, hang_timeout_s=control.hang_timeout_s, wake=self.wake),
+            executor=Executor(
+                store=parts.store,
+                fleet=parts.fleet,
+                tasks=actions,
+                loads=loads,
+                clock=parts.clock,
+                grace_s=control.replica_grace_s,
+                threads=parts.config.fleet.threads,
+            ),
+            supplies=Supplies(
+                store=parts.store,
+                engines=parts.engines,
+                artifacts=parts.artifacts,
+                tasks=actions,
+                clock=parts.clock,
+                pauses_s=(control.crash_backoff_s, control.crash_backoff_max_s),
+            ),
+            loads=loads,
+            pace=Pace(
+                backoff_s=control.crash_backoff_s,
+                backoff_max_s=control.crash_backoff_max_s,
+                drain_timeout_s=control.drain_timeout_s,
+            ),
+        )
+
+    # --- reconcile ------------------------------------------------------------------
+
+    async def _reconcile(self, tools: Tools, actions: KeyedTasks, passes: KeyedTasks) -> None:
+        is_published = False
+        while True:
+            with boundary("a reconcile round"):
+                if not is_published:  # gateways get what is stored before anything is changed
+                    await self._parts.publisher.refresh()
+                    is_published = True
+                await self._round(tools, actions, passes)
+            try:
+                async with asyncio.timeout(self._parts.config.control.pass_interval_s):
+                    await self._woken.wait()
+            except TimeoutError:
+                continue
+            await asyncio.sleep(ROUND_GAP_S)
+
+    async def _round(self, tools: Tools, actions: KeyedTasks, passes: KeyedTasks) -> None:
+        parts = self._parts
+        self._woken.clear()
+        busy_endpoints, busy_replicas = passes.keys(), actions.keys()
+        async with asyncio.timeout(OBSERVE_TIMEOUT_S):
+            world = await look(
+                parts.store,
+                parts.fleet,
+                parts.clock,
+                busy=busy_replicas,
+                reports=parts.feed.reports(),
+                are_gateways_known=parts.clock.monotonic_s() - self._begun_s >= GATEWAYS_SETTLE_S,
+            )
+        tools.observer.watch(self._targets(world, tools))
+        for endpoint_id in {*world.endpoints, *world.processes} - busy_endpoints:
+            passes.spawn(endpoint_id, partial(self._pass, endpoint_id, world, tools))
+        for endpoint_id in tools.memories.keys() - world.endpoints.keys() - busy_endpoints:
+            del tools.memories[endpoint_id]
+
+    async def _pass(self, endpoint_id: str, world: World, tools: Tools) -> None:
+        endpoint = world.endpoints.get(endpoint_id)
+        if endpoint is not None:
+            has_changed = await run_pass(endpoint, world, tools)
+        else:
+            has_changed = await self._clear(endpoint_id, world, tools)
+        if has_changed:
+            await self._parts.publisher.refresh()
+            self.wake()
+
+    async def _clear(self, endpoint_id: str, world: World, tools: Tools) -> bool:
+        """End what runs of an endpoint that the store does not know."""
+        situation = Situation(
+            endpoint_id=endpoint_id, now_s=world.unix_s, wanted={}, strays=strays_of(endpoint_id, world)
+        )
+        has_changed = False
+        for action in plan(situation, tools.pace):
+            _log.warning("%s of an unknown endpoint: %s", endpoint_id, action)
+            has_changed |= await tools.executor.carry_out(action, endpoint_id, {})
+        return has_changed
+
+    def _targets(self, world: World, tools: Tools) -> list[tuple[Target, bool]]:
+        """Return the running replicas to watch."""
+        targets = []
+        load_wait_s = self._parts.config.gateway.load_wait_s
+        for endpoint_id, replicas in world.replicas.items():
+            running = {process.replica_id for process in world.processes.get(endpoint_id, ()) if process.is_running}
+            for replica in replicas:
+                version = world.versions.get(replica.version_id)
+                engine = self._parts.engines.get(version.framework) if version else None
+                if replica.state not in _WATCHED or replica.id not in running or version is None or engine is None:
+                    continue
+                settings = tools.supplies.settings(version)
+                # Whoever waits for a cold model gives up after this long; a load that takes longer hangs, unless the
+                # engine itself expects to need that long.
+                limit_s = max(load_wait_s, 5 * settings.load_s if settings else 0.0)
+                target = Target(replica.id, replica.host, replica.port, replica.secret, engine, limit_s)
+                targets.append((target, replica.ready_at is not None))
+        return targets
+
+    # --- gateways and the store --------------------------------------------------------
+
+    def _hear(self, gateway_id: str, report: Report) -> None:
+        """A gateway reported: look at once when it is about something that cannot wait for the next round."""
+        if (tools := self._tools) is None:
+            return
+        if tools.observer.note(gateway_id, report.replicas):
+            self.wake()
+        for demand in report.endpoints:
+            memory = tools.memories.get(demand.endpoint_id)
+            if (demand.queued or demand.in_flight) and memory is not None and memory.replicas == 0:
+                self.wake()
+                return
+
+    async def _ping(self) -> None:
+        """Find out, every second, whether the store can be written."""
+        while True:
+            try:
+                async with asyncio.timeout(PING_TIMEOUT_S):
+                    await self._parts.store.ping()
+                health = Heartbeat(is_authoritative=True)
+            except (StoreUnavailableError, TimeoutError) as error:
+                reason = str(error) or f"it did not answer within {PING_TIMEOUT_S:g} s"
+                health = Heartbeat(is_authoritative=False, reason=f"The database cannot be used: {reason}")
+            if health != self._health:
+                if health.is_authoritative != self._health.is_authoritative:
+                    _log.info("store: %s", health.reason or "it can be written")
+                self._health = health
+                self._parts.feed.beat(health)
+            await asyncio.sleep(BEAT_S)
+
+    async def _beat(self) -> None:
+        """Tell gateways that the controller lives."""
+        while True:
+            self._parts.feed.beat(self._health)
+            await asyncio.sleep(BEAT_S)
+
+
+async def _run(work: Callable[[], Awaitable[None]]) -> None:
+    await work()

@@ -1,0 +1,55 @@
+"""The end of a pass: what people are told of an endpoint, stored when it is news."""
+
+import msgspec
+
+from modelyard.control.world import World
+from modelyard.domain.endpoints import Endpoint
+from modelyard.policy import scaling
+from modelyard.policy.progress import Outlook, View, outlook
+from modelyard.stores import ControlStore, Event
+
+PERCENT_STEP = 5
+"""Smallest progress worth a write: a load of minutes is told in twenty steps."""
+
+
+async def remember(
+    endpoint: Endpoint,
+    view: View,
+    memory: scaling.Memory | None,
+    decision: scaling.Decision,
+    world: World,
+    store: ControlStore,
+) -> bool:
+    """Store status, progress and failure, and say so in an event; return whether any of it was news."""
+    if endpoint.is_deleted:
+        return False
+    if memory is not None and decision.replicas != memory.replicas:
+        await store.add_event(Event(world.unix_s, endpoint.id, "scaled", f"to {decision.replicas}: {decision.reason}"))
+    told = outlook(endpoint, view)
+    if not _is_news(endpoint, told):
+        return False
+    if told.status is not endpoint.status:
+        reason = told.failure or told.progress.reason or f"it is {told.status}"
+        await store.add_event(Event(world.unix_s, endpoint.id, str(told.status), reason))
+    # Read again, so that a deletion or change that was asked for during the pass is not written over.
+    present = next((one for one in await store.endpoints(tenant_id=endpoint.tenant_id) if one.id == endpoint.id), None)
+    if present is None or present.is_deleted:
+        return False
+    await store.put_endpoint(
+        msgspec.structs.replace(present, status=told.status, progress=told.progress, failure=told.failure)
+    )
+    return True
+
+
+def _is_news(endpoint: Endpoint, told: Outlook) -> bool:
+    before, now = endpoint.progress, told.progress
+    if (endpoint.status, endpoint.failure, before.stage, before.reason) != (
+        told.status,
+        told.failure,
+        now.stage,
+        now.reason,
+    ):
+        return True
+    if before.percent is None or now.percent is None:
+        return before.percent is not now.percent
+    return abs(now.percent - before.percent) >= PERCENT_STEP or (now.percent == 100) != (before.percent == 100)

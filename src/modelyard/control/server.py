@@ -1,0 +1,69 @@
+"""The controller's HTTP server: uvicorn on a unix socket that only this user can open."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from modelyard.errors import StartupError
+
+CLOSE_TIMEOUT_S = 2
+"""Time that answers under way (followed logs, mostly) get when the controller stops."""
+
+
+class ControlServer(uvicorn.Server):
+    """A server that leaves signals to ``compose``, which stops the whole plane."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+def bind(path: Path) -> socket.socket:
+    """Return a listening unix socket, mode 0600; what a killed controller left behind is replaced.
+
+    Raises:
+        StartupError: the socket cannot be made.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.unlink(missing_ok=True)
+        listener.bind(str(path))
+        path.chmod(0o600)  # nobody can connect before we listen
+        listener.listen(128)
+        listener.settimeout(0)
+    except OSError as error:
+        listener.close()
+        raise StartupError(f"Cannot listen on {path}: {error}. Choose a shorter or writable --data-dir.") from error
+    return listener
+
+
+async def serve(app: ASGIApp, listener: socket.socket, stop: asyncio.Event) -> None:
+    """Serve ``app`` until ``stop`` is set; closes ``listener``."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        loop="none",
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
+    )
+    server = ControlServer(config)
+    async with asyncio.TaskGroup() as group:
+        stopping = group.create_task(_stop_with(server, stop))
+        await server.serve(sockets=[listener])
+        stopping.cancel()
+
+
+async def _stop_with(server: ControlServer, stop: asyncio.Event) -> None:
+    await stop.wait()
+    server.should_exit = True

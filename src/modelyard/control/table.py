@@ -1,0 +1,161 @@
+"""The routing table: from what is stored to what gateways serve from.
+
+Built from the store alone, so that a controller that starts anew publishes
+what the last one did. It is pushed only when something in it changed. While
+the store cannot be read nothing is pushed, and gateways keep what they have.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from modelyard.config import PriceConfig
+from modelyard.domain.catalog import ModelVersion
+from modelyard.domain.endpoints import Endpoint
+from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.routing_table import EndpointRoute, ReleaseRoute, ReplicaRoute, RoutingTable
+from modelyard.engines import Engines
+from modelyard.ids import new_id
+from modelyard.metering.prices import price_of
+from modelyard.stores import ControlStore, TableFeed
+
+_ROUTED = frozenset({ReplicaState.READY, ReplicaState.DRAINING})
+
+
+class TablePublisher:
+    """Builds tables and pushes them to ``feed``, one at a time, so that an older one never follows a newer."""
+
+    def __init__(
+        self, *, store: ControlStore, engines: Engines, prices: Mapping[str, PriceConfig], feed: TableFeed
+    ) -> None:
+        self._store = store
+        self._engines = engines
+        self._prices = prices
+        self._feed = feed
+        self._epoch = new_id("")
+        self._table = RoutingTable(self._epoch, 0, (), (), ())
+        self._turn = asyncio.Lock()
+        self._asked = 0
+        self._served = 0
+
+    def __repr__(self) -> str:
+        return f"<TablePublisher at revision {self._table.revision}, {len(self._table.endpoints)} endpoints>"
+
+    async def refresh(self) -> None:
+        """Push what is stored now; when this returns, gateways have been sent everything stored before the call.
+
+        Raises:
+            StoreUnavailableError: nothing was pushed.
+        """
+        self._asked += 1
+        ticket = self._asked
+        async with self._turn:
+            if self._served >= ticket:
+                return  # somebody read the store after this call began
+            served = self._asked
+            table = await self._build()
+            if self._table.revision == 0 or table != self._table:
+                self._table = msgspec.structs.replace(table, revision=self._table.revision + 1)
+                await self._feed.publish(self._table)
+            self._served = served
+
+    async def _build(self) -> RoutingTable:
+        tenants = await self._store.tenants()
+        keys = await self._store.keys()
+        endpoints = await self._store.endpoints()
+        versions = {version.id: version for version in await self._store.versions()}
+        replicas: dict[str, list[Replica]] = defaultdict(list)
+        for replica in await self._store.replicas():
+            if replica.state in _ROUTED:
+                replicas[replica.endpoint_id].append(replica)
+        return RoutingTable(
+            epoch=self._epoch,
+            revision=self._table.revision,
+            tenants=tuple(tenants),
+            keys=tuple(key for key in keys if key.revoked_at is None),
+            endpoints=tuple(
+                self._route(endpoint, versions, replicas[endpoint.id])
+                for endpoint in endpoints
+                if not endpoint.is_deleted
+            ),
+        )
+
+    def _route(
+        self, endpoint: Endpoint, versions: Mapping[str, ModelVersion], replicas: Sequence[Replica]
+    ) -> EndpointRoute:
+        routes, extras, context_length = self._capabilities(
+            [version for release in endpoint.releases if (version := versions.get(release.version_id))]
+        )
+        return EndpointRoute(
+            id=endpoint.id,
+            tenant_id=endpoint.tenant_id,
+            name=endpoint.name,
+            is_shared=endpoint.is_shared,
+            created_at=endpoint.created_at,
+            releases=_releases(endpoint, replicas),
+            routes=routes,
+            engine_extras=extras,
+            context_length=context_length,
+            price=price_of(self._prices, endpoint.name),
+            progress=endpoint.progress,
+            failure=endpoint.failure,
+        )
+
+    def _capabilities(self, versions: Sequence[ModelVersion]) -> tuple[frozenset[str], frozenset[str], int]:
+        """Return what every release can do: a caller must not notice which of them answers."""
+        routes: list[frozenset[str]] = []
+        extras: list[frozenset[str]] = []
+        lengths: list[int] = []
+        for version in versions:
+            if (engine := self._engines.get(version.framework)) is None:
+                continue
+            routes.append(engine.routes_for(version.options))
+            extras.append(engine.request_extras)
+            try:
+                settings = engine.settings(version.options, artifact_bytes=version.artifact.size_bytes)
+            except ValueError:
+                continue  # the reconciler reports it; there is no replica to ask anyway
+            lengths.append(settings.context_length)
+        if not routes:
+            return frozenset(), frozenset(), 0
+        return frozenset.intersection(*routes), frozenset.intersection(*extras), min(lengths, default=0)
+
+
+def _releases(endpoint: Endpoint, replicas: Sequence[Replica]) -> tuple[ReleaseRoute, ...]:
+    """Return the releases, and behind them versions that were replaced but still serve or drain.
+
+    While no replica of the releases is ready, the replaced ones keep the traffic.
+    """
+    by_version: dict[str, list[Replica]] = defaultdict(list)
+    for replica in replicas:
+        by_version[replica.version_id].append(replica)
+    weights = {release.version_id: release.weight for release in endpoint.releases}
+    is_served = any(_is_ready(by_version[version_id]) for version_id, weight in weights.items() if weight > 0)
+    routes = [
+        ReleaseRoute(version_id, weight, _replica_routes(by_version[version_id]))
+        for version_id, weight in weights.items()
+    ]
+    for version_id in sorted(by_version.keys() - weights.keys()):
+        weight = 100 if not is_served and _is_ready(by_version[version_id]) else 0
+        routes.append(ReleaseRoute(version_id, weight, _replica_routes(by_version[version_id])))
+    return tuple(routes)
+
+
+def _is_ready(replicas: Sequence[Replica]) -> bool:
+    return any(replica.state is ReplicaState.READY for replica in replicas)
+
+
+def _replica_routes(replicas: Sequence[Replica]) -> tuple[ReplicaRoute, ...]:
+    return tuple(
+        ReplicaRoute(
+            id=replica.id,
+            host=replica.host,
+            port=replica.port,
+            secret=replica.secret,
+            slots=replica.slots,
+            is_draining=replica.state is ReplicaState.DRAINING,
+        )
+        for replica in replicas
+    )

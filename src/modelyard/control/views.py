@@ -1,0 +1,84 @@
+"""What the policies are shown: the world of one endpoint in their words."""
+
+import math
+from collections.abc import Mapping
+
+from modelyard.control.observer import Observer
+from modelyard.control.world import World
+from modelyard.domain.endpoints import Endpoint, EndpointStatus
+from modelyard.domain.fleet import ReplicaState
+from modelyard.policy import scaling
+from modelyard.policy.reconcile import LIVE, ReplicaSeen, Situation, Stray
+
+_PROVEN = frozenset({EndpointStatus.RUNNING, EndpointStatus.SCALING, EndpointStatus.STOPPED})
+
+
+def is_proven(endpoint: Endpoint) -> bool:
+    """Say whether the endpoint is known to have been ready once: only such a one gets out of provisioning."""
+    return endpoint.status in _PROVEN
+
+
+def size_of(endpoint: Endpoint, world: World, *, slots: int) -> scaling.Seen:
+    """Return what the scaling policy sees of ``endpoint``, whose replicas take ``slots`` requests at once."""
+    running = {process.replica_id for process in world.processes.get(endpoint.id, ()) if process.is_running}
+    live = [
+        replica
+        for replica in world.replicas.get(endpoint.id, ())
+        if replica.state in LIVE and (replica.id in running or replica.state is ReplicaState.STARTING)
+    ]
+    demand = world.demand(endpoint.id)
+    return scaling.Seen(
+        now_s=world.monotonic_s,
+        replicas=len(live),
+        ready=sum(replica.state is ReplicaState.READY for replica in live),
+        slots=slots,
+        gateways=len(world.reports),
+        queued=demand.queued,
+        in_flight=demand.in_flight,
+        idle_s=math.inf if demand.idle_s is None else demand.idle_s,
+        is_proven=is_proven(endpoint),
+        is_deleted=endpoint.is_deleted,
+    )
+
+
+def situation_of(
+    endpoint: Endpoint, wanted: Mapping[str, int], world: World, observer: Observer, *, is_first: bool
+) -> Situation:
+    """Return what the reconcile policy sees of ``endpoint``."""
+    processes = {process.replica_id: process for process in world.processes.get(endpoint.id, ())}
+    replicas = []
+    for record in world.replicas.get(endpoint.id, ()):
+        process = processes.pop(record.id, None)
+        vital, reason = observer.vital(record.id)
+        replicas.append(
+            ReplicaSeen(
+                record=record,
+                is_known=process is not None,
+                is_running=process is not None and process.is_running,
+                exit_reason=process.exit_reason if process else "",
+                vital=vital,
+                vital_reason=reason,
+                in_flight=world.in_flight(record.id),
+                is_busy=record.id in world.busy,
+            )
+        )
+    return Situation(
+        endpoint_id=endpoint.id,
+        now_s=world.unix_s,
+        # A version that is not in the registry can only be removed.
+        wanted={version_id: number for version_id, number in wanted.items() if version_id in world.versions},
+        replicas=replicas,
+        strays=strays_of(endpoint.id, world),
+        is_deleted=endpoint.is_deleted,
+        is_first=is_first,
+    )
+
+
+def strays_of(endpoint_id: str, world: World) -> list[Stray]:
+    """Return the processes of an endpoint that no record knows; one that is being ended already is none."""
+    recorded = {replica.id for replica in world.replicas.get(endpoint_id, ())}
+    return [
+        Stray(process.replica_id, process.is_running)
+        for process in world.processes.get(endpoint_id, ())
+        if process.replica_id not in recorded and process.replica_id not in world.busy
+    ]

@@ -1,0 +1,108 @@
+"""Everything a reconcile round looks at, taken at one time.
+
+The order of the reads matters. A replica's record is written before its
+process starts and removed after its process is forgotten; reading processes
+first and records second, and leaving out what was busy when the reads began,
+a process is never seen without its record nor a record without its process
+just because they were read at different times.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from modelyard.clock import Clock
+from modelyard.domain.catalog import ModelVersion
+from modelyard.domain.demand import Report
+from modelyard.domain.endpoints import Endpoint
+from modelyard.domain.fleet import Replica
+from modelyard.fleet import Fleet, Observed
+from modelyard.stores import ControlStore
+
+T = TypeVar("T", Replica, Observed)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What all gateways together want of one endpoint; ``idle_s`` None: no gateway ever had a request for it."""
+
+    queued: int = 0
+    in_flight: int = 0
+    idle_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One consistent look. ``busy`` are ids of replicas with a long action under way."""
+
+    unix_s: float
+    monotonic_s: float
+    endpoints: Mapping[str, Endpoint]
+    versions: Mapping[str, ModelVersion]
+    replicas: Mapping[str, list[Replica]]
+    """By endpoint id."""
+    processes: Mapping[str, list[Observed]]
+    """By endpoint id, those of unknown endpoints too."""
+    busy: frozenset[str]
+    reports: Mapping[str, Report]
+    are_gateways_known: bool
+    """Whether an absent gateway is really absent, and not just about to connect to a controller that started anew."""
+
+    def demand(self, endpoint_id: str) -> Demand:
+        """Return the sum over all gateways."""
+        rows = [row for report in self.reports.values() for row in report.endpoints if row.endpoint_id == endpoint_id]
+        if not rows:
+            return Demand()
+        return Demand(
+            sum(row.queued for row in rows), sum(row.in_flight for row in rows), min(row.idle_s for row in rows)
+        )
+
+    def in_flight(self, replica_id: str) -> int | None:
+        """Return the requests that gateways have on a replica, None when they have not all said."""
+        if not self.are_gateways_known and not all(map(_has_said, self.reports.values() or [_NOTHING])):
+            return None
+        return sum(
+            row.in_flight for report in self.reports.values() for row in report.replicas if row.replica_id == replica_id
+        )
+
+
+_NOTHING = Report([], [])
+
+
+def _has_said(report: Report) -> bool:
+    return bool(report.endpoints or report.replicas)
+
+
+async def look(
+    store: ControlStore,
+    fleet: Fleet,
+    clock: Clock,
+    *,
+    busy: frozenset[str],
+    reports: Mapping[str, Report],
+    are_gateways_known: bool,
+) -> World:
+    """Take a look; ``busy`` must have been read before."""
+    processes = await fleet.observe()
+    endpoints = await store.endpoints()
+    versions = await store.versions()
+    replicas = await store.replicas()
+    return World(
+        unix_s=clock.unix_s(),
+        monotonic_s=clock.monotonic_s(),
+        endpoints={endpoint.id: endpoint for endpoint in endpoints},
+        versions={version.id: version for version in versions},
+        replicas=_by_endpoint(replicas),
+        processes=_by_endpoint(processes),
+        busy=busy,
+        reports=reports,
+        are_gateways_known=are_gateways_known,
+    )
+
+
+def _by_endpoint(rows: Iterable[T]) -> Mapping[str, list[T]]:
+    found: dict[str, list[T]] = defaultdict(list)
+    for row in rows:
+        found[row.endpoint_id].append(row)
+    return found
