@@ -9,7 +9,7 @@ own and the response is passed on as it comes.
 import asyncio
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -172,11 +172,12 @@ class ControlExchange(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport, unless the client left while it was opened."""
-        assert isinstance(transport, asyncio.Transport), "a stream transport"
+        # uvloop's transports are no subclass of asyncio's.
+        opened = cast("asyncio.Transport", transport)
         if self._is_over:
-            transport.abort()
+            opened.abort()
         else:
-            self._transport = transport
+            self._transport = opened
 
     def data_received(self, data: bytes) -> None:
         """Pass on what comes."""

@@ -10,7 +10,7 @@ nothing behind it can be taken for a request (``reference/security.md`` S24).
 import asyncio
 import http
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import httptools
 
@@ -198,9 +198,9 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Register."""
-        assert isinstance(transport, asyncio.Transport), "a stream transport"
-        self.transport = transport
-        transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
+        # uvloop's transports are no subclass of asyncio's.
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
         self._gateway.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -9,7 +9,7 @@ connection is told to a ``Receiver``.
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from modelyard.clock import Clock
 
@@ -143,8 +143,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        assert isinstance(transport, asyncio.Transport), "a stream transport"
-        self.transport = transport
+        # uvloop's transports are no subclass of asyncio's.
+        self.transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         """Take a read: the hot path of streams is its first two lines."""
