@@ -1,6 +1,7 @@
 """The cells of the table: what is asked of a gateway, and which number is read off it."""
 
 import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,10 +74,12 @@ class Bench:
         pids = peer.pids()
         before = processes.resident_kb(pids)
         process = self.start_load(peer, tools.STREAM_BODY, mode="hold", connections=streams, seconds=3, rate=1000)
-        processes.wait_until(lambda: self.engine.counters()["active"] >= streams, f"{streams} open streams")
-        time.sleep(2.5)  # one token on each, so that relaying has touched its buffers
-        grown = processes.resident_kb(pids) - before
-        finish_load(process)
+        try:
+            processes.wait_until(lambda: self.engine.counters()["active"] >= streams, f"{streams} open streams")
+            time.sleep(2.5)  # one token on each, so that relaying has touched its buffers
+            grown = processes.resident_kb(pids) - before
+        finally:
+            finish_load(process)
         self._wait_idle()
         return grown / streams
 
@@ -112,7 +115,7 @@ class Bench:
         try:
             processes.wait_until(lambda: self.engine.counters()["active"] == 0, "idle engine", timeout_s=10)
         except TimeoutError as error:
-            print(f"bench: warning: {error}: a gateway keeps streams whose clients are gone")
+            print(f"bench: warning: {error}: a gateway keeps streams whose clients are gone", file=sys.stderr)
 
 
 def finish_load(process: subprocess.Popen[bytes]) -> dict[str, Any]:

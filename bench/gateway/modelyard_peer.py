@@ -8,10 +8,11 @@ controller itself would insist on starting its engines.
 import json
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 from bench.gateway.peers import Target
-from bench.processes import free_port, is_listening, tree, wait_until
+from bench.processes import free_port, tree, wait_until
 
 
 class Modelyard:
@@ -40,7 +41,7 @@ class Modelyard:
             self._gateway = subprocess.Popen(
                 [*gateway_pin, *gateway_command(folder, port)], stdout=log, stderr=subprocess.STDOUT
             )
-        wait_until(lambda: is_listening(port), f"the gateway listening (see {folder}/gateway.log)")
+        wait_until(lambda: is_ready(port), f"a ready gateway (see {folder}/gateway.log and {folder}/logs)")
         return Target(port, key)
 
     def pids(self) -> list[int]:
@@ -54,6 +55,15 @@ class Modelyard:
             if process is not None:
                 process.terminate()
                 process.wait(timeout=40)
+
+
+def is_ready(port: int) -> bool:
+    """Say whether the gateway has its routing table."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 def gateway_command(folder: Path, port: int) -> list[str]:
