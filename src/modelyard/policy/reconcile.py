@@ -1,0 +1,328 @@
+"""What to do so that what runs becomes what should run.
+
+``plan`` is a level-triggered pure function: it looks at one endpoint as it is
+now and returns the next actions, never a plan that must be finished. Whatever
+subset of them happens, calling it again on what came of it converges.
+
+A replica is a *place* (version and ordinal) and a *generation* (how often the
+place was started). At most one generation of a place runs at any time. The
+newest record of a place is kept as its tombstone when it ended, so that an id
+is never given twice; the ``FAILED`` records of a place are its crash history,
+so that the pause between two starts survives a restart of the controller.
+
+Times are unix seconds, because they are compared with stored ones; a clock
+that was set back never lengthens a pause.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from modelyard.domain.fleet import Replica, ReplicaState, replica_id
+from modelyard.policy.actions import (
+    Action,
+    DrainReplica,
+    ForgetEndpoint,
+    ForgetProcess,
+    ForgetReplica,
+    KillReplica,
+    MarkEnded,
+    MarkFailed,
+    MarkLoading,
+    MarkReady,
+    StartReplica,
+    StopReplica,
+    Wait,
+)
+
+LIVE = frozenset({ReplicaState.STARTING, ReplicaState.LOADING, ReplicaState.READY})
+"""States that count as a replica one has."""
+FAILURES_KEPT = 10
+"""Crash records kept of a place: 2**10 first pauses are beyond every longest pause."""
+
+
+class Vital(StrEnum):
+    """What probes say of a replica."""
+
+    UNKNOWN = "unknown"
+    LOADING = "loading"
+    READY = "ready"
+    HUNG = "hung"
+
+
+class ReplicaSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica as recorded, with what is seen of it.
+
+    ``is_known``: the fleet has a process on record, running or ended.
+    ``in_flight`` is the sum over gateways, None while they have not said.
+    ``is_busy``: an earlier action on it still runs, so leave it alone.
+    """
+
+    record: Replica
+    is_known: bool = False
+    is_running: bool = False
+    exit_reason: str = ""
+    vital: Vital = Vital.UNKNOWN
+    vital_reason: str = ""
+    in_flight: int | None = 0
+    is_busy: bool = False
+
+
+class Stray(msgspec.Struct, frozen=True):
+    """A process of the fleet that no record knows."""
+
+    replica_id: str
+    is_running: bool
+
+
+class Situation(msgspec.Struct, frozen=True, kw_only=True):
+    """One endpoint, now. ``wanted`` is replicas by version; a version that is missing has no release any more.
+
+    ``is_first``: nobody watched until now, so that a process that is gone did
+    not necessarily crash (the machine may have been restarted).
+    """
+
+    endpoint_id: str
+    now_s: float
+    wanted: Mapping[str, int]
+    replicas: Sequence[ReplicaSeen] = ()
+    strays: Sequence[Stray] = ()
+    is_deleted: bool = False
+    is_first: bool = False
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """Waiting times. ``drain_settle_s``: until every gateway surely knows that a replica drains and has said so."""
+
+    backoff_s: float
+    backoff_max_s: float
+    drain_timeout_s: float
+    drain_settle_s: float = 1.5
+
+    @property
+    def stable_s(self) -> float:
+        """Seconds that a replica must have been ready for its earlier crashes to be forgiven."""
+        return self.backoff_max_s
+
+
+def plan(situation: Situation, pace: Pace) -> list[Action]:
+    """Return what to do now; at most one action a replica, each with its reason."""
+    actions: list[Action] = []
+    tended: set[str] = set()
+    for seen in situation.replicas:
+        action = None if seen.is_busy else _tend(seen, situation, pace)
+        if action is not None:
+            actions.append(action)
+        if action is not None or seen.is_busy:
+            tended.add(seen.record.id)
+    actions += [_clear(stray) for stray in situation.strays]
+    places = _by_place(situation.replicas)
+    for version_id in sorted({*situation.wanted, *(version_id for version_id, _ in places)}):
+        mine = {ordinal: group for (of, ordinal), group in places.items() if of == version_id}
+        actions += _size(version_id, mine, tended, situation, pace)
+    if situation.is_deleted and not situation.strays and not any(map(_is_present, situation.replicas)):
+        return [ForgetEndpoint("deleted, and nothing of it runs any more")]
+    return actions
+
+
+def crashes(replicas: Iterable[Replica]) -> dict[tuple[str, int], list[Replica]]:
+    """Return the crash history of each place that has one, oldest first."""
+    history: dict[tuple[str, int], list[Replica]] = defaultdict(list)
+    for replica in sorted(replicas, key=lambda replica: replica.generation):
+        if replica.state is ReplicaState.FAILED:
+            history[replica.version_id, replica.ordinal].append(replica)
+    return history
+
+
+def _is_present(seen: ReplicaSeen) -> bool:
+    return seen.is_busy or seen.is_known or seen.record.state in LIVE or seen.record.state is ReplicaState.DRAINING
+
+
+def _by_place(replicas: Sequence[ReplicaSeen]) -> dict[tuple[str, int], list[ReplicaSeen]]:
+    """Group by version and ordinal, newest generation first."""
+    places: dict[tuple[str, int], list[ReplicaSeen]] = defaultdict(list)
+    for seen in sorted(replicas, key=lambda seen: -seen.record.generation):
+        places[seen.record.version_id, seen.record.ordinal].append(seen)
+    return places
+
+
+def _clear(stray: Stray) -> Action:
+    if stray.is_running:
+        return StopReplica(stray.replica_id, "it runs but no record knows it")
+    return ForgetProcess(stray.replica_id, "it ended and no record knows it")
+
+
+# --- facts: what became of each replica, whether it is wanted or not -------------
+
+
+def _tend(seen: ReplicaSeen, situation: Situation, pace: Pace) -> Action | None:
+    """Bring the record in line with what is seen of the process."""
+    match seen.record.state:
+        case ReplicaState.STOPPED | ReplicaState.FAILED:
+            return _tend_ended(seen)
+        case ReplicaState.STARTING if not seen.is_known:
+            return None  # recorded, not started yet: whether to start it is a question of size
+        case _ if not seen.is_running:
+            return _tend_gone(seen, situation)
+        case ReplicaState.STARTING:
+            return MarkLoading(seen.record.id, "its process runs")
+        case ReplicaState.LOADING if seen.vital is Vital.READY:
+            return MarkReady(seen.record.id, seen.vital_reason or "it answers its readiness probe")
+        case ReplicaState.DRAINING:
+            return _tend_draining(seen, situation.now_s, pace)
+        case _ if seen.vital is Vital.HUNG:
+            return KillReplica(seen.record.id, seen.vital_reason or "it hangs")
+        case _:
+            return None
+
+
+def _tend_ended(seen: ReplicaSeen) -> Action | None:
+    if not seen.is_running:
+        return ForgetProcess(seen.record.id, "its process ended") if seen.is_known else None
+    if seen.record.state is ReplicaState.FAILED:
+        return KillReplica(seen.record.id, seen.record.reason or "it was being killed")
+    return StopReplica(seen.record.id, seen.record.reason or "it was being stopped")
+
+
+def _tend_gone(seen: ReplicaSeen, situation: Situation) -> Action:
+    why = seen.exit_reason or "its process disappeared"
+    if seen.record.state is ReplicaState.DRAINING:
+        return MarkEnded(seen.record.id, f"ended while it drained: {why}")
+    if situation.is_first:
+        return MarkEnded(seen.record.id, f"ended while no controller ran: {why}")
+    return MarkFailed(seen.record.id, why)
+
+
+def _tend_draining(seen: ReplicaSeen, now_s: float, pace: Pace) -> Action | None:
+    if seen.vital is Vital.HUNG:
+        return StopReplica(seen.record.id, f"hung while it drained: {seen.vital_reason}")
+    if left_s(seen.record.state_since, pace.drain_timeout_s, now_s) == 0:
+        return StopReplica(seen.record.id, f"not drained within {pace.drain_timeout_s:g} s")
+    # A gateway may still send to it until it has the table that says 'draining', so one quiet report is no proof.
+    if seen.in_flight == 0 and left_s(seen.record.state_since, pace.drain_settle_s, now_s) == 0:
+        return StopReplica(seen.record.id, "drained")
+    return None
+
+
+# --- size: which places should run ------------------------------------------------
+
+
+def _size(
+    version_id: str,
+    places: Mapping[int, list[ReplicaSeen]],
+    tended: set[str],
+    situation: Situation,
+    pace: Pace,
+) -> list[Action]:
+    """Start, drain and forget so that the version has its number of replicas."""
+    kept = _keep(places, situation.wanted.get(version_id, 0))
+    is_replaced = version_id not in situation.wanted and any(situation.wanted.values())
+    may_drain = not is_replaced or _is_served(situation)
+    actions: list[Action] = []
+    for ordinal in sorted({*places, *kept}):
+        group = places.get(ordinal, [])
+        if ordinal in kept:
+            action = _fill(version_id, ordinal, group, tended, situation, pace)
+            actions += [action] if action else []
+            surplus = [seen for seen in group if seen.record.state in LIVE][1:]
+        else:
+            surplus = [seen for seen in group if seen.record.state in LIVE]
+        reason = "its version was replaced" if version_id not in situation.wanted else "fewer replicas are needed"
+        for seen in surplus:
+            if seen.record.id not in tended and (may_drain or not _is_ready(seen)):
+                actions.append(_release(seen, reason))
+        actions += _forget(group, tended, situation.now_s, pace)
+    return actions
+
+
+def _is_ready(seen: ReplicaSeen) -> bool:
+    return seen.record.state is ReplicaState.READY and seen.is_running
+
+
+def _is_served(situation: Situation) -> bool:
+    """Whether the versions that have releases are ready in their number, so that older ones may go."""
+    ready: dict[str, int] = defaultdict(int)
+    for seen in situation.replicas:
+        ready[seen.record.version_id] += _is_ready(seen)
+    return all(ready[version_id] >= number for version_id, number in situation.wanted.items())
+
+
+def _keep(places: Mapping[int, list[ReplicaSeen]], number: int) -> set[int]:
+    """Choose the ordinals to have: what serves before what loads before what must be started, then the lowest."""
+    rank = {ReplicaState.READY: 0, ReplicaState.LOADING: 1, ReplicaState.STARTING: 2, ReplicaState.DRAINING: 3}
+
+    def cost(ordinal: int) -> tuple[int, int]:
+        return min((rank.get(seen.record.state, 4) for seen in places.get(ordinal, ())), default=4), ordinal
+
+    return set(sorted({*places, *range(number)}, key=cost)[:number])
+
+
+def _fill(
+    version_id: str,
+    ordinal: int,
+    group: Sequence[ReplicaSeen],
+    tended: set[str],
+    situation: Situation,
+    pace: Pace,
+) -> Action | None:
+    """Get a wanted place running, or say what it waits for; None when it runs or is being tended."""
+    newest = group[0].record if group else None
+    live = next((seen for seen in group if seen.record.state in LIVE), None)
+    if live is not None:
+        if live.record.state is ReplicaState.STARTING and not live.is_known and live.record.id not in tended:
+            return StartReplica(live.record, "it was recorded but not started")
+        return None
+    draining = next((seen for seen in group if seen.record.state is ReplicaState.DRAINING), None)
+    if draining is not None and draining.record.ready_at is not None and draining.record.id not in tended:
+        return MarkReady(draining.record.id, "it is needed again")
+    for seen in group:
+        if seen.is_running or seen.is_busy or seen.record.state is ReplicaState.DRAINING:
+            return Wait(version_id, ordinal, None, f"{seen.record.id} is still being stopped")
+    failed = [seen.record for seen in group if seen.record.state is ReplicaState.FAILED]
+    if failed:
+        pause_s = min(pace.backoff_s * 2.0 ** (len(failed) - 1), pace.backoff_max_s)
+        if (pause_left_s := left_s(failed[0].state_since, pause_s, situation.now_s)) > 0:
+            times = "once" if len(failed) == 1 else f"{len(failed)} times"
+            reason = f"it failed {times} ({failed[0].reason}); the pause between starts is {pause_s:g} s"
+            return Wait(version_id, ordinal, situation.now_s + pause_left_s, reason)
+    generation = newest.generation + 1 if newest else 0
+    record = Replica(
+        id=replica_id(situation.endpoint_id, version_id, ordinal, generation),
+        endpoint_id=situation.endpoint_id,
+        version_id=version_id,
+        ordinal=ordinal,
+        generation=generation,
+        state=ReplicaState.STARTING,
+        state_since=situation.now_s,
+        started_at=situation.now_s,
+    )
+    return StartReplica(record, f"start {len(failed) + 1} after {failed[0].reason}" if failed else "it is needed")
+
+
+def _release(seen: ReplicaSeen, reason: str) -> Action:
+    """Let a surplus replica go: only one that was routed to has requests to finish."""
+    if seen.record.state is ReplicaState.READY:
+        return DrainReplica(seen.record.id, reason)
+    if seen.is_known:
+        return StopReplica(seen.record.id, reason)
+    return MarkEnded(seen.record.id, f"never started: {reason}")
+
+
+def _forget(group: Sequence[ReplicaSeen], tended: set[str], now_s: float, pace: Pace) -> list[Action]:
+    """Drop ended records behind the newest one, but keep crashes until a replica proved itself."""
+    if not group:
+        return []
+    newest = group[0].record
+    is_stable = newest.state is ReplicaState.READY and left_s(newest.ready_at or now_s, pace.stable_s, now_s) == 0
+    ended = [seen for seen in group[1:] if not seen.is_known and seen.record.id not in tended]
+    failed = [seen for seen in ended if seen.record.state is ReplicaState.FAILED]
+    dropped = [seen for seen in ended if seen.record.state is ReplicaState.STOPPED]
+    dropped += failed if is_stable else failed[FAILURES_KEPT:]
+    return [ForgetReplica(seen.record.id, "a later start took its place") for seen in dropped]
+
+
+def left_s(since_s: float, length_s: float, now_s: float) -> float:
+    """Return the seconds left of a pause; none when it seems to begin in the future (the clock was set back)."""
+    return 0.0 if since_s > now_s + 1 else max(0.0, since_s + length_s - now_s)

@@ -1,0 +1,209 @@
+"""What a pass does in each situation, one by one; the state machine beside it does them all at once."""
+
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+
+from modelyard.domain.fleet import Replica, ReplicaState, replica_id
+from modelyard.policy.actions import (
+    Action,
+    DrainReplica,
+    ForgetEndpoint,
+    ForgetProcess,
+    ForgetReplica,
+    KillReplica,
+    MarkEnded,
+    MarkFailed,
+    MarkLoading,
+    MarkReady,
+    StartReplica,
+    StopReplica,
+    Wait,
+)
+from modelyard.policy.reconcile import FAILURES_KEPT, Pace, ReplicaSeen, Situation, Stray, Vital, plan
+
+NOW = 10_000.0
+PACE = Pace(backoff_s=1, backoff_max_s=60, drain_timeout_s=120)
+S = ReplicaState
+
+
+def replica(state: S, ordinal: int = 0, generation: int = 0, version: str = "ver-a", **changes: object) -> Replica:
+    usual = {"state_since": NOW - 10, "ready_at": NOW - 10 if state in (S.READY, S.DRAINING) else None}
+    return Replica(
+        id=replica_id("ep-1", version, ordinal, generation),
+        endpoint_id="ep-1",
+        version_id=version,
+        ordinal=ordinal,
+        generation=generation,
+        state=state,
+        **{**usual, **changes},  # type: ignore[arg-type]
+    )
+
+
+def running(record: Replica, **changes: object) -> ReplicaSeen:
+    return msgspec.structs.replace(ReplicaSeen(record=record, is_known=True, is_running=True), **changes)
+
+
+def exited(record: Replica, why: str = "exited with code 1") -> ReplicaSeen:
+    return ReplicaSeen(record=record, is_known=True, exit_reason=why)
+
+
+def absent(record: Replica) -> ReplicaSeen:
+    return ReplicaSeen(record=record)
+
+
+def look(*replicas: ReplicaSeen, wanted: Mapping[str, int] | None = None, **changes: object) -> list[Action]:
+    situation = Situation(
+        endpoint_id="ep-1",
+        now_s=NOW,
+        wanted={"ver-a": 1} if wanted is None else wanted,
+        replicas=replicas,
+        **changes,  # type: ignore[arg-type]
+    )
+    return plan(situation, PACE)
+
+
+def kinds(actions: list[Action]) -> list[type]:
+    assert all(action.reason for action in actions), "every action says why"
+    return [type(action) for action in actions]
+
+
+ONE_REPLICA = {
+    "nothing yet": ([], [StartReplica]),
+    "recorded but not started": ([absent(replica(S.STARTING))], [StartReplica]),
+    "started but not marked": ([running(replica(S.STARTING))], [MarkLoading]),
+    "start that ended at once": ([exited(replica(S.STARTING))], [MarkFailed]),
+    "loading": ([running(replica(S.LOADING), vital=Vital.LOADING)], []),
+    "loading, answers": ([running(replica(S.LOADING), vital=Vital.READY)], [MarkReady]),
+    "loading for ever": ([running(replica(S.LOADING), vital=Vital.HUNG)], [KillReplica]),
+    "ready": ([running(replica(S.READY), vital=Vital.READY)], []),
+    "ready, not probed yet": ([running(replica(S.READY))], []),
+    "ready, crashed": ([exited(replica(S.READY))], [MarkFailed]),
+    "ready, process records lost": ([absent(replica(S.READY))], [MarkFailed]),
+    "ready, hangs": ([running(replica(S.READY), vital=Vital.HUNG)], [KillReplica]),
+    "hung, busy being killed": ([running(replica(S.FAILED), is_busy=True)], [Wait]),
+    "hung, kill was interrupted": ([running(replica(S.FAILED))], [KillReplica, Wait]),
+    "failed, dead process still on record": ([exited(replica(S.FAILED))], [ForgetProcess, StartReplica]),
+    "stop was interrupted": ([running(replica(S.STOPPED))], [StopReplica, Wait]),
+    "needed again while it drains": ([running(replica(S.DRAINING), in_flight=1)], [MarkReady]),
+    "needed again but already drained": ([running(replica(S.DRAINING, ready_at=None))], [StopReplica, Wait]),
+}
+
+
+@pytest.mark.parametrize(("replicas", "expected"), ONE_REPLICA.values(), ids=ONE_REPLICA.keys())
+def test_one_wanted_replica(replicas: list[ReplicaSeen], expected: list[type]) -> None:
+    assert kinds(look(*replicas)) == expected
+
+
+SURPLUS = {
+    "starting": ([absent(replica(S.STARTING))], [MarkEnded]),
+    "loading": ([running(replica(S.LOADING))], [StopReplica]),
+    "ready": ([running(replica(S.READY))], [DrainReplica]),
+    "draining with requests": ([running(replica(S.DRAINING), in_flight=3)], []),
+    "draining, gateways have not said": ([running(replica(S.DRAINING), in_flight=None)], []),
+    "draining since just now": ([running(replica(S.DRAINING, state_since=NOW - 1))], []),
+    "drained": ([running(replica(S.DRAINING))], [StopReplica]),
+    "drains for too long": ([running(replica(S.DRAINING, state_since=NOW - 120), in_flight=3)], [StopReplica]),
+    "drains and hangs": ([running(replica(S.DRAINING), in_flight=3, vital=Vital.HUNG)], [StopReplica]),
+    "ended while draining": ([exited(replica(S.DRAINING))], [MarkEnded]),
+    "gone": ([absent(replica(S.STOPPED))], []),
+    "busy": ([running(replica(S.READY), is_busy=True)], []),
+}
+
+
+@pytest.mark.parametrize(("replicas", "expected"), SURPLUS.values(), ids=SURPLUS.keys())
+def test_one_replica_that_is_not_wanted(replicas: list[ReplicaSeen], expected: list[type]) -> None:
+    assert kinds(look(*replicas, wanted={"ver-a": 0})) == expected
+
+
+def test_each_generation_has_its_own_id() -> None:
+    (first,) = look()
+    assert isinstance(first, StartReplica)
+    (second,) = look(absent(replica(S.STOPPED, generation=4)))
+    assert isinstance(second, StartReplica)
+    assert second.replica.generation == 5
+    assert second.replica.id != first.replica.id
+
+
+def test_what_is_gone_at_the_first_look_is_no_crash() -> None:
+    assert kinds(look(exited(replica(S.READY), "killed by SIGTERM"), is_first=True))[0] is MarkEnded
+
+
+@pytest.mark.parametrize(("failures", "pause_s"), [(1, 1), (2, 2), (3, 4), (6, 32), (7, 60), (9, 60)])
+def test_pause_between_starts_doubles_up_to_the_longest(failures: int, pause_s: float) -> None:
+    def history(ago_s: float) -> list[ReplicaSeen]:
+        return [
+            absent(replica(S.FAILED, generation=index, state_since=NOW - ago_s, reason="exited with code 1"))
+            for index in range(failures)
+        ]
+
+    (wait,) = look(*history(ago_s=pause_s - 0.5))
+    assert isinstance(wait, Wait)
+    assert wait.until_s == pytest.approx(NOW + 0.5)
+    assert "exited with code 1" in wait.reason
+    assert kinds(look(*history(ago_s=pause_s))) == [StartReplica]
+
+
+def test_clock_set_back_does_not_lengthen_a_pause() -> None:
+    assert kinds(look(absent(replica(S.FAILED, state_since=NOW + 3600)))) == [StartReplica]
+
+
+def test_crashes_are_forgiven_once_a_replica_was_ready_for_long() -> None:
+    old = absent(replica(S.FAILED, generation=0))
+    assert look(old, running(replica(S.READY, generation=1, ready_at=NOW - 59))) == []
+    assert kinds(look(old, running(replica(S.READY, generation=1, ready_at=NOW - 60)))) == [ForgetReplica]
+
+
+def test_crash_history_is_bounded() -> None:
+    history = [absent(replica(S.FAILED, generation=index, state_since=NOW)) for index in range(FAILURES_KEPT + 3)]
+    forgotten = [action.replica_id for action in look(*history) if isinstance(action, ForgetReplica)]
+    assert forgotten == [history[1].record.id, history[0].record.id]
+
+
+def test_only_the_newest_tombstone_is_kept() -> None:
+    actions = look(*(absent(replica(S.STOPPED, generation=index)) for index in range(3)), wanted={"ver-a": 0})
+    assert [action.replica_id for action in actions] == [  # type: ignore[union-attr]
+        replica(S.STOPPED, generation=1).id,
+        replica(S.STOPPED, generation=0).id,
+    ]
+
+
+def test_shrinking_keeps_what_serves() -> None:
+    actions = look(
+        absent(replica(S.FAILED, ordinal=0, state_since=NOW)),
+        running(replica(S.LOADING, ordinal=1)),
+        running(replica(S.READY, ordinal=2)),
+    )
+    assert actions == [StopReplica(replica(S.LOADING, ordinal=1).id, "fewer replicas are needed")]
+
+
+def test_crashing_place_does_not_dodge_its_pause_by_taking_another() -> None:
+    (wait,) = look(absent(replica(S.FAILED, state_since=NOW)), absent(replica(S.STOPPED, ordinal=1)))
+    assert isinstance(wait, Wait)
+    assert wait.ordinal == 0
+
+
+def test_old_version_serves_until_the_new_one_is_ready() -> None:
+    old = running(replica(S.READY, version="ver-a"))
+    assert kinds(look(old, wanted={"ver-b": 1})) == [StartReplica]
+    loading = running(replica(S.LOADING, version="ver-b"))
+    assert look(old, loading, wanted={"ver-b": 1}) == []
+    ready = running(replica(S.READY, version="ver-b"))
+    assert kinds(look(old, ready, wanted={"ver-b": 1})) == [DrainReplica]
+
+
+def test_deleted_endpoint_is_forgotten_when_nothing_of_it_runs() -> None:
+    def deleted(*replicas: ReplicaSeen, **changes: object) -> list[type]:
+        return kinds(look(*replicas, wanted={"ver-a": 0}, is_deleted=True, **changes))
+
+    assert deleted(running(replica(S.READY))) == [DrainReplica]
+    assert deleted(running(replica(S.STOPPED), is_busy=True)) == []
+    assert deleted(strays=[Stray("rep-x", is_running=True)]) == [StopReplica]
+    assert deleted(absent(replica(S.STOPPED)), absent(replica(S.FAILED, ordinal=1))) == [ForgetEndpoint]
+    assert deleted() == [ForgetEndpoint]
+
+
+def test_process_without_a_record_is_ended_and_forgotten() -> None:
+    strays = [Stray("rep-x", is_running=True), Stray("rep-y", is_running=False)]
+    assert kinds(look(wanted={"ver-a": 0}, strays=strays)) == [StopReplica, ForgetProcess]
