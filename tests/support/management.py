@@ -85,7 +85,11 @@ class Management:
     async def call(self, identity: Identity | None, method: str, path: str, body: Any = None) -> httpx2.Response:
         """Send one request."""
         async with self.client(identity) as client:
-            return await client.request(method, path, json=body) if body is not None else await client.request(method, path)
+            return (
+                await client.request(method, path, json=body)
+                if body is not None
+                else await client.request(method, path)
+            )
 
     async def tenant(self, name: str) -> str:
         """Add a tenant."""

@@ -124,7 +124,7 @@ class _Console:
         if token is None:
             return self._page("login.html", None, status=401, failed=True)
         response = RedirectResponse(f"{ROOT}/", 303, headers=_HEADERS)
-        secure = _own_origin(request).startswith("https:")
+        secure = request.headers.get("origin", "").startswith("https:")
         response.set_cookie(
             COOKIE, token, max_age=SESSION_S, path=ROOT, httponly=True, samesite="strict", secure=secure
         )
@@ -157,22 +157,29 @@ class _Console:
         return HTMLResponse(text, status, _HEADERS)
 
 
-def _own_origin(request: Request) -> str:
-    url = request.headers.get(URL_HEADER) or f"{request.url.scheme}://{request.headers.get('host', '')}"
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}".lower()
-
-
 def _check_origin(request: Request) -> None:
-    """Refuse what another site's page sends with the visitor's cookies; browsers always name the origin of a POST."""
+    """Refuse what another site's page sends with the visitor's cookies; browsers always name the origin of a POST.
+
+    The scheme is not compared, because whoever ends TLS in front of the gateway is the only one who knows it; the
+    cookie's own ``SameSite=Strict`` tells ``http`` from ``https``.
+    """
     origin = request.headers.get("origin")
     if origin is None:
         is_own = request.headers.get("sec-fetch-site") == "same-origin"
     else:
-        is_own = origin.lower() == _own_origin(request)
+        url = request.headers.get(URL_HEADER) or f"http://{request.headers.get('host', '')}"
+        own = _host_of(url)
+        is_own = own != "" and _host_of(origin) == own
     if not is_own:
         message = "This form was not sent from the console. Open /console and try again."
         raise ApiError(403, code="cross_origin", type="permission_error", message=message)
+
+
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).netloc.lower()
+    except ValueError:
+        return ""
 
 
 @lru_cache(maxsize=1)

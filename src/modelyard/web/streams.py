@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
+import anyio
 from starlette.responses import StreamingResponse
 
 KEEP_ALIVE_S = 5.0
@@ -32,12 +33,14 @@ async def _events(lines: AsyncIterator[str], shown: Callable[[str], str]) -> Asy
                 return
             yield event(shown(line))
     finally:
-        if upcoming is not None:
-            upcoming.cancel()
-            await asyncio.gather(upcoming, return_exceptions=True)
-        close = getattr(lines, "aclose", None)
-        if close is not None:
-            await close()
+        # A client that leaves cancels us, and would cancel each wait below again: its readers must end all the same.
+        with anyio.CancelScope(shield=True):
+            if upcoming is not None:
+                upcoming.cancel()
+                await asyncio.wait({upcoming})
+            close = getattr(lines, "aclose", None)
+            if close is not None:
+                await close()
 
 
 def event(text: str) -> bytes:

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.support.management import Management, management
 
 from modelyard.domain.tenants import PLATFORM, Identity, Scope
-from tests.support.management import Management, management
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.management import URL, Management
 
 from modelyard.domain.tenants import PLATFORM, Identity, Scope
-from tests.support.management import URL, Management
 
 SPEC: dict[str, Any] = {
     "model_name": "my-finetuned-llama",
@@ -110,7 +110,9 @@ async def test_the_fix_of_a_missing_engine_is_told(api: Management, manager: Ide
     assert "pip install broken" in answer.json()["error"]["message"]
 
 
-async def test_file_of_the_host_needs_admin(api: Management, manager: Identity, admin: Identity, tmp_path: Path) -> None:
+async def test_file_of_the_host_needs_admin(
+    api: Management, manager: Identity, admin: Identity, tmp_path: Path
+) -> None:
     file = tmp_path / "a model.gguf"
     file.write_bytes(b"GGUF" + bytes(96))
     wanted = {"model_name": "weights", "framework": "weighed", "model_artifact": str(file)}
@@ -125,7 +127,9 @@ async def test_file_of_the_host_needs_admin(api: Management, manager: Identity, 
     assert version.tenant_id == PLATFORM
 
 
-@pytest.mark.parametrize("reference", ["file:///no/such/file", "file://other-host/x", "/tmp/\0x", "/", "relative.gguf", ""])
+@pytest.mark.parametrize(
+    "reference", ["file:///no/such/file", "file://other-host/x", "/tmp/\0x", "/", "relative.gguf", ""]
+)
 async def test_artifact_that_cannot_be_read_is_a_fault(api: Management, admin: Identity, reference: str) -> None:
     wanted = {"model_name": "weights", "framework": "weighed", "model_artifact": reference}
     answer = await api.call(admin, "POST", "/v1/models/deploy", wanted)
@@ -157,7 +161,9 @@ async def test_deleted_name_is_free_and_gets_the_next_version(api: Management, m
     await api.call(manager, "DELETE", f"/v1/endpoints/{SPEC['model_name']}")
     assert (await api.call(manager, "POST", "/v1/models/deploy", {**SPEC, "version": "v1"})).status_code == 409
     assert (await api.call(manager, "POST", "/v1/models/deploy", SPEC)).status_code == 202
-    assert [version.version for version in await api.context.store.versions()] == ["v1", "v2"]
+    assert {version.version for version in await api.context.store.versions()} == {"v1", "v2"}
+    shown = (await api.call(manager, "GET", f"/v1/endpoints/{SPEC['model_name']}")).json()
+    assert (shown["is_deleted"], shown["model_version"]) == (False, "v2"), "the one that drains has given its name away"
 
 
 async def test_shared_endpoint_needs_admin(api: Management, manager: Identity, admin: Identity) -> None:

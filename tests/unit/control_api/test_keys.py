@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
+from tests.support.management import PEPPER, Management
 
 from modelyard.domain.tenants import PLATFORM, Identity, Scope
 from modelyard.ids import hash_secret, parse_api_key
-from tests.support.management import PEPPER, Management
 
 
 async def test_key_is_shown_once_and_stored_as_a_hash(api: Management, manager: Identity) -> None:

@@ -35,13 +35,14 @@ async def find_endpoint(store: ControlStore, identity: Identity, reference: str)
     Raises:
         ApiError: 404.
     """
-    seen = await store.endpoints(tenant_id=tenant_of(identity))
-    own = [one for one in seen if one.tenant_id == identity.tenant_id]
-    for candidates in ([one for one in seen if one.id == reference], own, seen):
-        # The newest wins: an old one of the same name may still be draining.
-        for endpoint in reversed(candidates):
-            if reference in (endpoint.id, endpoint.name):
-                return endpoint
+    seen = [one for one in await store.endpoints(tenant_id=tenant_of(identity)) if reference in (one.id, one.name)]
+
+    def preference(one: Endpoint) -> tuple[bool, bool, bool, int]:
+        # An endpoint that drains has given its name away already.
+        return one.id == reference, one.tenant_id == identity.tenant_id, not one.is_deleted, one.created_at
+
+    if seen:
+        return max(seen, key=preference)
     raise missing("endpoint", reference)
 
 

@@ -16,6 +16,7 @@ from modelyard.domain.catalog import NAME_PATTERN
 from modelyard.domain.tenants import ApiKey, Identity, Limits, Scope
 from modelyard.errors import bad_request, conflict, invalid_value, permission_denied
 from modelyard.ids import hash_secret, new_api_key
+from modelyard.stores import StoreUnavailableError
 from modelyard.web.paging import Page, Paging, page_of
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
 
@@ -131,7 +132,7 @@ class Keys:
         )
         async with self._changing:
             await context.store.add_key(key)
-            await context.refresh()
+            await self._publish()
         return _new(key, text, now)
 
     async def page(self, call: Call[Empty, Paging]) -> Page[KeyView]:
@@ -181,8 +182,15 @@ class Keys:
                 previous_expires_at=now + overlap_s if overlap_s else None,
             )
             await context.store.put_key(key)
-            await context.refresh()
+            await self._publish()
         return _new(key, text, now)
+
+    async def _publish(self) -> None:
+        """Tell the gateways of a new secret; it is stored, so its text must be answered whatever happens here."""
+        try:
+            await self._context.refresh()
+        except StoreUnavailableError:
+            self._context.wake()
 
     async def _tenant_for(self, identity: Identity, wanted: str | None) -> str:
         if wanted is None or wanted == identity.tenant_id:

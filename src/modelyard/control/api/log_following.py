@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from modelyard.fleet import Fleet
@@ -28,7 +28,7 @@ async def written(fleet: Fleet, replica_id: str, tail: int) -> tuple[list[str], 
     return list(kept), count
 
 
-async def follow(fleet: Fleet, look: Look, tail: int) -> AsyncIterator[str]:
+async def follow(fleet: Fleet, look: Look, tail: int) -> AsyncGenerator[str]:
     """Yield the last ``tail`` lines of each replica that ``look`` finds now, and all that come, until closed."""
     waiting: asyncio.Queue[str] = asyncio.Queue(_LINES_WAITING_MAX)
     # A task of its own holds the readers, because the consumer may ask for each line from another task.

@@ -74,10 +74,14 @@ class Registry:
         """Return one version."""
         reference = call.path("model")
         versions = await self._context.store.versions(tenant_id=tenant_of(call.identity))
-        own = [version for version in versions if version.tenant_id == call.identity.tenant_id]
-        for version in [*(one for one in versions if one.id == reference), *reversed(own), *reversed(versions)]:
-            if reference in (version.id, version.name):
-                return _view(version)
+        seen = [one for one in versions if reference in (one.id, one.name)]
+
+        def preference(one: ModelVersion) -> tuple[bool, bool, int, int, str]:
+            own = one.tenant_id == call.identity.tenant_id
+            return one.id == reference, own, one.created_at, len(one.version), one.version
+
+        if seen:
+            return _view(max(seen, key=preference))
         raise missing("model", reference)
 
 

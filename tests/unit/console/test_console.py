@@ -1,0 +1,170 @@
+"""The console: signing in, what it shows, and what cannot be done to it."""
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx2
+import pytest
+from tests.support.management import URL, Management, management
+
+from modelyard.console.session import SESSION_S
+from modelyard.domain.endpoints import Progress, Stage
+from modelyard.domain.tenants import PLATFORM, Identity, Scope
+from modelyard.stores import Event
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Management]:
+    async with management(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+async def browser(api: Management) -> AsyncIterator[httpx2.AsyncClient]:
+    """A visitor without an identity, as the gateway lets everyone through to the console."""
+    async with api.client(None) as client:
+        yield client
+
+
+async def sign_in(browser: httpx2.AsyncClient, key: str, origin: str | None = URL) -> httpx2.Response:
+    headers = {"origin": origin} if origin is not None else {}
+    return await browser.post("/console/login", data={"key": key}, headers=headers)
+
+
+async def test_signing_in_shows_the_pages(api: Management, browser: httpx2.AsyncClient) -> None:
+    _, key = await api.key(PLATFORM, Scope.ADMIN)
+    for page in ("/console/", "/console/keys", "/console/usage", "/console/endpoints/ep-x"):
+        answer = await browser.get(page)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/console/login")
+    assert (await browser.get("/console")).headers["location"] == "/console/"
+    assert (await browser.get("/console/login")).status_code == 200
+    answer = await sign_in(browser, key)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/console/")
+    cookie = answer.headers["set-cookie"].lower()
+    for part in ("httponly", "samesite=strict", "path=/console", f"max-age={SESSION_S}"):
+        assert part in cookie
+    assert key.lower() not in cookie
+    for page in ("/console/", "/console/keys", "/console/usage?days=7", "/console/static/console.css"):
+        answer = await browser.get(page)
+        assert answer.status_code == 200, page
+        assert "default-src 'self'" in answer.headers["content-security-policy"]
+        assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+        assert key not in answer.text
+        assert not re.search(r"<script|style=|\son\w+=|(src|href)=\"(https?:)?//", answer.text)
+    answer = await browser.post("/console/logout", headers={"origin": URL})
+    assert answer.status_code == 303
+    assert (await browser.get("/console/")).status_code == 303
+
+
+async def test_cookie_stays_on_https_where_the_visitor_came_by_it(api: Management, browser: httpx2.AsyncClient) -> None:
+    _, key = await api.key(PLATFORM, Scope.ADMIN)
+    behind_tls = await sign_in(browser, key, URL.replace("http:", "https:"))
+    assert "secure" in behind_tls.headers["set-cookie"].lower()
+    assert "secure" not in (await sign_in(browser, key)).headers["set-cookie"].lower()
+
+
+async def test_only_live_keys_that_may_manage_get_in(api: Management, browser: httpx2.AsyncClient) -> None:
+    identity, weak = await api.key(PLATFORM, Scope.INFERENCE)
+    _, good = await api.key(PLATFORM, Scope.MANAGE)
+    wrong = good[:20] + ("A" if good[20] != "A" else "B") + good[21:]
+    for key in ("", "sk-1234", weak, wrong, "x" * 3000):
+        answer = await sign_in(browser, key)
+        assert answer.status_code == 401
+        assert "set-cookie" not in answer.headers
+        assert identity.key_id not in answer.text
+    assert (await sign_in(browser, "x" * 10_000)).status_code == 413
+
+
+async def test_session_ends_with_its_key(api: Management, browser: httpx2.AsyncClient) -> None:
+    admin, _ = await api.key(PLATFORM, Scope.ADMIN)
+    for ending in ("revoke", "rotate", "suspend", "expire"):
+        tenant_id = await api.tenant(ending)
+        identity, key = await api.key(tenant_id, Scope.MANAGE)
+        await sign_in(browser, key)
+        assert (await browser.get("/console/")).status_code == 200
+        if ending == "revoke":
+            await api.call(admin, "DELETE", f"/v1/keys/{identity.key_id}")
+        elif ending == "rotate":
+            await api.call(admin, "POST", f"/v1/keys/{identity.key_id}/rotate")
+        elif ending == "suspend":
+            await api.call(admin, "PATCH", f"/v1/tenants/{tenant_id}", {"is_suspended": True})
+        else:
+            api.clock.advance(SESSION_S + 1)
+        assert (await browser.get("/console/")).status_code == 303, ending
+
+
+async def test_cookie_cannot_be_forged(api: Management, browser: httpx2.AsyncClient) -> None:
+    identity, key = await api.key(PLATFORM, Scope.MANAGE)
+    other, _ = await api.key(PLATFORM, Scope.ADMIN)
+    await sign_in(browser, key)
+    key_id, expiry, proof = str(browser.cookies["modelyard_session"]).split(".")
+    assert key_id == identity.key_id
+    forged = (f"{other.key_id}.{expiry}.{proof}", f"{key_id}.{int(expiry) + 1}.{proof}", f"{key_id}.{expiry}.", "x", "")
+    for token in forged:
+        async with api.client(None) as thief:
+            answer = await thief.get("/console/", headers={"cookie": f"modelyard_session={token}"})
+            assert answer.status_code == 303, token
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:9999", "http://[", "", None])
+async def test_forms_of_other_sites_are_refused(
+    api: Management, browser: httpx2.AsyncClient, origin: str | None
+) -> None:
+    _, key = await api.key(PLATFORM, Scope.ADMIN)
+    answer = await sign_in(browser, key, origin)
+    assert answer.status_code == 403
+    assert "set-cookie" not in answer.headers
+    headers = {"origin": origin} if origin is not None else {}
+    assert (await browser.post("/console/logout", headers=headers)).status_code == 403
+
+
+async def test_hostile_text_is_only_text(api: Management, browser: httpx2.AsyncClient) -> None:
+    import msgspec
+
+    identity, key = await api.key(PLATFORM, Scope.ADMIN)
+    await api.call(identity, "POST", "/v1/keys", {"name": HOSTILE})
+    spec = {"model_name": "smol", "framework": "simulated"}
+    endpoint_id = (await api.call(identity, "POST", "/v1/models/deploy", spec)).json()["endpoint_id"]
+    (endpoint,) = await api.context.store.endpoints()
+    await api.context.store.put_endpoint(
+        msgspec.structs.replace(endpoint, failure=HOSTILE, progress=Progress(Stage.LOADING, 42, 7.6, HOSTILE))
+    )
+    await api.context.store.add_event(Event(api.clock.unix_s(), endpoint_id, "failed", HOSTILE))
+    await sign_in(browser, key)
+    for page in ("/console/", f"/console/endpoints/{endpoint_id}", "/console/keys", "/console/" + HOSTILE):
+        text = (await browser.get(page)).text
+        assert "<img" not in text, page
+    page = (await browser.get(f"/console/endpoints/{endpoint_id}")).text
+    assert page.count("&lt;img src=x") == 3
+    assert "42 %" in page
+    assert "about 8 s" in page
+
+
+async def test_tenants_see_their_own(api: Management, browser: httpx2.AsyncClient) -> None:
+    owner: Identity = (await api.key(await api.tenant("theirs"), Scope.MANAGE))[0]
+    spec = {"model_name": "their-model", "framework": "simulated"}
+    endpoint_id = (await api.call(owner, "POST", "/v1/models/deploy", spec)).json()["endpoint_id"]
+    _, key = await api.key(await api.tenant("mine"), Scope.MANAGE)
+    await sign_in(browser, key)
+    for page in ("/console/", "/console/keys", "/console/usage"):
+        text = (await browser.get(page)).text
+        assert "their-model" not in text
+        assert owner.key_id not in text
+    assert (await browser.get(f"/console/endpoints/{endpoint_id}")).status_code == 404
+
+
+async def test_database_that_does_not_answer_is_told(api: Management, browser: httpx2.AsyncClient) -> None:
+    _, key = await api.key(PLATFORM, Scope.ADMIN)
+    await sign_in(browser, key)
+    await api.context.store.close()
+    answer = await browser.get("/console/")
+    assert answer.status_code == 503
+    assert "database" in answer.text
+
+
+async def test_console_needs_the_gateways_token(api: Management) -> None:
+    async with api.client(None, token=None) as client:
+        assert (await client.get("/console/login")).status_code == 401

@@ -1,0 +1,173 @@
+"""GET /v1/usage."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import pytest
+from tests.support.management import Management
+
+from modelyard.control.api.usage import usd
+from modelyard.domain.tenants import PLATFORM, Identity, Scope
+from modelyard.domain.usage import Intent, JournalRecord, Price, Settle, UsageStatus
+from modelyard.stores import JournalPosition
+
+PRICE = Price(input=150_000_000_000, cached_input=75_000_000_000, output=600_000_000_000)
+
+
+def request(request_id: str, identity: Identity, model: str, at: float) -> Sequence[JournalRecord]:
+    return (
+        Intent(
+            request_id=request_id,
+            at=at,
+            tenant_id=identity.tenant_id,
+            key_id=identity.key_id,
+            endpoint_id="ep-x",
+            model=model,
+            version_id="ver-x",
+            route="/v1/chat/completions",
+            is_stream=True,
+            prompt_estimate=10,
+            reserved_tokens=100,
+            price=PRICE,
+        ),
+        Settle(
+            request_id=request_id,
+            at=at + 1,
+            prompt_tokens=10,
+            cached_tokens=4,
+            completion_tokens=5,
+            status=UsageStatus.SUCCESS,
+            http_status=200,
+            error_code="",
+            ttft_ms=12.5,
+            latency_ms=1000.0,
+            replica_id="rep-x",
+            attempts=1,
+            is_estimated=False,
+        ),
+    )
+
+
+@pytest.fixture
+async def user(api: Management, manager: Identity) -> Identity:
+    """An inference key of acme with one request an hour ago; the manager has two, the platform one."""
+    user, _ = await api.key(manager.tenant_id, Scope.INFERENCE)
+    platform, _ = await api.key(PLATFORM, Scope.INFERENCE)
+    now = api.clock.unix_s()
+    records = [
+        *request("req_user", user, "smol", now - 3600),
+        *request("req_manager1", manager, "smol", now - 60),
+        *request("req_manager2", manager, "big", now - 60),
+        *request("req_platform", platform, "smol", now - 60),
+        *request("req_old", manager, "smol", now - 5 * 86400),
+    ]
+    await api.context.usage.apply(records, JournalPosition("gateway-0", "1.journal", 1))
+    return user
+
+
+async def test_sums_are_exact_and_grouped(api: Management, manager: Identity, user: Identity) -> None:
+    report = (await api.call(manager, "GET", "/v1/usage?group_by=model")).json()
+    assert report["object"] == "list"
+    assert [(row["model"], row["requests"]) for row in report["data"]] == [("big", 1), ("smol", 2)]
+    one = report["data"][0]
+    cost = 6 * 150_000 + 4 * 75_000 + 5 * 600_000
+    assert (one["prompt_tokens"], one["cached_tokens"], one["completion_tokens"]) == (10, 4, 5)
+    assert (one["cost_nanousd"], one["cost_usd"]) == (cost, "0.0042")
+    assert report["total"]["requests"] == 3
+    assert report["total"]["cost_nanousd"] == 3 * cost
+    assert report["data_up_to"] == int(api.clock.unix_s())
+    hour = datetime.fromtimestamp(api.clock.unix_s() - 60, UTC).strftime("%Y-%m-%dT%H:00:00Z")
+    grouped = (await api.call(manager, "GET", "/v1/usage?group_by=model,hour,key")).json()["data"]
+    assert {"model": "big", "hour": hour, "key": manager.key_id}.items() <= grouped[0].items()
+
+
+async def test_everybody_sees_what_is_theirs(
+    api: Management, manager: Identity, user: Identity, admin: Identity
+) -> None:
+    async def requests(identity: Identity, query: str = "") -> int:
+        answer = await api.call(identity, "GET", f"/v1/usage?{query}")
+        assert answer.status_code == 200, answer.text
+        return int(answer.json()["total"]["requests"])
+
+    assert await requests(user) == 1
+    assert await requests(user, f"key={user.key_id}") == 1
+    assert await requests(manager) == 3
+    assert await requests(manager, f"key={user.key_id}") == 1
+    assert await requests(manager, "model=big") == 1
+    assert await requests(admin) == 4
+    assert await requests(admin, f"tenant={manager.tenant_id}") == 3
+    assert await requests(admin, f"tenant={PLATFORM}") == 1
+    for identity, query in (
+        (user, f"key={manager.key_id}"),
+        (manager, f"key={admin.key_id}"),
+        (manager, f"tenant={PLATFORM}"),
+        (admin, "tenant=ten-none"),
+    ):
+        assert (await api.call(identity, "GET", f"/v1/usage?{query}")).status_code == 404
+
+
+async def test_span_is_half_open_and_reads_dates(api: Management, manager: Identity, user: Identity) -> None:
+    now = api.clock.unix_s()
+    edge = now - 60
+
+    async def requests(since: object, until: object) -> int:
+        answer = await api.call(manager, "GET", f"/v1/usage?since={since}&until={until}")
+        return int(answer.json()["total"]["requests"])
+
+    assert await requests(edge, edge + 0.5) == 2
+    assert await requests(edge - 10, edge) == 0
+    day = datetime.fromtimestamp(now - 5 * 86400, UTC)
+    assert await requests(day.isoformat().replace("+00:00", "Z"), int(now)) == 4
+    assert await requests(day.isoformat().replace("+", "%2B"), int(now)) == 4
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("group_by=owner", "group_by"),
+        ("group_by=model,model", "group_by"),
+        ("since=yesterday", "since"),
+        ("until=NaN", "until"),
+        ("since=999999999999", "since"),
+        ("since=1e5", "since"),
+        ("since=2000&until=1000", "since"),
+        ("group=model", "group"),
+        ("model=a&model=b", "model"),
+        ("model=%ff", "query"),
+    ],
+)
+async def test_bad_query_is_refused_by_parameter(api: Management, manager: Identity, query: str, param: str) -> None:
+    answer = await api.call(manager, "GET", f"/v1/usage?{query}")
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+async def test_single_requests_are_found_by_their_id(api: Management, manager: Identity, user: Identity) -> None:
+    mine = (await api.call(user, "GET", "/v1/usage/requests?request_id=req_user")).json()["data"]
+    assert [(row["request_id"], row["cost_usd"], row["status"]) for row in mine] == [("req_user", "0.0042", "success")]
+    assert (await api.call(user, "GET", "/v1/usage/requests?request_id=req_manager1")).json()["data"] == []
+    assert (await api.call(user, "GET", "/v1/usage/requests")).status_code == 403
+    page = (await api.call(manager, "GET", "/v1/usage/requests?limit=2")).json()
+    assert len(page["data"]) == 2
+    assert page["has_more"] is True
+    everything = (await api.call(manager, "GET", "/v1/usage/requests?limit=100")).json()["data"]
+    assert "req_platform" not in {row["request_id"] for row in everything}
+
+
+async def test_data_is_not_called_fresh_while_a_journal_waits(
+    api: Management, manager: Identity, user: Identity
+) -> None:
+    folder = api.context.data.journal / "gateway-0"
+    folder.mkdir()
+    (folder / "1.journal").write_bytes(bytes(100))
+    api.clock.advance(30)
+    report = (await api.call(manager, "GET", "/v1/usage")).json()
+    assert report["data_up_to"] == int(api.clock.unix_s()) - 30 - 60 + 1
+
+
+@pytest.mark.parametrize(
+    ("nano", "text"),
+    [(0, "0"), (1, "0.000000001"), (4_200_000, "0.0042"), (12_000_000_000, "12"), (10**19, "10000000000")],
+)
+def test_dollars_are_exact(nano: int, text: str) -> None:
+    assert usd(nano) == text
