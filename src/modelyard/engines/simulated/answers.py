@@ -67,7 +67,7 @@ def _text_choice(request: Generate, text: str, faults: Faults, *, room: int, by_
     pieces = split(text or _EMPTY_ECHO, by_byte=by_byte)
     wanted = faults.tokens or max(len(pieces), request.min_tokens or 0)
     if request.ignore_eos and not faults.tokens:
-        wanted = limit
+        wanted = limit + 1
     if wanted > len(pieces):
         pieces = repeat_to(pieces, min(wanted, limit))
     elif faults.tokens:

@@ -1,0 +1,128 @@
+"""llama.cpp gets GGUF files only, its flags are rendered without the secret, and its page is read as recorded."""
+
+from pathlib import Path
+
+import pytest
+
+from modelyard.engines import EngineLoad, LaunchSpec
+from modelyard.engines.llamacpp import LlamaCppEngine
+from modelyard.engines.pages import read_samples
+from modelyard.engines.simulated import SimulatedEngine
+
+RECORDED = Path(__file__).parents[2] / "fixtures" / "recorded"
+GOOD_HEAD = b"GGUF\x03\x00\x00\x00" + (272).to_bytes(8, "little") + (33).to_bytes(8, "little")
+
+
+def spec(tmp_path: Path, **options: str | int | bool) -> LaunchSpec:
+    return LaunchSpec(
+        replica_id="r-1",
+        model_name="acme/tiny",
+        artifact=tmp_path / "model.gguf",
+        host="127.0.0.1",
+        port=4711,
+        secret="very-secret",
+        slots=3,
+        context_length=1024,
+        threads=2,
+        options=dict(options),
+        work_dir=tmp_path,
+    )
+
+
+def test_a_gguf_file_is_accepted_whatever_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "model.txt"
+    file.write_bytes(GOOD_HEAD + b"rest")
+    LlamaCppEngine().check_artifact(file)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "unknown kind"),
+        (b"PK\x03\x04zip", "zip"),
+        (b"\x80\x04\x95pickle", "pickle"),
+        (b"FUGG", "big-endian"),
+        (b"version https://git-lfs", "LFS pointer"),
+        (b"<html>404", "web page"),
+        (b"GGUF\x03\x00", "truncated"),
+        (b"GGUF\x09\x00\x00\x00" + bytes(16), "version 9"),
+        (b"GGUF\x03\x00\x00\x00" + bytes(16), "0 tensors"),
+        (b"GGUF\x03\x00\x00\x00" + b"\xff" * 16, "tensors"),
+    ],
+)
+def test_any_other_content_is_refused_and_named(tmp_path: Path, content: bytes, said: str) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=said):
+        LlamaCppEngine().check_artifact(file)
+
+
+def test_the_command_has_all_but_the_secret_in_its_arguments(tmp_path: Path) -> None:
+    command = LlamaCppEngine().command(spec(tmp_path, embedding=True, pooling="cls", kv_type="q8_0"))
+    assert command.argv[2:] == (
+        *("-m", "modelyard.engines.llamacpp_server", "--model", str(tmp_path / "model.gguf")),
+        *("--model-name", "acme/tiny", "--host", "127.0.0.1", "--port", "4711", "--threads", "2"),
+        *("--slots", "3", "--context-length", "1024", "--kv-type", "q8_0", "--cache-ram-mib", "0"),
+        *("--embedding", "--pooling", "cls"),
+    )
+    assert command.env["ENGINE_SECRET"] == "very-secret"
+    assert command.env["OMP_WAIT_POLICY"] == "passive"
+
+
+def test_embeddings_are_served_only_when_asked_for() -> None:
+    engine = LlamaCppEngine()
+    assert engine.routes_for({}) == {"/v1/chat/completions", "/v1/completions"}
+    assert engine.routes_for({"embedding": True}) == engine.routes
+
+
+def test_memory_grows_with_slots_context_and_precision() -> None:
+    engine = LlamaCppEngine()
+
+    def memory(**options: str | int) -> int:
+        return engine.settings(dict(options), artifact_bytes=98_000_000).memory_bytes
+
+    assert memory(slots=8) > memory() > memory(kv_type="q8_0") > memory(kv_type="q4_0") > 98_000_000
+    assert memory(context_length=8192) > memory()
+    # Llama-3-8B at 4 bits: 128 KiB a token.
+    big = engine.settings({"slots": 1, "context_length": 8192}, artifact_bytes=4_900_000_000).memory_bytes
+    assert 5_800_000_000 < big < 6_400_000_000
+
+
+def test_the_recorded_page_of_llamacpp_is_read() -> None:
+    load = LlamaCppEngine().read_load((RECORDED / "llamacpp.prom").read_text())
+    assert load == EngineLoad(running=0, waiting=0, kv_usage=None, prompt_tokens_total=2, generation_tokens_total=8)
+
+
+def test_the_recorded_page_of_vllm_is_read_by_its_simulation() -> None:
+    load = SimulatedEngine().read_load((RECORDED / "vllm-0.32-idle.prom").read_text())
+    assert load == EngineLoad(running=0, waiting=0, kv_usage=0.0, prompt_tokens_total=37, generation_tokens_total=8)
+
+
+def test_the_simulated_command_has_all_but_the_secret_in_its_arguments(tmp_path: Path) -> None:
+    command = SimulatedEngine().command(spec(tmp_path, itl_ms=3, fail_load=True))
+    assert command.argv[2:] == (
+        *("-m", "modelyard.engines.simulated", "--host", "127.0.0.1", "--port", "4711", "--model-name", "acme/tiny"),
+        *(
+            "--work-dir",
+            str(tmp_path),
+            "--context-length",
+            "1024",
+            "--fail-load",
+            "true",
+            "--itl-ms",
+            "3",
+            "--slots",
+            "3",
+        ),
+    )
+    assert command.env["ENGINE_SECRET"] == "very-secret"
+
+
+def test_a_relative_journal_is_refused() -> None:
+    with pytest.raises(ValueError, match="'journal'"):
+        SimulatedEngine().settings({"journal": "somewhere"}, artifact_bytes=0)
+
+
+def test_series_of_one_name_add_up_and_what_is_no_number_is_left_out() -> None:
+    page = '# HELP a b\n# TYPE a gauge\na{x="1"} 2\na{x="2"} 3.5 1700000000\nb NaN\nc oops\nd 1e3\n'
+    assert read_samples(page) == {"a": 5.5, "d": 1000.0}
