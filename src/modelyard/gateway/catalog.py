@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 from modelyard.domain.demand import EndpointDemand, ReplicaReport, Report
 from modelyard.domain.routing_table import EndpointRoute, RoutingTable
 from modelyard.domain.tenants import ApiKey, Limits, Tenant
+from modelyard.ids import parse_api_key
 from modelyard.policy.dispatch import Dispatcher, ReplicaLoad
 from modelyard.policy.limits import Allowance, share
 
@@ -41,6 +42,8 @@ class KeyState:
     allowance: Allowance
     allowances: tuple[Allowance, ...]
     models: frozenset[str] | None
+    proven: bytes = b""
+    """The last token that proved this key, in memory only: comparing it costs a tenth of a hash."""
 
 
 @dataclass(slots=True, eq=False)
@@ -121,10 +124,13 @@ class Catalog(Generic[W]):
         An unknown id goes through the same comparison as a wrong secret, so that time tells nothing (S16).
         """
         state = self._keys.get(token[3:11])
+        if state is not None and state.proven and hmac.compare_digest(token, state.proven):
+            return state, True
         digest = hmac.digest(pepper, token[12:55], hashlib.sha256)
         record = state.record if state is not None else None
         is_right = hmac.compare_digest(digest, record.secret_hash if record is not None else _NOBODY)
-        if is_right and len(token) == 62 and token.startswith(b"my_"):
+        if is_right and state is not None and parse_api_key(token.decode("latin-1")) is not None:
+            state.proven = token
             return state, True
         return None, state is not None
 

@@ -399,7 +399,8 @@ class Exchange:
         now_s = gateway.clock.monotonic_s()
         self._drop_connection(keep=usage is not None)
         if usage is None:
-            usage, is_estimated = self._partial(status), True
+            usage = self._partial(status)
+            is_estimated = bool(usage.prompt_tokens or usage.completion_tokens)
         completion = usage.completion_tokens or 0
         if self._has_intent:
             gateway.journal.settle(self._settle(status, http_status, code, usage, now_s, is_estimated=is_estimated))

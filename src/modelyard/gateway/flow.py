@@ -145,14 +145,8 @@ class Gateway:
         """Reserve the worst case of the request from its key and tenant, or refuse it."""
         if not self.journal.is_writable:
             raise errors.storage_full()
-        context_length = endpoint.route.context_length
         prompt = endpoint.prompt_tokens(call.text_length)
-        if call.output_tokens is None:
-            cap = self.settings.max_tokens_default
-            per_choice = min(cap, context_length) if context_length else cap
-            call.request.max_tokens = per_choice  # type: ignore[attr-defined]  # only chats leave it open
-            call.output_tokens = per_choice * call.choices
-        needed = prompt + call.output_tokens
+        needed = prompt + self._output_tokens(call, prompt, endpoint.route.context_length)
         now_s = self.clock.monotonic_s()
         refusal = reserve(key.allowances, needed_tokens=needed, least_tokens=prompt, now_s=now_s)
         if refusal is not None:
@@ -172,6 +166,18 @@ class Gateway:
             prompt_estimate=prompt,
             reserved_tokens=needed,
         )
+
+    def _output_tokens(self, call: Call, prompt: int, context_length: int) -> int:
+        """Return the most the request can generate; a chat that names no limit gets the default."""
+        if call.output_tokens is not None:
+            return call.output_tokens
+        cap = self.settings.max_tokens_default
+        # A token is hardly ever shorter than a character, so this cap is sure to fit; where it might not, the
+        # context itself is the cap, and naming a larger one would make some engines refuse the request.
+        if not context_length or call.text_length + cap <= context_length:
+            call.request.max_tokens = cap  # type: ignore[attr-defined]  # only chats leave it open
+            return cap * call.choices
+        return max(1, context_length - prompt) * call.choices
 
     def _admit(self, exchange: Exchange) -> None:
         """Give the request a replica, a place in line, or the reason why it gets neither."""
