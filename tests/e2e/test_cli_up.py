@@ -112,6 +112,7 @@ def test_a_killed_supervisor_leaves_no_plane_and_the_next_up_adopts_its_engines(
         yard.process.wait(5)
         eventually(lambda: not any(map(processes.is_alive, planes)), 15, "planes end by themselves")
         assert processes.is_alive(engine.pid)
+        (yard.data / "run" / "up.json").unlink()  # the killed one's note; the yard waits for the next one's
         yard.start()
         yard.wait_ready("sim")
         assert [found.pid for found in yard.engines("sim")] == [engine.pid]
@@ -125,6 +126,7 @@ def test_down_after_a_killed_supervisor_stops_the_engines(tmp_path: Path) -> Non
         assert yard.process is not None
         yard.process.kill()
         yard.process.wait(5)
+        yard.process = None  # its end was no regular one
         done = modelyard("down", "--data-dir", str(yard.data))
         assert done.returncode == 0, done.stderr
         assert not processes.touching(yard.data)

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+import msgspec
+
 from modelyard import compose
 from modelyard.cli.output import remark
 from modelyard.cli.running import Running, write_running
@@ -83,7 +85,7 @@ class Supervisor:
             self._spawn(plane)
         self._note(is_ready=False)
         give_up_s = self.clock.monotonic_s() + READY_TIMEOUT_S
-        while not self.stops_asked and not all(answers(self.url, path) for path in ("/healthz", "/readyz")):
+        while not self.stops_asked and not self._is_ready():
             for plane, reason in self._reap():
                 raise StartupError(f"The {plane.name} process did not start: {_last_line(plane.log) or reason}")
             if self.clock.monotonic_s() > give_up_s:
@@ -119,6 +121,22 @@ class Supervisor:
         signal.set_wakeup_fd(-1)
         for end in self._wakeup:
             end.close()
+
+    def _is_ready(self) -> bool:
+        """Say whether every worker serves and follows the controller.
+
+        A gateway serves from its last table before the controller is there, so that is asked too.
+        """
+        workers = len(self.listeners)
+        # Often enough to meet every worker: the kernel deals connections out at random, one in N to each.
+        asks = 1 if workers == 1 else 8 * workers
+        if not all(ask(self.url, path)[0] == 200 for path in ("/healthz", *["/readyz"] * asks, "/openapi.json")):
+            return False
+        try:
+            status, body = ask(self.url, "/v1/status", key=self.data.admin_key.read_text("utf-8").strip())
+            return status != 200 or len(msgspec.json.decode(body, type=_Followers).gateways) >= workers
+        except (OSError, msgspec.DecodeError):
+            return True  # the operator keeps the key elsewhere
 
     # --- processes ---
 
@@ -208,17 +226,33 @@ class Supervisor:
             self._wakeup[0].recv(4096)
 
 
-def answers(url: str, path: str) -> bool:
-    """Say whether GET ``path`` answers 200 within half a second; a bare socket, to load no HTTP library for it."""
+class _Followers(msgspec.Struct):
+    """What matters of the platform's status."""
+
+    gateways: list[msgspec.Raw]
+
+
+def ask(url: str, path: str, *, key: str = "") -> tuple[int, bytes]:
+    """Return status and body of GET ``path``, (0, b"") without an answer in half a second.
+
+    A bare socket: an HTTP library would cost more to load than all of the start.
+    """
     address = url.removeprefix("http://")
     host, _, port = address.rpartition(":")
-    request = f"GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n".encode()
+    request = f"GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n"
+    if key:
+        request += f"authorization: Bearer {key}\r\n"
+    answer = b""
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=0.5) as connection:
-            connection.sendall(request)
-            return connection.recv(64).startswith(b"HTTP/1.1 200")
+            connection.sendall(f"{request}\r\n".encode())
+            while piece := connection.recv(65_536):
+                answer += piece
     except OSError:
-        return False
+        return 0, b""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status = head[9:12]
+    return int(status) if status.isdigit() else 0, body
 
 
 def _end(code: int) -> str:
