@@ -131,6 +131,7 @@ class FeedServer:
         self._serving: set[asyncio.Task[None]] = set()
         self._listeners: list[Callable[[str, Report], None]] = []
         self._table: bytes | None = None
+        self._beat: bytes | None = None
 
     async def start(self) -> None:
         """Listen. A socket file that a killed controller left behind is replaced.
@@ -176,9 +177,9 @@ class FeedServer:
 
     def beat(self, heartbeat: Heartbeat) -> None:
         """Push a heartbeat."""
-        frame = _frame(heartbeat)
+        self._beat = _frame(heartbeat)
         for connection in self._connections:
-            connection.put_beat(frame)
+            connection.put_beat(self._beat)
 
     def reports(self) -> dict[str, Report]:
         """Return the last report of each connected gateway by its id; an empty one before its first."""
@@ -220,6 +221,8 @@ class FeedServer:
         self._connections.add(connection)
         if self._table is not None:
             connection.put_table(self._table)
+        if self._beat is not None:  # a gateway may judge unknown keys from its first second on
+            connection.put_beat(self._beat)
         _log.info("gateway %s follows the feed", connection.gateway_id)
         sending = asyncio.get_running_loop().create_task(connection.send_all())
         try:
