@@ -17,6 +17,7 @@ EVENT_BYTES_MAX = 4 * 1024 * 1024
 """Longest event of an engine; a line without end must not fill the memory (F36)."""
 
 DONE = b"data: [DONE]\n\n"
+_OBJECT_EVENTS = (b"data: {", b"data:{")
 
 
 class EngineStreamError(Exception):
@@ -221,9 +222,9 @@ def _whole_events(data: bytes) -> int:
         except ValueError:
             return 0
         if (
-            data[end : end + 2] != b"\r\n"
-            or data[end - 2 : end] != b"\n\n"
-            or not data.startswith(b"data:", line_end + 2)
+            end <= line_end + 2
+            or data[end - 3 : end + 2] != b"}\n\n\r\n"
+            or not data.startswith(_OBJECT_EVENTS, line_end + 2)
         ):
             return 0
         at = end + 2

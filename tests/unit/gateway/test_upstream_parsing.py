@@ -1,0 +1,36 @@
+"""Reading an engine's responses: what is ambiguous is refused."""
+
+import pytest
+
+from modelyard.gateway.upstream import MalformedResponseError, join_chunks, parse_head
+
+
+def test_a_plain_head_is_read() -> None:
+    head = parse_head(b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\ncontent-type: Application/JSON\r\nConnection: close")
+    assert (head.status, head.length, head.content_type, head.is_last) == (200, 12, b"application/json", True)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"SSH-2.0-OpenSSH",
+        b"HTTP/2 200",
+        b"HTTP/1.1 abc",
+        b"HTTP/1.1 200 OK\r\nno colon here",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2",
+        b"HTTP/1.1 200 OK\r\ncontent-length: -1",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 999999999999",
+    ],
+)
+def test_a_doubtful_head_is_refused(head: bytes) -> None:
+    with pytest.raises(MalformedResponseError):
+        parse_head(head)
+
+
+def test_chunks_are_joined_when_whole() -> None:
+    assert join_chunks(bytearray(b"3\r\nabc\r\n2\r\nde\r\n")) is None
+    assert join_chunks(bytearray(b"3\r\nabc\r\n2;x=y\r\nde\r\n0\r\n\r\n")) == b"abcde"
+    with pytest.raises(MalformedResponseError):
+        join_chunks(bytearray(b"xyz\r\n"))

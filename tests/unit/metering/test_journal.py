@@ -1,0 +1,148 @@
+"""The journal: what was written is read back, whatever happened in between."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from modelyard.clock import ManualClock
+from modelyard.domain.usage import Intent, Mark, Price, Settle, UsageStatus
+from modelyard.metering.journal import Journal, JournalError, JournalLockedError, open_work, read_records, segments
+
+
+def intent(request_id: str = "r1") -> Intent:
+    return Intent(request_id, 1.0, "t", "k", "ep", "m", "v", "/v1/chat/completions", True, 3, 50, Price(1, 2, 3))
+
+
+def settled(request_id: str = "r1") -> Settle:
+    return Settle(request_id, 2.0, 3, 0, 4, UsageStatus.SUCCESS, 200, "", 5.0, 9.0, "rep", 1, False)
+
+
+def journal(folder: Path, **options: int) -> Journal:
+    return Journal(folder, sync_s=0.01, clock=ManualClock(), **options)
+
+
+def read_all(folder: Path) -> list[object]:
+    return [record for path in segments(folder) for record in read_records(path, 0)[0]]
+
+
+async def test_records_are_on_file_the_moment_they_are_written(tmp_path: Path) -> None:
+    book = journal(tmp_path)
+    book.begin(intent())
+    book.mark(Mark("r1", 3, 2))
+    book.settle(settled())
+    assert read_all(tmp_path) == [intent(), Mark("r1", 3, 2), settled()]
+    book.close()
+
+
+async def test_an_unfinished_record_is_left_for_the_next_read(tmp_path: Path) -> None:
+    book = journal(tmp_path)
+    book.begin(intent())
+    book.close()
+    path = segments(tmp_path)[0]
+    whole = path.read_bytes()
+    torn = tmp_path / "torn.journal"
+    for size in range(len(whole)):
+        torn.write_bytes(whole[:size])
+        assert read_records(torn, 0) == ([], 0)
+
+
+async def test_a_damaged_record_costs_only_itself(tmp_path: Path) -> None:
+    book = journal(tmp_path)
+    book.begin(intent("a"))
+    first_size = segments(tmp_path)[0].stat().st_size
+    book.begin(intent("b"))
+    book.close()
+    path = segments(tmp_path)[0]
+    data = bytearray(path.read_bytes())
+    data[first_size - 2] ^= 0xFF
+    path.write_bytes(data)
+    records, offset = read_records(path, 0)
+    assert records == [intent("b")]
+    assert offset == len(data)
+
+
+async def test_a_restart_settles_what_was_open_at_its_last_mark(tmp_path: Path) -> None:
+    book = journal(tmp_path)
+    for request_id in ("streamed", "silent", "done"):
+        book.begin(intent(request_id))
+    book.mark(Mark("streamed", 3, 64))
+    book.mark(Mark("streamed", 3, 128))
+    book.settle(settled("done"))
+    book.close()
+    second = journal(tmp_path)
+    assert second.recovered == 2
+    second.close()
+    found = {r.request_id: r for r in read_all(tmp_path) if isinstance(r, Settle) and r.request_id != "done"}
+    assert {name: (r.prompt_tokens, r.completion_tokens) for name, r in found.items()} == {
+        "streamed": (3, 128),
+        "silent": (0, 0),
+    }
+    assert all(r.status is UsageStatus.INTERRUPTED for r in found.values())
+    third = journal(tmp_path)
+    assert third.recovered == 0
+    third.close()
+
+
+async def test_only_one_writer_may_have_a_folder(tmp_path: Path) -> None:
+    book = journal(tmp_path)
+    with pytest.raises(JournalLockedError):
+        journal(tmp_path)
+    book.close()
+    journal(tmp_path).close()
+
+
+async def test_a_full_segment_is_rotated_and_open_work_is_carried_over(tmp_path: Path) -> None:
+    book = journal(tmp_path, segment_bytes=10)
+    running = asyncio.get_running_loop().create_task(book.run())
+    book.begin(intent("long"))
+    book.mark(Mark("long", 3, 7))
+    async with asyncio.timeout(5):
+        while len(segments(tmp_path)) < 2:
+            await asyncio.sleep(0)
+    running.cancel()
+    book.close()
+    first, second = segments(tmp_path)[:2]
+    assert read_records(first, 0)[0] == [intent("long"), Mark("long", 3, 7)]
+    first.unlink()
+    assert open_work(read_records(second, 0)[0]) == {"long": (intent("long"), Mark("long", 3, 7))}
+
+
+async def test_a_full_disk_refuses_new_work_and_keeps_settlements_for_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = journal(tmp_path)
+    book.begin(intent("before"))
+    real_write = os.write
+
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(JournalError):
+        book.begin(intent("refused"))
+    book.settle(settled("before"))
+    assert not book.is_writable
+    monkeypatch.setattr(os, "write", real_write)
+    with pytest.raises(JournalError):
+        book.begin(intent("still refused"))
+    running = asyncio.get_running_loop().create_task(book.run())
+    async with asyncio.timeout(5):
+        while not book.is_writable:
+            await asyncio.sleep(0.01)
+    running.cancel()
+    book.close()
+    assert read_all(tmp_path) == [intent("before"), settled("before")]
+
+
+async def test_a_torn_write_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    book = journal(tmp_path)
+    real_write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: real_write(fd, bytes(data)[:5]))
+    with pytest.raises(JournalError):
+        book.begin(intent("torn"))
+    monkeypatch.setattr(os, "write", real_write)
+    book.begin(intent("whole"))
+    book.close()
+    assert read_all(tmp_path) == [intent("whole")]
