@@ -19,11 +19,12 @@ from pathlib import Path
 
 from bench import processes, tools
 from bench.gateway.cells import ROUND_CELLS, Bench
+from bench.gateway.floor import Floor
 from bench.gateway.modelyard_peer import Modelyard
 from bench.gateway.peers import Bare, Nginx, Peer
 from bench.gateway.report import Figures, as_json, table
 
-PEERS: tuple[type[Peer], ...] = (Bare, Nginx, Modelyard)
+PEERS: tuple[type[Peer], ...] = (Bare, Floor, Nginx, Modelyard)
 
 
 def main() -> None:
