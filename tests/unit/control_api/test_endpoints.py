@@ -8,7 +8,7 @@ import pytest
 from tests.support.management import Management
 from tests.support.waiting import eventually_async
 
-from modelyard.control.api.log_following import follow, written
+from modelyard.control.api.log_following import follow, follow_one, written
 from modelyard.control.api.logs import clean
 from modelyard.domain.demand import EndpointDemand, Report
 from modelyard.domain.fleet import Replica, ReplicaState, replica_id
@@ -156,6 +156,19 @@ async def test_followed_logs_have_each_line_once_and_those_of_new_replicas(api: 
     await stream.aclose()
     for replica in (first, second):
         await fleet.stop(replica.id, grace_s=5)
+
+
+async def test_followed_log_of_one_replica_ends_with_it(api: Management, manager: Identity) -> None:
+    replica = await add_replica(api, await deploy(api, manager))
+    fleet = api.context.fleet
+    await run_program(api, replica, "for n in range(3000): print('line', n)")
+    await log_has(api, replica, 3000)
+    await fleet.stop(replica.id, grace_s=5)
+    stream = follow_one(fleet, replica.id, 2500)
+    async with asyncio.timeout(30):
+        assert await anext(stream) == "line 500"
+        await fleet.forget(replica.id)
+        assert [line async for line in stream] == [f"line {n}" for n in range(501, 3000)]
 
 
 async def _ids(replicas: list[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 
 from modelyard.fleet import Fleet
@@ -28,30 +28,43 @@ async def written(fleet: Fleet, replica_id: str, tail: int) -> tuple[list[str], 
     return list(kept), count
 
 
-async def follow(fleet: Fleet, look: Look, tail: int) -> AsyncGenerator[str]:
+def follow(fleet: Fleet, look: Look, tail: int) -> AsyncGenerator[str]:
     """Yield the last ``tail`` lines of each replica that ``look`` finds now, and all that come, until closed."""
+    return _from_task(lambda waiting: _read_all(fleet, look, tail, waiting))
+
+
+def follow_one(fleet: Fleet, replica_id: str, tail: int) -> AsyncGenerator[str]:
+    """Yield the last ``tail`` lines of one replica and all that come, until closed or the replica's log has ended."""
+    return _from_task(lambda waiting: _read(fleet, replica_id, tail, waiting, {replica_id}))
+
+
+async def _from_task(read: Callable[[asyncio.Queue[str]], Coroutine[None, None, None]]) -> AsyncGenerator[str]:
+    """Yield what ``read`` puts into its queue, until it is done or we are closed.
+
+    Reading is a task of its own, because the consumer may ask for each line from another task.
+    """
     waiting: asyncio.Queue[str] = asyncio.Queue(_LINES_WAITING_MAX)
-    # A task of its own holds the readers, because the consumer may ask for each line from another task.
-    reading = asyncio.create_task(_read_all(fleet, look, tail, waiting))
+    reading = asyncio.create_task(read(waiting))
     upcoming: asyncio.Task[str] | None = None
     try:
-        while True:
+        while not (reading.done() and waiting.empty()):
             upcoming = asyncio.create_task(waiting.get())
             await asyncio.wait({upcoming, reading}, return_when=asyncio.FIRST_COMPLETED)
-            if not upcoming.done():
-                return
-            yield upcoming.result()
+            if not upcoming.done() and waiting.empty():
+                break
+            yield await upcoming
+        reading.result()
     finally:
-        for task in (upcoming, reading):
-            if task is not None:
-                task.cancel()
-        await asyncio.gather(reading, *([upcoming] if upcoming else []), return_exceptions=True)
+        tasks = [task for task in (upcoming, reading) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _read_all(fleet: Fleet, look: Look, tail: int, waiting: asyncio.Queue[str]) -> None:
     known: set[str] = set()
+    first = True
     async with asyncio.TaskGroup() as readers:
-        first = True
         while True:
             try:
                 found = await look()

@@ -12,7 +12,7 @@ import msgspec
 from starlette.responses import PlainTextResponse, Response
 
 from modelyard.control.api.access import find_endpoint, missing
-from modelyard.control.api.log_following import follow, written
+from modelyard.control.api.log_following import follow, follow_one, written
 from modelyard.control.context import Context
 from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.tenants import Scope
@@ -55,13 +55,11 @@ class Logs:
         endpoint = await find_endpoint(self._context.store, call.identity, call.path("endpoint"))
         if query.replica:
             _check_replica(endpoint, query.replica)
-
-        async def look() -> list[str]:
-            return [query.replica] if query.replica else await self._replicas(endpoint)
-
-        if query.follow:
-            return event_stream(follow(fleet, look, query.tail), clean)
-        replicas = await look()
+            if query.follow:
+                return event_stream(follow_one(fleet, query.replica, query.tail), clean)
+        elif query.follow:
+            return event_stream(follow(fleet, lambda: self._replicas(endpoint), query.tail), clean)
+        replicas = [query.replica] if query.replica else await self._replicas(endpoint)
         lines: list[str] = []
         for replica_id in replicas:
             prefix = f"{replica_id}: " if len(replicas) > 1 else ""
