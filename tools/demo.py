@@ -53,7 +53,7 @@ Ask it yourself:
     -H "Content-Type: application/json" \\
     -d '{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "Say hello in French."}}]}}'
 
-  .venv/bin/modelyard run --data-dir {shown(DATA)} {MODEL} "Tell me a joke."
+  .venv/bin/modelyard run --data-dir {shown(DATA)} {MODEL} "What is the sea?"
 
 Stop it with: make stop   (or .venv/bin/modelyard down --data-dir {shown(DATA)})"""
     )
@@ -132,6 +132,7 @@ def ask(url: str, key: str) -> str:
         stream=True,
         stream_options={"include_usage": True},
         max_tokens=120,
+        temperature=0,
     )
     for chunk in request.parse():
         for choice in chunk.choices:

@@ -146,6 +146,8 @@ def progress_text(progress: Item | None) -> str:
     if not progress:
         return ""
     text = str(progress.get("stage", ""))
+    if text == "ready":
+        return text
     if (percent := progress.get("percent")) is not None:
         text += f" {percent}%"
     if (eta_s := progress.get("eta_s")) is not None:
