@@ -69,13 +69,17 @@ def _section(command: click.Command, context: click.Context) -> str:
     options = [one.get_help_record(context) for one in command.params if isinstance(one, click.Option)]
     shown = [record for record in options if record is not None]
     if shown:
-        rows = [f"| `{name}` | {text.replace('|', chr(92) + '|')} |" for name, text in shown]
+        rows = [f"| `{_cell(name)}` | {_cell(text)} |" for name, text in shown]
         parts.append("\n".join(["| option | what |", "|---|---|", *rows]))
     if command.epilog:
         lines = inspect.cleandoc(command.epilog.replace("\b\n", "")).splitlines()
         examples = [line.strip() for line in lines if line.strip() and line.strip() != "Example:"]
         parts.append("```sh\n" + "\n".join(examples) + "\n```")
     return "\n\n".join(parts)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def main(arguments: list[str]) -> int:
