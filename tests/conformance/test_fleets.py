@@ -150,6 +150,18 @@ async def test_a_pid_that_was_given_to_another_process_is_not_the_replica(fleet:
     file.write_text(json.dumps(real))
 
 
+async def test_a_replica_of_another_installation_is_never_taken_for_ours(fleet: LocalFleet, tmp_path: Path) -> None:
+    other = LocalFleet(tmp_path / "other", SystemClock())
+    await start(other, SLEEP)
+    await start(fleet, ("true",))
+    await ended(fleet)
+    file = tmp_path / "replicas" / "r-1" / "process.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "pid": 0, "start_time": 0, "exit_reason": ""}))
+    assert not (await seen(fleet)).is_running
+    assert (await seen(other)).is_running
+    stop_all(tmp_path / "other", 0.0)
+
+
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [

@@ -10,6 +10,7 @@ Its environment is minimal: nothing of the platform is in it.
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -30,6 +31,8 @@ HOST = "127.0.0.1"
 _POLL_S = 0.02
 _KILLED_WITHIN_S = 10.0
 """How long a killed process may need to vanish (a big one unmaps its memory first)."""
+_PORT_FIRST = 20_000
+_PORT_TRIES = 200
 _STOPPED = "stopped"
 _UNSEEN = "exited (its exit code was not seen)"
 
@@ -160,7 +163,7 @@ class LocalFleet:
         if record is None or record.exit_reason:
             return record
         if record.pid == 0:
-            record = _find(record)
+            record = _find(record, self._records.folder(replica_id))
             self._records.write(record)
         if record.exit_reason or _is_running(record):
             return record
@@ -184,7 +187,9 @@ def stop_all(root: Path, grace_s: float) -> None:
     records = Records(root)
     running: list[ProcessRecord] = []
     for record in records.all():
-        found = _find(record) if record.pid == 0 and not record.exit_reason else record
+        found = (
+            _find(record, records.folder(record.replica_id)) if record.pid == 0 and not record.exit_reason else record
+        )
         if not found.exit_reason and _is_running(found):
             records.write(msgspec.structs.replace(found, is_stopping=True))
             processes.signal_group(found.pid, signal.SIGTERM)
@@ -224,11 +229,11 @@ def _spawn(order: StartOrder, folder: Path, log: Path) -> int:
     return process.pid
 
 
-def _find(record: ProcessRecord) -> ProcessRecord:
+def _find(record: ProcessRecord, folder: Path) -> ProcessRecord:
     """Return the record of a start that nobody saw the end of: with its process, or as failed."""
     pid = 0
     if record.boot_id == processes.boot_id():
-        pid = processes.find_by_environment(REPLICA_ID_VARIABLE, record.replica_id)
+        pid = processes.find_by_environment({REPLICA_ID_VARIABLE: record.replica_id, "HOME": str(folder)})
     if not pid:
         return msgspec.structs.replace(record, exit_reason="the controller ended while starting it")
     return msgspec.structs.replace(record, pid=pid, start_time=processes.start_time(pid))
@@ -282,12 +287,24 @@ def _is_free(port: int) -> bool:
 
 
 def _free_port(taken: set[int]) -> int:
-    while True:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.bind((HOST, 0))
-            port = int(probe.getsockname()[1])
-        if port not in taken:
+    """Return a port that nobody listens on, from below the range that the kernel gives to outgoing connections.
+
+    The engine binds it a moment later; a port of that range could go to any connection of the machine in between.
+    """
+    chance = random.SystemRandom()
+    for _ in range(_PORT_TRIES):
+        port = chance.randrange(_PORT_FIRST, _outgoing_first())
+        if port not in taken and _is_free(port):
             return port
+    raise FleetError(f"No free port between {_PORT_FIRST} and {_outgoing_first()} for a replica.")
+
+
+def _outgoing_first() -> int:
+    try:
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        first = 0
+    return first if first >= _PORT_FIRST + 1000 else 65_536
 
 
 def _wait_sync(is_done: Callable[[], bool], limit_s: float) -> bool:

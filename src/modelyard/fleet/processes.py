@@ -8,7 +8,7 @@ import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -44,13 +44,13 @@ def boot_id() -> str:
         return ""
 
 
-def find_by_environment(name: str, value: str) -> int:
-    """Return the pid of the oldest process of ours that was started with ``name=value``, or 0."""
-    wanted = f"{name}={value}".encode()
+def find_by_environment(variables: Mapping[str, str]) -> int:
+    """Return the pid of the oldest process of ours that was started with all these ``variables``, or 0."""
+    wanted = {os.fsencode(f"{name}={value}") for name, value in variables.items()}
     found: list[tuple[int, int]] = []
     for pid in _all_pids():
         with contextlib.suppress(OSError):
-            if wanted in (_PROC / str(pid) / "environ").read_bytes().split(b"\0"):
+            if wanted <= set((_PROC / str(pid) / "environ").read_bytes().split(b"\0")):
                 started = start_time(pid)
                 if started:
                     found.append((started, pid))

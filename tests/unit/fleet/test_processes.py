@@ -37,12 +37,15 @@ def test_a_zombie_is_not_alive_but_holds_its_pid(sleeper: subprocess.Popen[bytes
     assert processes.start_time(sleeper.pid) == 0
 
 
-def test_a_process_is_found_by_a_variable_of_its_environment() -> None:
+def test_a_process_is_found_by_its_environment() -> None:
     name = f"TEST_MARK_{os.getpid()}"
-    with subprocess.Popen(["sleep", "60"], env={name: "here"}) as process:
+    with subprocess.Popen(["sleep", "60"], env={name: "here", "OTHER": "x"}) as process:
         try:
-            assert eventually(lambda: processes.find_by_environment(name, "here"), 5, "found") == process.pid
-            assert processes.find_by_environment(name, "elsewhere") == 0
+            assert (
+                eventually(lambda: processes.find_by_environment({name: "here", "OTHER": "x"}), 5, "found")
+                == process.pid
+            )
+            assert processes.find_by_environment({name: "here", "OTHER": "y"}) == 0
         finally:
             process.kill()
 
