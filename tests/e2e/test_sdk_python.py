@@ -257,9 +257,15 @@ def test_an_unknown_route_is_404_in_the_same_shape(client: OpenAI) -> None:
     assert assert_shape(caught.value)["code"] == "unknown_url"
 
 
+def test_a_request_without_a_limit_fits_any_context(yard: Yard, client: OpenAI) -> None:
+    yard.deploy("small", options={"context_length": 256})
+    answer = client.chat.completions.create(model="small", messages=user("hello big world"))
+    assert answer.choices[0].message.content == "hello big world"
+
+
 def test_a_prompt_beyond_the_context_is_400(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model=MODEL, messages=user("word " * 6000))
+        client.chat.completions.create(model=MODEL, messages=user("word " * 20_000))
     assert assert_shape(caught.value)["code"] == "context_length_exceeded"
 
 
@@ -376,9 +382,8 @@ def test_nonsense_of_an_engine_is_a_clean_5xx(client: OpenAI, fault: str, stream
 
 
 def test_the_ledger_agrees_with_everything_above(yard: Yard) -> None:
-    eventually(lambda: yard.open_requests() == 0, 10, "all requests are settled")
-    rows, made = {row.request_id: row for row in yard.rows()}, yard.generated()
-    assert set(made) <= set(rows)
-    for rid, row in rows.items():
-        assert row.completion_tokens <= sum(made.get(rid, {}).values())
-    assert not [line for line in violations(gather(yard, [])) if line.startswith(("I1", "I3", "I5", "I9"))]
+    def wrong() -> list[str]:
+        found = violations(gather(yard, []))
+        return [line for line in found if "of unknown requests" not in line]  # the SDK keeps no journal of ours
+
+    eventually(lambda: not wrong(), 10, "ledger, roll-ups and engines agree")

@@ -15,16 +15,16 @@ OPTIONS = {"slots": 4, "ttft_ms": 1, "itl_ms": 1}
 async def kill_the_engine_of(yard: Yard, model: str, exchange: Exchange) -> str:
     """Wait until some engine of ``model`` has begun a request that no ledger row knows, and kill that engine."""
     known = {row.request_id for row in yard.rows()}
-    engines = {engine.replica_id: engine for engine in yard.engines(model)}
+    engines = {engine.pid: engine for engine in yard.engines(model)}
 
-    def begun() -> list[str]:
+    def begun() -> list[int]:
         assert exchange.outcome is None, f"ended before the engine was killed: {exchange!r}"
-        records = [r for r in yard.journal() if r["event"] == "begin" and r["replica_id"] in engines]
-        return [record["replica_id"] for record in records if record["rid"] not in known]
+        records = [r for r in yard.journal() if r["event"] == "begin" and r["pid"] in engines]
+        return [record["pid"] for record in records if record["rid"] not in known]
 
-    replica_id = (await eventually_async(begun, 5, "an engine has the request"))[0]
-    yard.kill(engines[replica_id].pid)
-    return replica_id
+    pid = (await eventually_async(begun, 5, "an engine has the request"))[0]
+    yard.kill(pid)
+    return engines[pid].replica_id
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
@@ -54,7 +54,7 @@ async def test_with_a_single_replica_the_client_is_told_when_to_retry(yard: Yard
         assert exchange.outcome is Outcome.REFUSED, exchange
         assert (exchange.status, exchange.error["code"]) == (503, "engine_unavailable")
         assert 1 <= int(exchange.header("retry-after") or 0) <= 120
-        again = await eventually_async(lambda: served(load, model), 10, "the replica is replaced")
+        again = await load.until_served(model)
         assert again.outcome is Outcome.COMPLETE
         check_ledger(yard, load.exchanges + SEEN)
         SEEN.extend(load.exchanges)
@@ -62,9 +62,3 @@ async def test_with_a_single_replica_the_client_is_told_when_to_retry(yard: Yard
 
 SEEN: list[Exchange] = []
 """Everything sent in this file: the ledger is checked as a whole."""
-
-
-async def served(load: Load, model: str) -> Exchange | None:
-    exchange = await load.send(chat(model, "hello"))
-    assert exchange.status in (200, 503), exchange
-    return exchange if exchange.status == 200 else None

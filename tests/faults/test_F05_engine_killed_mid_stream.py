@@ -3,7 +3,6 @@
 import pytest
 from tests.support.ledger import check_ledger
 from tests.support.load import Exchange, Load, Outcome, chat
-from tests.support.waiting import eventually
 from tests.support.yard import Yard
 
 SEEN: list[Exchange] = []
@@ -16,9 +15,11 @@ def model(yard: Yard) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _whole(yard: Yard, model: str) -> None:
-    yard.wait_ready(model)
-    eventually(lambda: len(yard.engines(model)) == 1, 10, "one living engine")
+async def _whole(yard: Yard, model: str) -> None:
+    """Begin each test with an engine that answers."""
+    async with Load(yard.port, yard.admin_key) as load:
+        await load.until_served(model)
+        SEEN.extend(load.exchanges)
 
 
 def assert_ended_with_engine_lost(stream: Exchange) -> None:
@@ -64,9 +65,7 @@ async def test_others_on_the_same_engine_are_told_too_and_new_ones_are_served_af
         await load.finish(10)
         for stream in streams:
             assert_ended_with_engine_lost(stream)
-        eventually(lambda: len(yard.engines(model)) == 1, 10, "a new engine")
-        yard.wait_ready(model)
-        after = await load.send(chat(model, "hello again", stream=True))
+        after = await load.until_served(model)
         assert after.outcome is Outcome.COMPLETE, after
         SEEN.extend(load.exchanges)
         check_ledger(yard, SEEN)

@@ -4,7 +4,7 @@ import signal
 
 from tests.support.ledger import check_ledger
 from tests.support.load import Exchange, Load, Outcome, chat
-from tests.support.waiting import eventually, eventually_async
+from tests.support.waiting import eventually
 from tests.support.yard import Yard
 
 SETTINGS = {
@@ -40,22 +40,18 @@ async def test_a_single_hung_replica_gives_504_and_is_replaced(yard: Yard) -> No
     hung = yard.engines("single")[0]
     async with Load(yard.port, yard.admin_key) as load:
         yard.signal(hung.pid, signal.SIGSTOP)
-        for stream in (True, False):
-            load.start(chat("single", "hello", stream=stream))
+        stream, plain = (load.start(chat("single", "hello", stream=stream)) for stream in (True, False))
         await load.finish(15)
-        for exchange in load.exchanges:
-            assert (exchange.status, exchange.error["code"]) == (504, "engine_timeout"), exchange
-        eventually(lambda: hung.pid not in {engine.pid for engine in yard.engines()}, 15, "the hung engine is killed")
-        again = await eventually_async(lambda: served(load, "single"), 15, "it is replaced")
-        assert again.outcome is Outcome.COMPLETE
         SEEN.extend(load.exchanges)
+        assert (stream.status, stream.error["code"]) == (504, "engine_timeout"), stream
+        # How long a plain answer may take nobody knows, so it may end only when the hung engine is killed.
+        assert (plain.status, plain.error["code"]) in ((504, "engine_timeout"), (503, "engine_unavailable")), plain
+        eventually(lambda: hung.pid not in {engine.pid for engine in yard.engines()}, 15, "the hung engine is killed")
+        before = len(load.exchanges)
+        again = await load.until_served("single")
+        assert again.outcome is Outcome.COMPLETE
+        SEEN.extend(load.exchanges[before:])
         check_ledger(yard, SEEN)
-
-
-async def served(load: Load, model: str) -> Exchange | None:
-    exchange = await load.send(chat(model, "hello"))
-    assert exchange.status in (200, 503, 504), exchange
-    return exchange if exchange.status == 200 else None
 
 
 async def test_in_mid_stream_the_client_gets_an_error_event(yard: Yard) -> None:

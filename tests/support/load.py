@@ -220,6 +220,16 @@ class Load:
         await eventually_async(lambda: exchange.delivered >= tokens or exchange.outcome is not None, within_s, what)
         assert exchange.delivered >= tokens, f"ended early: {exchange!r} {bytes(exchange.received)[-300:]!r}"
 
+    async def until_served(self, model: str, within_s: float = 15.0) -> Exchange:
+        """Send small requests until one is answered, as a client does that is told to retry; all are kept."""
+
+        async def once() -> Exchange | None:
+            exchange = await self.send(chat(model, "hello"))
+            assert exchange.status in (0, 200, 503, 504), exchange
+            return exchange if exchange.status == 200 else None
+
+        return await eventually_async(once, within_s, f"'{model}' is served again")
+
     async def _run(self, exchange: Exchange, request: bytes, within_s: float) -> Exchange:
         try:
             async with asyncio.timeout(within_s):

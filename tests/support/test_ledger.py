@@ -72,7 +72,7 @@ HONEST = {
 DOCTORED = {
     "I1: complete answer, but no row": evidence(answer(200, UNARY), None, 0),
     "I1: complete answer, but the row says error": evidence(answer(200, UNARY), replace(ROW, status="error")),
-    "I1: billed 3, the engine rep-a made 4": evidence(answer(200, WHOLE, stream=True), made=4),
+    "I1: billed 3, engines made [4]": evidence(answer(200, WHOLE, stream=True), made=4),
     "I1: told": evidence(answer(200, UNARY), replace(ROW, prompt_tokens=6)),
     "I1: 3 tokens delivered, but no row": evidence(answer(200, TOKENS + LOST, stream=True), None, 0),
     "is billed as success": evidence(answer(200, TOKENS + LOST, stream=True)),

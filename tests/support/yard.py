@@ -27,6 +27,9 @@ from tests.support.waiting import eventually
 START_S = 30.0
 """Longest start; two busy cores are slow."""
 
+CONTEXT = 16_384
+"""Tokens of context of a simulated model, so that no default output limit comes near it."""
+
 SETTINGS: dict[str, object] = {
     "gateway.queue_wait_s": 10,
     "gateway.load_wait_s": 20,
@@ -198,10 +201,12 @@ class Yard:
         wait: bool = True,
     ) -> str:
         """Deploy a simulated model and wait until its replicas are ready; return the endpoint id."""
+        journal = self.folder / "tokens" / f"{name}.jsonl"  # beside the data: it outlives the replicas' own folders
+        journal.parent.mkdir(exist_ok=True)
         order: dict[str, Any] = {
             "model_name": name,
             "framework": "simulated",
-            "options": dict(options or {}),
+            "options": {"context_length": CONTEXT, "journal": str(journal), **(options or {})},
             "hardware": {"min_replicas": replicas, "max_replicas": replicas},
         }
         if scaling is not None:
@@ -257,20 +262,19 @@ class Yard:
         return dict(self.query(f"SELECT {sums} FROM usage_hourly")[0])
 
     def journal(self) -> Iterator[dict[str, Any]]:
-        """Yield every record of every engine's journal, with its ``replica_id``; a torn last line is skipped."""
-        for file in sorted((self.data / "replicas").glob("*/tokens.jsonl")):
+        """Yield every record of every engine's journal, dead ones too; a torn last line is skipped."""
+        for file in sorted((self.folder / "tokens").glob("*.jsonl")):
             for line in file.read_bytes().split(b"\n")[:-1]:
-                yield {"replica_id": file.parent.name, **json.loads(line)}
+                yield json.loads(line)
 
     def generated(self) -> dict[str, dict[str, int]]:
-        """Return how many tokens each replica made for each request id; 0 for one that it only began."""
+        """Return how many tokens each engine (by pid) made for each request id; 0 for one that it only began."""
         made: dict[str, dict[str, int]] = {}
         for record in self.journal():
             rid = str(record["rid"])
             if rid.startswith("req_"):  # others are the controller's own probes
-                of_replica = made.setdefault(rid, {})
-                is_token = record["event"] == "token"
-                of_replica[record["replica_id"]] = of_replica.get(record["replica_id"], 0) + is_token
+                of_engine, engine = made.setdefault(rid, {}), str(record["pid"])
+                of_engine[engine] = of_engine.get(engine, 0) + (record["event"] == "token")
         return made
 
     def events_of(self, request_id: str | None, event: str = "") -> list[dict[str, Any]]:
