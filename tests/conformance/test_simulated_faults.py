@@ -1,8 +1,8 @@
 """Each fault of the simulated engine does to a real socket what its directive says, and the journal tells the truth."""
 
+import asyncio
 import json
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 from tests.support.waiting import eventually
 
+from modelyard.clock import SystemClock
 from modelyard.engines import LaunchSpec
 from modelyard.engines.simulated import SimulatedEngine
+from modelyard.fleet.local import LocalFleet
 
 SECRET = "s"
 CHAT = "/v1/chat/completions"
@@ -75,8 +77,7 @@ class Sim:
 
 
 def launch(folder: Path, **options: Any) -> Sim:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = asyncio.run(LocalFleet(folder / "ports", SystemClock()).reserve("r-1")).port
     options = {"ttft_ms": 1, "itl_ms": 1, **options}
     settings = ENGINE.settings(options, artifact_bytes=0)
     command = ENGINE.command(
