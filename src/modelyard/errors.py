@@ -52,8 +52,8 @@ class ApiError(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
         self.should_retry = should_retry
-        self.limits: list[tuple[str, str]] = []
-        """``x-ratelimit-*`` headers to send with it."""
+        self.limits = b""
+        """``x-ratelimit-*`` header lines to send with it."""
 
     def body(self) -> bytes:
         """Return the JSON body."""

@@ -1,18 +1,19 @@
 """The bytes the gateway writes itself: heads of answers, health, metrics, models."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from modelyard import errors
 from modelyard.domain.endpoints import Progress
-from modelyard.domain.tenants import ApiKey, Identity, Scope
+from modelyard.domain.tenants import Scope
 from modelyard.errors import ApiError
 from modelyard.policy.dispatch import ReplicaLoad
 from modelyard.policy.limits import Allowance
 
 if TYPE_CHECKING:
-    from modelyard.gateway.catalog import EndpointState, KeyState
+    from modelyard.gateway.catalog import EndpointState
     from modelyard.gateway.exchange import Exchange
     from modelyard.gateway.flow import Gateway
     from modelyard.gateway.server import ClientConnection, Request
@@ -42,11 +43,6 @@ class ModelList(msgspec.Struct):
     object: str = "list"
 
 
-def identity_of(record: ApiKey) -> Identity:
-    """Return who a key is."""
-    return Identity(record.id, record.tenant_id, record.scopes)
-
-
 # --- heads ---
 
 
@@ -67,23 +63,45 @@ def exchange_error_headers(exchange: "Exchange", error: ApiError) -> bytes:
 
 def error_headers(error: ApiError, request_id: str) -> bytes:
     """Return the header lines of a refusal."""
-    return b"%bx-request-id: %b\r\n%b" % (_JSON, request_id.encode(), _lines(error.headers() + error.limits))
+    return b"%bx-request-id: %b\r\n%b%b" % (_JSON, request_id.encode(), _lines(error.headers()), error.limits)
 
 
-def limit_headers(key: "KeyState") -> list[tuple[str, str]]:
-    """Return OpenAI's ``x-ratelimit-*`` headers: of the key, or its tenant where only that is limited."""
-    found = []
-    for kind in ("requests", "tokens"):
-        allowance = _limited(key, kind)
-        if allowance is None:
-            continue
-        limit, left = _level(allowance, kind)
-        found += [
-            (f"x-ratelimit-limit-{kind}", str(limit)),
-            (f"x-ratelimit-remaining-{kind}", str(max(0, int(left)))),
-            (f"x-ratelimit-reset-{kind}", duration((limit - left) * 60 / limit if limit else 60.0)),
-        ]
-    return found
+def limit_lines(allowances: Iterable[Allowance], now_s: float) -> bytes:
+    """Return OpenAI's ``x-ratelimit-*`` header lines: of the key or its tenant, whichever has less left."""
+    requests_limit: int | None = None
+    tokens_limit: int | None = None
+    requests_left = tokens_left = 0.0
+    for allowance in allowances:
+        allowance.refill(now_s)
+        limit = allowance.requests_limit
+        if limit is not None and (requests_limit is None or allowance.requests_left < requests_left):
+            requests_limit, requests_left = limit, allowance.requests_left
+        limit = allowance.tokens_limit
+        if limit is not None and (tokens_limit is None or allowance.tokens_left < tokens_left):
+            tokens_limit, tokens_left = limit, allowance.tokens_left
+    lines = b""
+    if requests_limit is not None:
+        lines = _LIMIT_LINES[0] % (
+            requests_limit,
+            requests_left > 0 and requests_left,
+            _reset(requests_limit, requests_left),
+        )
+    if tokens_limit is not None:
+        lines += _LIMIT_LINES[1] % (tokens_limit, tokens_left > 0 and tokens_left, _reset(tokens_limit, tokens_left))
+    return lines
+
+
+def _reset(limit: int, left: float) -> bytes:
+    """Return when the bucket will be full again."""
+    if left >= limit:
+        return b"0ms"
+    return duration((limit - left) * 60 / limit if limit else 60.0).encode()
+
+
+_LIMIT_LINES = [
+    b"x-ratelimit-limit-%b: %%d\r\nx-ratelimit-remaining-%b: %%d\r\nx-ratelimit-reset-%b: %%b\r\n" % (kind, kind, kind)
+    for kind in (b"requests", b"tokens")
+]
 
 
 def duration(seconds: float) -> str:
@@ -99,18 +117,16 @@ def duration(seconds: float) -> str:
 
 def engine_head(exchange: "Exchange", replica: ReplicaLoad, length: int) -> bytes:
     """Return the head of a request to an engine, from nothing but what the gateway knows (S25)."""
-    route = replica.route
-    return (
-        b"POST %b HTTP/1.1\r\nhost: %b:%d\r\nauthorization: Bearer %b\r\ncontent-type: application/json\r\n"
-        b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n"
-    ) % (
-        exchange.route.encode(),
-        route.host.encode(),
-        route.port,
-        route.secret.encode(),
-        exchange.request_id.encode(),
-        length,
-    )
+    heads = exchange.gateway.engine_heads
+    key = (replica.route.id, exchange.route)
+    head = heads.get(key)
+    if head is None:
+        route = replica.route
+        head = heads[key] = (
+            b"POST %b HTTP/1.1\r\nhost: %b:%d\r\nauthorization: Bearer %b\r\n"
+            b"content-type: application/json\r\nx-request-id: "
+        ) % (exchange.route.encode(), route.host.encode(), route.port, route.secret.encode())
+    return b"%b%b\r\ncontent-length: %d\r\n\r\n" % (head, exchange.request_id.encode(), length)
 
 
 def loading_comment(progress: Progress) -> bytes:
@@ -123,13 +139,10 @@ def loading_comment(progress: Progress) -> bytes:
 
 
 def _common(exchange: "Exchange") -> bytes:
-    lines = b"x-request-id: %b\r\n" % exchange.request_id.encode()
-    key = exchange.key
-    if _is_limited(key):
-        now_s = exchange.gateway.clock.monotonic_s()
-        for allowance in key.allowances:
-            allowance.refill(now_s)
-        lines += _lines(limit_headers(key))
+    lines = b"x-request-id: %b\r\n%b" % (
+        exchange.request_id.encode(),
+        limit_lines(exchange.key.allowances, exchange.gateway.clock.monotonic_s()),
+    )
     if exchange.call.ignored:
         # Names of unknown fields come from the caller; only plain ones may stand in a header.
         names = [name for name in exchange.call.ignored if name.isascii() and name.isprintable() and len(name) <= 64]
@@ -137,22 +150,6 @@ def _common(exchange: "Exchange") -> bytes:
     if exchange.attempts > 1:
         lines += b"x-modelyard-attempts: %d\r\n" % exchange.attempts
     return lines
-
-
-def _is_limited(key: "KeyState") -> bool:
-    return any(a.requests_limit is not None or a.tokens_limit is not None for a in key.allowances)
-
-
-def _limited(key: "KeyState", kind: str) -> Allowance | None:
-    """Return the allowance with the least left of ``kind``."""
-    found = [a for a in key.allowances if (a.requests_limit if kind == "requests" else a.tokens_limit) is not None]
-    return min(found, key=lambda allowance: _level(allowance, kind)[1], default=None)
-
-
-def _level(allowance: Allowance, kind: str) -> tuple[int, float]:
-    if kind == "requests":
-        return allowance.requests_limit or 0, allowance.requests_left
-    return allowance.tokens_limit or 0, allowance.tokens_left
 
 
 def _lines(headers: list[tuple[str, str]]) -> bytes:

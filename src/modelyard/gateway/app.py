@@ -74,6 +74,7 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
         pepper=pepper,
     )
     _declare_gauges(gateway)
+    presence.on_table(gateway.engine_heads.clear)
     presence.recall()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: ClientConnection(gateway), sock=listener, backlog=BACKLOG)

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from modelyard.domain.demand import EndpointDemand, ReplicaReport, Report
 from modelyard.domain.routing_table import EndpointRoute, RoutingTable
-from modelyard.domain.tenants import ApiKey, Limits, Tenant
+from modelyard.domain.tenants import ApiKey, Identity, Limits, Scope, Tenant
 from modelyard.ids import parse_api_key
 from modelyard.policy.dispatch import Dispatcher, ReplicaLoad
 from modelyard.policy.limits import Allowance, share
@@ -42,6 +42,8 @@ class KeyState:
     allowance: Allowance
     allowances: tuple[Allowance, ...]
     models: frozenset[str] | None
+    identity: Identity
+    may_infer: bool
     proven: bytes = b""
     """The last token that proved this key, in memory only: comparing it costs a tenth of a hash."""
 
@@ -193,7 +195,16 @@ class Catalog(Generic[W]):
             if known.record.limits != record.limits:
                 allowance.change(limits, now_s=now_s)
         models = frozenset(record.models) if record.models is not None else None
-        return KeyState(record, tenant, allowance, (allowance, tenant.allowance), models)
+        identity = Identity(record.id, record.tenant_id, record.scopes)
+        return KeyState(
+            record,
+            tenant,
+            allowance,
+            (allowance, tenant.allowance),
+            models,
+            identity,
+            identity.may(Scope.INFERENCE),
+        )
 
     def _share(self, limits: Limits) -> Limits:
         return share(limits, index=self._worker, of=self._workers)

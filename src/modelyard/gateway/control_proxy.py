@@ -16,7 +16,6 @@ import msgspec
 from modelyard import errors
 from modelyard.domain.tenants import IDENTITY_HEADER, INTERNAL_TOKEN_HEADER
 from modelyard.errors import ApiError
-from modelyard.gateway import answers
 from modelyard.gateway.server import ClientConnection, Request
 
 if TYPE_CHECKING:
@@ -61,8 +60,10 @@ class ControlProxy:
         if not _is_public(path):
             if not path.startswith("/v1/"):
                 raise errors.unknown_url(request.method.decode("latin-1"), path)
-            record = self.gateway.authenticate(request, None).record
-            identity = b"%b: %b\r\n" % (IDENTITY_HEADER.encode(), _encode(answers.identity_of(record)))
+            identity = b"%b: %b\r\n" % (
+                IDENTITY_HEADER.encode(),
+                _encode(self.gateway.authenticate(request, None).identity),
+            )
         self.gateway.metrics.control_requests += 1
         exchange = ControlExchange(self, client, request, request_id)
         client.current = exchange

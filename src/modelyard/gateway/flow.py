@@ -66,6 +66,8 @@ class Gateway:
         self.connections: set[ClientConnection] = set()
         self.exchanges: set[Exchange] = set()
         self.is_draining = False
+        self.engine_heads: dict[tuple[str, str], bytes] = {}
+        """First part of the head of a request, by replica and route; forgotten with each table."""
         self.has_public_metrics = (
             _is_loopback(settings.host) if settings.metrics_public is None else settings.metrics_public
         )
@@ -121,7 +123,10 @@ class Gateway:
             raise errors.invalid_api_key()
         if state.tenant.record.is_suspended:
             raise errors.tenant_suspended()
-        if needed is not None and not answers.identity_of(record).may(needed):
+        if needed is Scope.INFERENCE:
+            if not state.may_infer:
+                raise errors.permission_denied(needed)
+        elif needed is not None and not state.identity.may(needed):
             raise errors.permission_denied(needed)
         return state
 
@@ -153,7 +158,7 @@ class Gateway:
             if refusal.retry_after_s is None:
                 raise errors.request_exceeds_token_limit(prompt, refusal.limit)
             error = errors.rate_limited(refusal.kind, limit=refusal.limit, retry_after_s=refusal.retry_after_s)
-            error.limits = answers.limit_headers(key)
+            error.limits = answers.limit_lines(key.allowances, now_s)
             raise error
         return Exchange(
             self,
@@ -246,18 +251,16 @@ def bearer_token(request: Request) -> bytes:
     Raises:
         ApiError: 401 when there is none, or more than one.
     """
-    found: bytes | None = None
-    for name, value in request.headers:
-        if name == b"authorization":
-            scheme, _, token = value.partition(b" ")
-            if found is not None or scheme.lower() != b"bearer":
-                raise errors.invalid_api_key()
-            found = token.strip(b" ")
-        elif name == b"x-api-key" and found is None:
-            found = value
-    if found is None:
+    given = request.credentials
+    if len(given) != 1:
         raise errors.invalid_api_key()
-    return found
+    name, value = given[0]
+    if name == b"x-api-key":
+        return value
+    scheme, _, token = value.partition(b" ")
+    if scheme.lower() != b"bearer":
+        raise errors.invalid_api_key()
+    return token.strip(b" ")
 
 
 def _is_loopback(host: str) -> bool:

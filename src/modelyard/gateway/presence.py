@@ -8,6 +8,7 @@ know: ``is_authoritative`` says whether an unknown key is a wrong key.
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -39,6 +40,11 @@ class ControllerPresence:
         self._heartbeat: Heartbeat | None = None
         self._heard_s = clock.monotonic_s()
         self._is_report_due = False
+        self._on_table: Callable[[], None] = lambda: None
+
+    def on_table(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` after each new table."""
+        self._on_table = listener
 
     @property
     def silence_s(self) -> float:
@@ -74,6 +80,7 @@ class ControllerPresence:
                 self._heartbeat = update
                 continue
             self._catalog.take(update, now_s=self._heard_s)
+            self._on_table()
             self._turn_away_hopeless(update)
             self.report_now()
             await asyncio.to_thread(self._keep, update)

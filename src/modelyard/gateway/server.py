@@ -28,15 +28,20 @@ PIPELINED_MAX = 8
 _REASONS = {status.value: status.phrase.encode() for status in http.HTTPStatus}
 
 
+_OK = b"HTTP/1.1 200 OK\r\n"
+_CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
+_WATCHED = _CREDENTIALS | {b"host", b"content-length", b"content-encoding", b"expect"}
+
+
 def status_line(status: int) -> bytes:
     """Return the first line of a response."""
-    return b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b"Status"))
+    return _OK if status == 200 else b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b"Status"))
 
 
 class Request:
     """A whole request as the client sent it; ``headers`` have lower-case names."""
 
-    __slots__ = ("body", "headers", "host", "is_http10", "keep_alive", "method", "path", "query")
+    __slots__ = ("body", "credentials", "headers", "host", "is_http10", "keep_alive", "method", "path", "query")
 
     def __init__(self) -> None:
         self.method = b""
@@ -44,6 +49,7 @@ class Request:
         self.query = b""
         self.host = b""
         self.headers: list[tuple[bytes, bytes]] = []
+        self.credentials: list[tuple[bytes, bytes]] = []
         self.body = b""
         self.keep_alive = True
         self.is_http10 = False
@@ -298,36 +304,46 @@ class ClientConnection(asyncio.Protocol):
 
     # --- inside ---
 
-    def _check_head(self, request: Request) -> None:  # noqa: C901 - one flat list of checks
+    def _check_head(self, request: Request) -> None:
         settings = self._gateway.settings
         headers = request.headers
-        if len(headers) > settings.headers_max:
+        if len(headers) > settings.headers_max or (
+            self._head_bytes > settings.header_bytes_max and _head_size(request) > settings.header_bytes_max
+        ):
             raise errors.headers_too_large(settings.header_bytes_max)
-        size = len(request.query)
         hosts = 0
-        for name, value in headers:
-            size += len(name) + len(value) + 4
+        for header in headers:
+            name = header[0]
+            if name not in _WATCHED:
+                continue
             if name == b"host":
                 hosts += 1
-                request.host = value
-            elif name == b"content-length":
-                if int(value) > settings.body_bytes_max:
-                    raise errors.body_too_large(settings.body_bytes_max)
-            elif name == b"content-encoding" and value.lower() != b"identity":
-                raise errors.unsupported_content_encoding(value.decode("latin-1"))
-            elif name == b"expect" and value.lower() == b"100-continue" and self.transport is not None:
-                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if size > settings.header_bytes_max:
-            raise errors.headers_too_large(settings.header_bytes_max)
-        request.method = self._parser.get_method()
-        request.keep_alive = self._parser.should_keep_alive()
-        request.is_http10 = self._parser.get_http_version() == "1.0"
+                request.host = header[1]
+            elif name in _CREDENTIALS:
+                request.credentials.append(header)
+            else:
+                self._check_body_header(*header)
+        parser = self._parser
+        request.method = parser.get_method()
+        request.keep_alive = parser.should_keep_alive()
+        request.is_http10 = parser.get_http_version() == "1.0"
         if hosts != 1 and not (hosts == 0 and request.is_http10):
             raise errors.bad_request("invalid_host", "A request needs exactly one Host header.")
         path, _, request.query = request.query.partition(b"?")
-        if not path.startswith(b"/"):
+        if path[:1] != b"/":
             raise errors.bad_request("invalid_target", "The request target must be a path like /v1/models.")
         request.path = path.decode("latin-1")
+
+    def _check_body_header(self, name: bytes, value: bytes) -> None:
+        limit = self._gateway.settings.body_bytes_max
+        if name == b"content-length":
+            if int(value) > limit:
+                raise errors.body_too_large(limit)
+        elif name == b"content-encoding":
+            if value.lower() != b"identity":
+                raise errors.unsupported_content_encoding(value.decode("latin-1"))
+        elif value.lower() == b"100-continue" and self.transport is not None:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _serve(self, request: Request) -> None:
         self._serving = request
@@ -396,6 +412,10 @@ class ClientConnection(asyncio.Protocol):
     def is_streaming(self) -> bool:
         """Say whether the head of a stream is out."""
         return self._is_streaming
+
+
+def _head_size(request: Request) -> int:
+    return len(request.query) + sum(len(name) + len(value) + 4 for name, value in request.headers)
 
 
 def _without_framing(chunks: bytes) -> bytes:

@@ -341,45 +341,55 @@ class UpstreamPool:
             receiver.connected(connection)
 
 
-def parse_head(head: bytes) -> ResponseHead:  # noqa: C901, PLR0912 - one flat match over header names, on the hot path
+def parse_head(head: bytes) -> ResponseHead:
     """Parse status line and headers (without the blank line).
+
+    Looked up by name instead of line by line: a head has few headers that matter, and this is on the hot path.
 
     Raises:
         MalformedResponseError: it is no HTTP/1.x response, or its framing is ambiguous.
     """
     found = ResponseHead()
-    first, _, rest = head.partition(b"\r\n")
-    parts = first.split(b" ", 2)
-    if len(parts) < 2 or not parts[0].startswith(b"HTTP/1.") or not parts[1].isdigit():
+    lower = head.lower() + b"\r\n"
+    if lower[:7] != b"http/1." or lower[8:9] != b" " or not lower[9:12].isdigit() or lower[12:13] not in (b" ", b"\r"):
         raise MalformedResponseError("not an HTTP/1.1 response")
-    found.status = int(parts[1])
-    found.is_last = parts[0] == b"HTTP/1.0"
-    for line in rest.split(b"\r\n") if rest else ():
-        name, colon, value = line.partition(b":")
-        if not colon:
-            raise MalformedResponseError("bad header line")
-        name = name.lower()
-        if name == b"content-length":
-            if found.length is not None or not value.strip().isdigit():
-                raise MalformedResponseError("bad content-length")
-            found.length = int(value)
-            if found.length > BODY_BYTES_MAX:
-                raise MalformedResponseError("response too long")
-        elif name == b"transfer-encoding":
-            if value.strip().lower() != b"chunked":
-                raise MalformedResponseError("unknown transfer-encoding")
-            found.is_chunked = True
-        elif name == b"content-type":
-            found.content_type = value.strip().lower()
-        elif name == b"connection":
-            found.is_last = value.strip().lower() == b"close"
-        elif name == b"retry-after" and value.strip().isdigit():
-            found.retry_after = float(value)
-    if found.is_chunked and found.length is not None:
-        raise MalformedResponseError("both content-length and chunked")
-    if found.status in (204, 304) and not found.is_chunked:
+    found.status = int(lower[9:12])
+    length = _value_of(lower, b"\r\ncontent-length:")
+    if length is not None:
+        if not length.isdigit():
+            raise MalformedResponseError("bad content-length")
+        found.length = int(length)
+        if found.length > BODY_BYTES_MAX:
+            raise MalformedResponseError("response too long")
+    encoding = _value_of(lower, b"\r\ntransfer-encoding:")
+    if encoding is not None:
+        if encoding != b"chunked":
+            raise MalformedResponseError("unknown transfer-encoding")
+        if length is not None:
+            raise MalformedResponseError("both content-length and chunked")
+        found.is_chunked = True
+    found.content_type = _value_of(lower, b"\r\ncontent-type:") or b""
+    connection = _value_of(lower, b"\r\nconnection:")
+    found.is_last = connection == b"close" if connection is not None else lower[7:8] == b"0"
+    if found.status in _BODYLESS:
         found.length = 0
+    elif found.status >= 400 and (pause := _value_of(lower, b"\r\nretry-after:")) and pause.isdigit():
+        found.retry_after = float(pause)
     return found
+
+
+_BODYLESS = frozenset({204, 304})
+
+
+def _value_of(head: bytes, name: bytes) -> bytes | None:
+    """Return the value of the one header ``name`` (with its line break and colon), None without it."""
+    at = head.find(name)
+    if at < 0:
+        return None
+    at += len(name)
+    if head.find(name, at) >= 0:
+        raise MalformedResponseError("a header that frames the response is given twice")
+    return head[at : head.index(b"\r\n", at)].strip()
 
 
 def join_chunks(body: bytearray) -> bytes | None:

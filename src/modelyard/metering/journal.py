@@ -31,6 +31,7 @@ RETRY_S = 0.5
 
 _HEAD = struct.Struct("<II")
 _log = logging.getLogger(__name__)
+_encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(JournalRecord).decode
 
 
@@ -123,8 +124,6 @@ class Journal:
         self._clock = clock
         self._segment_bytes = segment_bytes
         self._lock = _lock(folder)
-        self._encoder = msgspec.msgpack.Encoder()
-        self._buffer = bytearray(1024)
         self._open: dict[str, Intent] = {}
         self._marks: dict[str, Mark] = {}
         self._unwritten: list[Settle] = []
@@ -196,16 +195,13 @@ class Journal:
         os.close(self._lock)
 
     def _write(self, record: JournalRecord) -> None:
-        buffer = self._buffer
-        self._encoder.encode_into(record, buffer, _HEAD.size)
-        body = memoryview(buffer)[_HEAD.size :]
-        _HEAD.pack_into(buffer, 0, len(body), zlib.crc32(body))
-        body.release()
+        body = _encode(record)
+        frame = _HEAD.pack(len(body), zlib.crc32(body)) + body
         try:
-            written = os.write(self._fd, buffer)
+            written = os.write(self._fd, frame)
         except OSError as error:
             raise JournalError(error.strerror) from error
-        if written != len(buffer):
+        if written != len(frame):
             # A torn record would hide all that follow it.
             os.ftruncate(self._fd, self._size)
             raise JournalError("disk full")

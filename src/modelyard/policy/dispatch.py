@@ -61,7 +61,7 @@ class Dispatcher(Generic[W]):
     taken; when it returns False the slot is given on.
     """
 
-    __slots__ = ("_by_id", "_chance", "_deliver", "_dispatches", "_releases", "endpoint_id", "line")
+    __slots__ = ("_by_id", "_chance", "_deliver", "_dispatches", "_releases", "endpoint_id", "is_cold", "line")
 
     def __init__(
         self,
@@ -78,6 +78,8 @@ class Dispatcher(Generic[W]):
         self._releases: list[_Release] = []
         self._by_id: dict[str, ReplicaLoad] = {}
         self._dispatches = 0
+        self.is_cold = True
+        """Whether no replica could take a request even if it were idle."""
 
     def __repr__(self) -> str:
         slots = sum(replica.slots for replica in self._by_id.values())
@@ -92,11 +94,6 @@ class Dispatcher(Generic[W]):
     def running(self) -> int:
         """Return how many requests are on replicas now."""
         return sum(replica.running for replica in self._by_id.values())
-
-    @property
-    def is_cold(self) -> bool:
-        """Say whether no replica could take a request even if it were idle."""
-        return all(replica.is_draining for replica in self._by_id.values())
 
     def update(self, releases: Sequence[tuple[str, int, Sequence[tuple[ReplicaRoute, int]]]], *, now_s: float) -> None:
         """Take over ``(version_id, weight, [(replica, slots)])`` of a new table; loads of known replicas stay."""
@@ -117,6 +114,7 @@ class Dispatcher(Generic[W]):
                 load.is_draining = load.is_gone = True
                 seen[replica_id] = load
         self._by_id = seen
+        self.is_cold = all(replica.is_draining for replica in seen.values())
         self.serve(now_s=now_s)
 
     def arrive(

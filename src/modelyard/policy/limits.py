@@ -72,10 +72,12 @@ class Allowance:
         self.at_s = now_s
         limit = self.requests_limit
         if limit is not None and self.requests_left < limit:
-            self.requests_left = min(limit, self.requests_left + limit * minutes)
+            level = self.requests_left + limit * minutes
+            self.requests_left = level if level < limit else limit
         limit = self.tokens_limit
         if limit is not None and self.tokens_left < limit:
-            self.tokens_left = min(limit, self.tokens_left + limit * minutes)
+            level = self.tokens_left + limit * minutes
+            self.tokens_left = level if level < limit else limit
 
     def refusal(self, needed_tokens: int, least_tokens: int) -> Refusal | None:
         """Return why a request does not fit now, or None. Call ``refill`` first."""
@@ -90,7 +92,7 @@ class Allowance:
             if least_tokens > limit:
                 return Refusal("tokens", limit, None)
             # The output cap is a worst case that may be larger than the whole limit; a full bucket lets it pass.
-            needed = min(needed_tokens, limit)
+            needed = needed_tokens if needed_tokens < limit else limit
             if self.tokens_left < needed:
                 return Refusal("tokens", limit, _wait_s(needed - self.tokens_left, limit))
         return None
@@ -117,8 +119,10 @@ def settle(allowances: Sequence[Allowance], *, reserved_tokens: int, used_tokens
     for allowance in allowances:
         allowance.running -= 1
         assert allowance.running >= 0, "settled more often than reserved"
-        if allowance.tokens_limit is not None:
-            allowance.tokens_left = min(allowance.tokens_limit, allowance.tokens_left + reserved_tokens - used_tokens)
+        limit = allowance.tokens_limit
+        if limit is not None:
+            level = allowance.tokens_left + reserved_tokens - used_tokens
+            allowance.tokens_left = level if level < limit else limit
 
 
 def share(limits: Limits, *, index: int, of: int) -> Limits:
