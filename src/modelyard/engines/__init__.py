@@ -73,7 +73,8 @@ class Engine(Protocol):
     routes: frozenset[str]
     """API paths it serves, like ``/v1/chat/completions``."""
     request_extras: frozenset[str]
-    """Request fields beyond OpenAI's that it understands and that callers may set."""
+    """Request fields beyond OpenAI's that it understands, ``cache_salt`` (set by the gateway) among them, and ``n``
+    when it can give, and count, several choices in one request."""
     needs_artifact: bool
     ready_path: str
     """GET answers 200 when the model is loaded."""

@@ -72,6 +72,7 @@ class LlamaCppEngine:
 
     name = "llamacpp"
     routes = _CHAT_ROUTES | {_EMBEDDINGS_ROUTE}
+    # Without "n": its usage covers only one of several choices, so they could not be billed.
     request_extras = frozenset({"top_k", "min_p", "typical_p", "repeat_penalty", "ignore_eos", "cache_prompt"})
     needs_artifact = True
     ready_path = "/health"

@@ -136,6 +136,9 @@ class Gateway:
             raise errors.model_not_found(call.model)
         if route not in endpoint.route.routes:
             raise errors.route_unsupported(call.model, route)
+        if call.choices > 1 and call.output_tokens != 0 and "n" not in endpoint.route.engine_extras:
+            param = "n" if getattr(call.request, "n", None) not in (None, 1) else "prompt"
+            raise errors.unsupported_parameter(param, f"the engine of '{call.model}' gives one choice a request")
         return endpoint
 
     def _limit(
