@@ -143,7 +143,7 @@ def test_every_described_route_is_closed_without_a_key(yard: Yard) -> None:
             continue
         filled = path.replace("{", "x").replace("}", "x")
         body = b"{}" if method in ("POST", "PATCH", "PUT") else b""
-        (answer,) = exchange(yard.port, request_bytes(method, filled, body=body))
+        (answer,) = exchange(yard.port, request_bytes(method, filled, body=body, headers=[("Connection", "close")]))
         assert answer.status == 401, f"{method} {path} answers {answer.status} without a key"
 
 

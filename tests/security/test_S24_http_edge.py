@@ -86,7 +86,7 @@ def test_too_much_head_is_431(yard: Yard, size: str) -> None:
     assert answer.status == 431
 
 
-def test_the_gateway_is_well_afterwards(yard: Yard) -> None:
+def test_the_gateway_is_well_afterwards(yard: Yard, model: str) -> None:
     for name in ("CL and TE", "20 MB header", "TLS hello"):
         exchange(yard.port, CASES[name], within_s=3)
     assert yard.call("GET", "/healthz", key="").status == 200

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from tests.support.refusals import assert_refused, post
+from tests.support.wire import exchange, request_bytes
 from tests.support.yard import Yard
 
 SECRETIVE = [
     ("Cookie", "session=canary"),
-    ("X-Api-Key", "canary"),
     ("Proxy-Authorization", "Basic canary"),
     ("X-Forwarded-For", "10.0.0.1"),
     ("X-Forwarded-Host", "evil.example"),
@@ -54,6 +54,15 @@ def test_only_our_own_headers_reach_an_engine(yard: Yard, model: str, stream: bo
     names = [name.lower() for name in record["header_names"]]
     assert set(names) <= ALLOWED, f"relayed: {set(names) - ALLOWED}"
     assert names.count("authorization") == 1, "the engine's own secret only"
+
+
+def test_a_key_in_x_api_key_is_taken_and_not_relayed(yard: Yard, model: str) -> None:
+    body = json.dumps({"model": model, "prompt": "hi", "max_tokens": 1}).encode()
+    headers = [("X-Api-Key", yard.new_key()), ("Content-Type", "application/json"), ("Connection", "close")]
+    (answer,) = exchange(yard.port, request_bytes("POST", "/v1/completions", body=body, headers=headers))
+    assert answer.status == 200, bytes(answer.body)
+    (record,) = yard.events_of(answer.header("x-request-id"), "begin")
+    assert "x-api-key" not in [name.lower() for name in record["header_names"]]
 
 
 def test_a_request_id_of_the_client_does_not_name_the_request(yard: Yard, model: str) -> None:

@@ -64,11 +64,7 @@ ADDITIONS: dict[str, bytes] = {
     "NaN": b'"temperature": NaN',
     "Infinity": b'"temperature": Infinity',
     "-Infinity": b'"temperature": -Infinity',
-    "1e999": b'"temperature": 1e999',
-    "-1e999": b'"seed": -1e999',
-    "5,000 digits": b'"seed": ' + b"9" * 5000,
     "NaN in an unknown field": b'"whatever": NaN',
-    "1e999 in an unknown field": b'"whatever": 1e999',
     "deep unknown field": b'"whatever": ' + nested(DEEP),
     "deep unknown object": b'"whatever": ' + nested(DEEP, b'{"a":', b"}"),
     "deep known field": b'"user": ' + nested(DEEP),
@@ -87,6 +83,23 @@ ADDITIONS: dict[str, bytes] = {
 @pytest.mark.parametrize("name", ADDITIONS)
 def test_a_body_with_a_member_that_json_does_not_allow_is_400(ask: Any, path: str, name: str) -> None:
     assert_refused(ask(path, spliced(path, ADDITIONS[name])))
+
+
+NUMBER_FIELDS = {
+    "/v1/chat/completions": ["temperature", "seed"],
+    "/v1/completions": ["temperature", "seed"],
+    "/v1/embeddings": ["dimensions"],
+}
+
+
+@pytest.mark.parametrize(
+    "number", [b"1e999", b"-1e999", b"9" * 5000, b"1." + b"0" * 5000], ids=lambda raw: raw[:8].decode()
+)
+@pytest.mark.parametrize(("path", "field"), [(path, field) for path, names in NUMBER_FIELDS.items() for field in names])
+def test_a_number_beyond_all_bounds_is_400_and_named(ask: Any, path: str, field: str, number: bytes) -> None:
+    if field == "temperature" and number.startswith(b"1."):
+        pytest.skip("1.000… is a temperature")
+    assert_refused(ask(path, spliced(path, b'"%b": %b' % (field.encode(), number))), param=field)
 
 
 @pytest.mark.parametrize("place", ["parameters", "schema"])
