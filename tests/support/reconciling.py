@@ -198,7 +198,9 @@ async def controller(
     await feed.start()
     publisher = TablePublisher(store=store, engines=site.engines, prices=site.config.prices, feed=feed)
     artifacts = ArtifactStore(site.root / "artifacts")
-    loops = Loops(Parts(site.config, store, fleet, site.engines, artifacts, feed, publisher, SystemClock(), site.lock))
+    loops = Loops(
+        Parts(site.config, store, fleet, site.engines, artifacts, feed, publisher, SystemClock(), site.lock, 0.2)
+    )
     gateway = Gateway(FeedClient(site.root / "feed.sock", TOKEN, "gateway-0"))
     stop = asyncio.Event()
     try:

@@ -1,8 +1,9 @@
 """The end of a pass: what people are told of an endpoint, stored when it is news."""
 
+import asyncio
+
 import msgspec
 
-from modelyard.control.world import World
 from modelyard.domain.endpoints import Endpoint
 from modelyard.policy import scaling
 from modelyard.policy.progress import Outlook, View, outlook
@@ -17,27 +18,32 @@ async def remember(
     view: View,
     memory: scaling.Memory | None,
     decision: scaling.Decision,
-    world: World,
     store: ControlStore,
+    lock: asyncio.Lock,
 ) -> bool:
-    """Store status, progress and failure, and say so in an event; return whether any of it was news."""
+    """Store status, progress and failure, and say so in an event; return whether any of it was news.
+
+    ``lock`` is the one of ``guarded.py``.
+    """
     if endpoint.is_deleted:
         return False
     if memory is not None and decision.replicas != memory.replicas:
-        await store.add_event(Event(world.unix_s, endpoint.id, "scaled", f"to {decision.replicas}: {decision.reason}"))
+        await store.add_event(Event(view.now_s, endpoint.id, "scaled", f"to {decision.replicas}: {decision.reason}"))
     told = outlook(endpoint, view)
     if not _is_news(endpoint, told):
         return False
     if told.status is not endpoint.status:
         reason = told.failure or told.progress.reason or f"it is {told.status}"
-        await store.add_event(Event(world.unix_s, endpoint.id, str(told.status), reason))
+        await store.add_event(Event(view.now_s, endpoint.id, str(told.status), reason))
     # Read again, so that a deletion or change that was asked for during the pass is not written over.
-    present = next((one for one in await store.endpoints(tenant_id=endpoint.tenant_id) if one.id == endpoint.id), None)
-    if present is None or present.is_deleted:
-        return False
-    await store.put_endpoint(
-        msgspec.structs.replace(present, status=told.status, progress=told.progress, failure=told.failure)
-    )
+    async with lock:
+        endpoints = await store.endpoints(tenant_id=endpoint.tenant_id)
+        present = next((one for one in endpoints if one.id == endpoint.id), None)
+        if present is None or present.is_deleted:
+            return False
+        await store.put_endpoint(
+            msgspec.structs.replace(present, status=told.status, progress=told.progress, failure=told.failure)
+        )
     return True
 
 

@@ -99,7 +99,7 @@ class Pace(msgspec.Struct, frozen=True):
     backoff_s: float
     backoff_max_s: float
     drain_timeout_s: float
-    drain_settle_s: float = 1.5
+    drain_settle_s: float
 
     @property
     def stable_s(self) -> float:

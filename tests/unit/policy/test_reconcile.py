@@ -24,7 +24,7 @@ from modelyard.policy.actions import (
 from modelyard.policy.reconcile import FAILURES_KEPT, Pace, ReplicaSeen, Situation, Stray, Vital, plan
 
 NOW = 10_000.0
-PACE = Pace(backoff_s=1, backoff_max_s=60, drain_timeout_s=120)
+PACE = Pace(backoff_s=1, backoff_max_s=60, drain_timeout_s=120, drain_settle_s=1.5)
 S = ReplicaState
 
 

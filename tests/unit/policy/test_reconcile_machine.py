@@ -18,7 +18,7 @@ from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.policy import actions as act
 from modelyard.policy.reconcile import LIVE, Pace, ReplicaSeen, Situation, Stray, Vital, plan
 
-PACE = Pace(backoff_s=1, backoff_max_s=8, drain_timeout_s=30)
+PACE = Pace(backoff_s=1, backoff_max_s=8, drain_timeout_s=30, drain_settle_s=1.5)
 VERSIONS = ("ver-a", "ver-b")
 
 

@@ -1,0 +1,159 @@
+"""The table says what is stored, and is pushed only when that changed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from modelyard.config import PriceConfig
+from modelyard.control.table import TablePublisher
+from modelyard.domain.catalog import Artifact, ModelVersion
+from modelyard.domain.demand import Report
+from modelyard.domain.endpoints import Endpoint, Release, Scaling
+from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.routing_table import EndpointRoute, Heartbeat, RoutingTable
+from modelyard.domain.tenants import ApiKey, Scope, Tenant
+from modelyard.engines.simulated import SimulatedEngine
+from modelyard.stores import StoreUnavailableError
+from modelyard.stores.sql import SqlControlStore, open_database
+
+
+class Recorder:
+    """A feed without gateways."""
+
+    def __init__(self) -> None:
+        self.tables: list[RoutingTable] = []
+
+    async def publish(self, table: RoutingTable) -> None:
+        self.tables.append(table)
+
+    def beat(self, heartbeat: Heartbeat) -> None: ...
+
+    def reports(self) -> dict[str, Report]:
+        return {}
+
+    def on_report(self, listener: Callable[[str, Report], None]) -> None: ...
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqlControlStore]:
+    opened = SqlControlStore(open_database(f"sqlite:///{tmp_path / 'control.sqlite'}", timeout_s=5))
+    await opened.add_tenant(Tenant("t", "t", 1))
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def feed() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def publisher(store: SqlControlStore, feed: Recorder) -> TablePublisher:
+    engines = {"simulated": SimulatedEngine()}
+    return TablePublisher(store=store, engines=engines, prices={"*": PriceConfig(input=1.0, output=2.0)}, feed=feed)
+
+
+def version(id: str, **options: str | int | float | bool) -> ModelVersion:
+    return ModelVersion(id, "t", "m", id, "simulated", Artifact(""), options, 1)
+
+
+ENDPOINT = Endpoint("ep-1", "t", "m", (Release("ver-a"),), Scaling(), 1)
+
+
+def replica(state: ReplicaState, ordinal: int, of: str = "ver-a") -> Replica:
+    return Replica(f"rep-{of}-{ordinal}", "ep-1", of, ordinal, 0, state, 1.0, host="127.0.0.1", port=1, secret="s")
+
+
+async def published(publisher: TablePublisher, feed: Recorder) -> EndpointRoute:
+    await publisher.refresh()
+    return feed.tables[-1].endpoints[0]
+
+
+async def test_first_table_is_pushed_even_when_it_is_empty_and_no_same_one_after(
+    publisher: TablePublisher, feed: Recorder
+) -> None:
+    for _ in range(3):
+        await publisher.refresh()
+    assert [table.revision for table in feed.tables] == [1]
+
+
+async def test_revisions_grow_within_one_epoch(
+    store: SqlControlStore, publisher: TablePublisher, feed: Recorder
+) -> None:
+    await publisher.refresh()
+    await store.add_tenant(Tenant("u", "u", 1))
+    await publisher.refresh()
+    assert [table.revision for table in feed.tables] == [1, 2]
+    assert len({table.epoch for table in feed.tables}) == 1
+
+
+async def test_revoked_key_is_left_out(store: SqlControlStore, publisher: TablePublisher, feed: Recorder) -> None:
+    keys = [ApiKey(id, "t", id, b"h", (Scope.INFERENCE,), 1) for id in ("good", "revoked")]
+    for key in keys:
+        await store.add_key(key)
+    await store.put_key(msgspec.structs.replace(keys[1], revoked_at=1))
+    await publisher.refresh()
+    assert [key.id for key in feed.tables[-1].keys] == ["good"]
+
+
+async def test_only_ready_and_draining_replicas_are_routes(
+    store: SqlControlStore, publisher: TablePublisher, feed: Recorder
+) -> None:
+    await store.add_deployment(version("ver-a", context_length=2048), ENDPOINT)
+    for ordinal, state in enumerate(ReplicaState):
+        await store.put_replica(replica(state, ordinal))
+    route = await published(publisher, feed)
+    (release,) = route.releases
+    assert {one.id.rsplit("-", 1)[1]: one.is_draining for one in release.replicas} == {"2": False, "3": True}
+    assert route.context_length == 2048
+    assert (route.price.input, route.price.output) == (1_000_000_000, 2_000_000_000)
+    assert "/v1/embeddings" in route.routes
+    assert "top_k" in route.engine_extras
+
+
+async def test_replaced_version_keeps_the_traffic_until_the_new_one_is_ready(
+    store: SqlControlStore, publisher: TablePublisher, feed: Recorder
+) -> None:
+    await store.add_deployment(version("ver-a"), ENDPOINT)
+    await store.add_version(version("ver-b"))
+    await store.put_replica(replica(ReplicaState.READY, 0))
+    await store.put_endpoint(msgspec.structs.replace(ENDPOINT, releases=(Release("ver-b"),)))
+
+    def weights(route: EndpointRoute) -> dict[str, tuple[int, int]]:
+        return {release.version_id: (release.weight, len(release.replicas)) for release in route.releases}
+
+    assert weights(await published(publisher, feed)) == {"ver-b": (100, 0), "ver-a": (100, 1)}
+    await store.put_replica(replica(ReplicaState.READY, 0, of="ver-b"))
+    assert weights(await published(publisher, feed)) == {"ver-b": (100, 1), "ver-a": (0, 1)}
+
+
+async def test_deleted_endpoint_is_left_out(store: SqlControlStore, publisher: TablePublisher, feed: Recorder) -> None:
+    await store.add_deployment(version("ver-a"), ENDPOINT)
+    await store.put_endpoint(msgspec.structs.replace(ENDPOINT, is_deleted=True))
+    await publisher.refresh()
+    assert feed.tables[-1].endpoints == ()
+
+
+async def test_store_that_is_gone_leaves_the_last_table(
+    store: SqlControlStore, publisher: TablePublisher, feed: Recorder
+) -> None:
+    await publisher.refresh()
+    await store.close()
+    with pytest.raises(StoreUnavailableError):
+        await publisher.refresh()
+    assert len(feed.tables) == 1
+
+
+async def test_every_refresh_at_once_sees_what_was_stored_before_it(
+    store: SqlControlStore, publisher: TablePublisher, feed: Recorder
+) -> None:
+    async def add_and_refresh(number: int) -> None:
+        await store.add_tenant(Tenant(f"n{number}", f"n{number}", 1))
+        await publisher.refresh()
+        assert f"n{number}" in {tenant.id for tenant in feed.tables[-1].tenants}
+
+    await asyncio.gather(*(add_and_refresh(number) for number in range(20)))
+    assert [table.revision for table in feed.tables] == sorted(table.revision for table in feed.tables)

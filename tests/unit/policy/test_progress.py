@@ -1,0 +1,58 @@
+"""What people are told of an endpoint."""
+
+from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress, Release, Scaling, Stage
+from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.policy.progress import Fetch, Outlook, View, outlook
+
+ENDPOINT = Endpoint("ep-1", "platform", "m", (Release("ver-a"),), Scaling(), 1)
+S = ReplicaState
+
+
+def replica(state: S, generation: int = 0, **changes: object) -> Replica:
+    return Replica(f"rep-{generation}", "ep-1", "ver-a", 0, generation, state, 100.0, **changes)  # type: ignore[arg-type]
+
+
+def look(*replicas: Replica, now_s: float = 110.0, wanted: int = 1, **changes: object) -> Outlook:
+    return outlook(ENDPOINT, View(now_s=now_s, wanted=wanted, replicas=replicas, load_s=40.0, **changes))  # type: ignore[arg-type]
+
+
+def test_fresh_deployment_goes_through_its_stages() -> None:
+    assert look().progress == Progress(Stage.QUEUED, 0, 40.0)
+    assert look(fetch=Fetch(Stage.DOWNLOADING, 42, 5.0)).progress == Progress(Stage.DOWNLOADING, 21, 45.0)
+    assert look(replica(S.STARTING)).progress == Progress(Stage.PLACING, 0, 40.0)
+    assert look(replica(S.LOADING, started_at=100.0)).progress == Progress(Stage.LOADING, 25, 30.0)
+    assert look(replica(S.READY)) == Outlook(EndpointStatus.RUNNING, Progress(Stage.READY, 100, 0.0))
+
+
+def test_load_that_takes_too_long_stays_just_short_of_ready() -> None:
+    progress = look(replica(S.LOADING, started_at=100.0), now_s=500.0).progress
+    assert (progress.percent, progress.eta_s) == (99, 0.5)
+
+
+def test_first_start_provisions_and_later_ones_scale() -> None:
+    assert look(replica(S.STARTING)).status is EndpointStatus.PROVISIONING
+    assert look(replica(S.STARTING), is_proven=True).status is EndpointStatus.SCALING
+    assert look(replica(S.READY), wanted=2).status is EndpointStatus.SCALING
+
+
+def test_sleep_is_told_with_its_reason() -> None:
+    told = look(wanted=0, size_reason="no request for 300 s")
+    assert told.status is EndpointStatus.STOPPED
+    assert told.progress.reason == "asleep: no request for 300 s"
+
+
+def test_third_crash_in_a_row_is_a_failure_and_a_ready_replica_ends_it() -> None:
+    crashed = [replica(S.FAILED, number, reason="exited with code 1") for number in range(3)]
+    assert look(*crashed[:2], waiting="it pauses").failure == ""
+    assert look(*crashed[:2], waiting="it pauses").progress.reason == "it pauses"
+    told = look(*crashed)
+    assert told.status is EndpointStatus.FAILED
+    assert told.failure == "it failed 3 times in a row, the last time: exited with code 1"
+    assert look(*crashed, replica(S.READY, 3)).failure == ""
+
+
+def test_trouble_fails_what_has_no_replica_and_is_mentioned_where_there_is_one() -> None:
+    assert look(trouble="no engine").failure == "no engine"
+    assert look(replica(S.READY), trouble="no engine") == Outlook(
+        EndpointStatus.RUNNING, Progress(Stage.READY, 100, 0.0, "no engine")
+    )
