@@ -9,7 +9,6 @@ from modelyard import errors
 from modelyard.domain.endpoints import Progress
 from modelyard.domain.tenants import Scope
 from modelyard.errors import ApiError
-from modelyard.policy.dispatch import ReplicaLoad
 from modelyard.policy.limits import Allowance
 
 if TYPE_CHECKING:
@@ -113,20 +112,6 @@ def duration(seconds: float) -> str:
         return f"{milliseconds / 1000:g}s"
     minutes, rest = divmod(milliseconds, 60_000)
     return f"{minutes}m{rest // 1000}s"
-
-
-def engine_head(exchange: "Exchange", replica: ReplicaLoad, length: int) -> bytes:
-    """Return the head of a request to an engine, from nothing but what the gateway knows (S25)."""
-    heads = exchange.gateway.engine_heads
-    key = (replica.route.id, exchange.route)
-    head = heads.get(key)
-    if head is None:
-        route = replica.route
-        head = heads[key] = (
-            b"POST %b HTTP/1.1\r\nhost: %b:%d\r\nauthorization: Bearer %b\r\n"
-            b"content-type: application/json\r\nx-request-id: "
-        ) % (exchange.route.encode(), route.host.encode(), route.port, route.secret.encode())
-    return b"%b%b\r\ncontent-length: %d\r\n\r\n" % (head, exchange.request_id.encode(), length)
 
 
 def loading_comment(progress: Progress) -> bytes:

@@ -8,8 +8,8 @@ import msgspec
 
 from modelyard import errors
 from modelyard.errors import ApiError
+from modelyard.gateway.responses import ResponseHead
 from modelyard.gateway.sse import Usage
-from modelyard.gateway.upstream import ResponseHead
 
 LARGE_BODY = 16 * 1024
 TAIL = 1024

@@ -9,23 +9,21 @@ A replica that fails before anything reached the client is replaced by another
 one; after that a failure becomes an error event, never a clean end.
 """
 
-import hashlib
-import hmac
 import logging
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from modelyard import errors
-from modelyard.domain.usage import Intent, Mark, Settle, UsageStatus
+from modelyard.domain.usage import Mark, UsageStatus
 from modelyard.errors import ApiError
-from modelyard.gateway import answers, engine_errors
+from modelyard.gateway import answers, billing, engine_errors, engine_request
+from modelyard.gateway.billing import Outcome
 from modelyard.gateway.catalog import EndpointState, KeyState
-from modelyard.gateway.openai.call import INCLUDE_USAGE, Call, drop_extras
+from modelyard.gateway.openai.call import Call
 from modelyard.gateway.relay import EngineStreamError, StreamRelay, as_chunk
+from modelyard.gateway.responses import ResponseHead
 from modelyard.gateway.server import ClientConnection
 from modelyard.gateway.sse import Usage
-from modelyard.gateway.upstream import ResponseHead, UpstreamConnection
+from modelyard.gateway.upstream import UpstreamConnection
 from modelyard.metering.journal import JournalError
 from modelyard.policy.dispatch import ReplicaLoad, Verdict
 from modelyard.policy.limits import settle
@@ -34,10 +32,11 @@ if TYPE_CHECKING:
     from modelyard.gateway.flow import Gateway
 
 _log = logging.getLogger(__name__)
-_encode = msgspec.json.Encoder().encode
 
 ATTEMPTS_MAX = 3
 NEVER_S = float("inf")
+_SUCCESS = Outcome(UsageStatus.SUCCESS, 200, "")
+_CLIENT_CLOSED = Outcome(UsageStatus.CLIENT_CLOSED, 499, "client_closed")
 
 
 class Exchange:
@@ -47,11 +46,8 @@ class Exchange:
         "_body",
         "_connection",
         "_failed_on",
-        "_has_intent",
         "_marked_at_s",
         "_marked_tokens",
-        "_relay",
-        "_replica",
         "_waits_for",
         "arrived_s",
         "arrived_unix_s",
@@ -63,9 +59,12 @@ class Exchange:
         "endpoint",
         "first_token_s",
         "gateway",
+        "has_intent",
         "is_over",
         "key",
         "prompt_estimate",
+        "relay",
+        "replica",
         "request_id",
         "reserved_tokens",
         "route",
@@ -108,14 +107,14 @@ class Exchange:
         self._body = b""
         self._connection: UpstreamConnection | None = None
         self._failed_on: list[ReplicaLoad] = []
-        self._has_intent = False
-        self._relay: StreamRelay | None = None
-        self._replica: ReplicaLoad | None = None
+        self.has_intent = False
+        self.relay: StreamRelay | None = None
+        self.replica: ReplicaLoad | None = None
         self._marked_tokens = 0
         self._marked_at_s = self.arrived_s
 
     def __repr__(self) -> str:
-        place = self._replica.route.id if self._replica else "in line"
+        place = self.replica.route.id if self.replica else "in line"
         return f"<Exchange {self.request_id}: {self.endpoint.route.name}, {place}, attempt {self.attempts}>"
 
     # --- waiting ---
@@ -144,17 +143,17 @@ class Exchange:
 
     def dispatch(self, replica: ReplicaLoad) -> None:
         """Send the request to ``replica``, whose slot is taken."""
-        self._replica = replica
+        self.replica = replica
         self.comment_due_s = NEVER_S
         self.attempts += 1
         gateway = self.gateway
-        if not self._has_intent:
+        if not self.has_intent:
             try:
-                gateway.journal.begin(self._intent(replica))
+                gateway.journal.begin(billing.intent_of(self, replica))
             except JournalError:
                 self.fail(errors.storage_full())
                 return
-            self._has_intent = True
+            self.has_intent = True
             self.total_deadline_s = gateway.clock.monotonic_s() + gateway.settings.total_timeout_s
         address = (replica.route.host, replica.route.port)
         connection = gateway.pool.take(address)
@@ -165,17 +164,17 @@ class Exchange:
 
     def connected(self, connection: UpstreamConnection) -> None:
         """Write the request to an open connection."""
-        replica = self._replica
+        replica = self.replica
         if self.is_over or replica is None or connection.address != (replica.route.host, replica.route.port):
             # Opened for a request that has gone meanwhile; it serves the next one.
             self.gateway.pool.put(connection)
             return
         self._connection = connection
         if not self._body:
-            self._body = self._engine_body()
+            self._body = engine_request.body_of(self)
         if self.call.is_stream:
             self._await("first token", self.gateway.settings.first_token_timeout_s)
-        connection.send(self, answers.engine_head(self, replica, len(self._body)) + self._body)
+        connection.send(self, engine_request.head_of(self, replica, len(self._body)) + self._body)
 
     def unreachable(self, reason: str) -> None:
         """Go elsewhere: no connection could be opened."""
@@ -188,7 +187,7 @@ class Exchange:
         """Relay a stream as it comes; everything else is small and taken whole."""
         if not self.call.is_stream or head.status != 200 or not head.content_type.startswith(b"text/event-stream"):
             return False
-        self._relay = StreamRelay(
+        self.relay = StreamRelay(
             is_chunked=head.is_chunked,
             is_chat=self.route == "/v1/chat/completions",
             wants_usage=self.call.wants_usage,
@@ -210,7 +209,7 @@ class Exchange:
 
     def stream(self, data: bytes) -> None:
         """Relay a read of a stream."""
-        relay = self._relay
+        relay = self.relay
         if relay is None or self.is_over:
             return
         before = relay.tokens
@@ -239,13 +238,13 @@ class Exchange:
         connection, self._connection = self._connection, None
         if self.is_over:
             return
-        relay = self._relay
+        relay = self.relay
         if relay is not None and is_clean and relay.has_finish:
             self._finish_stream(relay, b"")
         elif relay is not None and relay.has_begun:
             self._count_outcome(is_good=False, reason="connection lost in a stream")
             self._stream_broke(errors.engine_lost())
-        elif connection is not None and connection.is_reused and not has_answered and self._replica is not None:
+        elif connection is not None and connection.is_reused and not has_answered and self.replica is not None:
             # The engine closed an idle connection just as we wrote into it; that is nobody's failure.
             address = connection.address
             self.gateway.pool.open(address, self)
@@ -264,7 +263,7 @@ class Exchange:
     def client_left(self) -> None:
         """Abort the engine at once and bill what was generated."""
         if not self.is_over:
-            self._end(UsageStatus.CLIENT_CLOSED, http_status=499, code="client_closed", usage=None)
+            self._end(_CLIENT_CLOSED, usage=None)
 
     def client_paused(self) -> None:
         """Hold the engine's stream back."""
@@ -277,7 +276,7 @@ class Exchange:
         self.stalled_since_s = NEVER_S
         if self._connection is not None:
             self._connection.resume()
-            if self._relay is not None:
+            if self.relay is not None:
                 self._await("next token", self.gateway.settings.token_timeout_s)
 
     # --- time ---
@@ -307,7 +306,7 @@ class Exchange:
         is_timeout = error.code == "engine_timeout"
         status = UsageStatus.TIMEOUT if is_timeout else UsageStatus.ERROR
         streaming = self.client.is_streaming
-        self._end(status, http_status=error.status, code=error.code or "error", usage=None)
+        self._end(Outcome(status, error.status, error.code or "error"), usage=None)
         _log.info(
             "failed: %s %s", error.status, error.code,
             extra={"request_id": self.request_id, "endpoint_id": self.endpoint.route.id},
@@ -326,24 +325,23 @@ class Exchange:
             return
         self._count_outcome(is_good=True, reason="")
         if usage is None:
-            usage = self._estimated(completion=engine_errors.count_tokens(body, self.endpoint.chars_per_token))
-            self._end(UsageStatus.SUCCESS, http_status=200, code="", usage=usage, is_estimated=True)
+            tokens = engine_errors.count_tokens(body, self.endpoint.chars_per_token)
+            self._end(_SUCCESS, usage=billing.estimate(self, tokens), is_estimated=True)
         else:
-            self._end(UsageStatus.SUCCESS, http_status=200, code="", usage=usage)
+            self._end(_SUCCESS, usage=usage)
         self.client.respond(200, answers.answer_headers(self), body)
 
     def _finish_stream(self, relay: StreamRelay, out: bytes) -> None:
         self._count_outcome(is_good=True, reason="")
-        estimate = self._estimated(completion=relay.tokens)
-        usage = relay.usage
-        last = relay.finish(usage or estimate)
-        self._end(UsageStatus.SUCCESS, http_status=200, code="", usage=usage or estimate, is_estimated=usage is None)
+        usage = relay.usage or billing.estimate(self, relay.tokens)
+        last = relay.finish(usage)
+        self._end(_SUCCESS, usage=usage, is_estimated=relay.usage is None)
         if not self.client.is_streaming:
             self.client.start_stream(answers.stream_headers(self))
         self.client.end_stream(out + as_chunk(last))
 
     def _stream_broke(self, error: ApiError) -> None:
-        relay = self._relay
+        relay = self.relay
         if relay is not None and not relay.has_begun and error.code != "engine_error" and self._retry(error.message):
             return
         self.fail(error)
@@ -354,27 +352,28 @@ class Exchange:
             self.fail(errors.engine_unavailable(self.endpoint.route.name))
 
     def _timed_out(self, what: str, limit_s: float) -> None:
-        self._count_outcome(is_good=False, reason=f"no {what} in time")
-        has_time = self.gateway.clock.monotonic_s() < self.total_deadline_s
-        if not self._relay_has_begun and has_time and self._retry(f"no {what}"):
-            return
+        """End or move on after silence; a long answer that hits the total limit says nothing about the replica."""
+        if self.gateway.clock.monotonic_s() < self.total_deadline_s:
+            self._count_outcome(is_good=False, reason=f"no {what} in time")
+            if self._retry(f"no {what}"):
+                return
         self.fail(errors.engine_timeout(what, limit_s))
 
     def _retry(self, reason: str) -> bool:
         """Move on to another replica if there is one that may help; say whether that is under way."""
-        replica = self._replica
+        replica = self.replica
         if replica is None or self._relay_has_begun or self.attempts >= ATTEMPTS_MAX:
             return False
         dispatcher = self.endpoint.dispatcher
         now_s = self.gateway.clock.monotonic_s()
         self._failed_on.append(replica)
         self._drop_connection()
-        self._relay = None
+        self.relay = None
         others = [r for r in dispatcher.replicas if r not in self._failed_on and not r.is_draining]
         usable = [r for r in others if r.ejected_until_s <= now_s]
         if not usable:
             return False
-        self._replica = None
+        self.replica = None
         self.deadline_s = NEVER_S
         dispatcher.finish(replica, now_s=now_s)
         _log.warning(
@@ -387,11 +386,13 @@ class Exchange:
             self.dispatch(found)
             return True
         deadline_s = now_s + self.gateway.settings.queue_wait_s
-        return dispatcher.arrive(self, now_s=now_s, deadline_s=deadline_s) is Verdict.WAIT
+        verdict = dispatcher.arrive(self, now_s=now_s, deadline_s=deadline_s, avoid=self._failed_on)
+        if isinstance(verdict, ReplicaLoad):
+            self.dispatch(verdict)
+            return True
+        return verdict is Verdict.WAIT
 
-    def _end(
-        self, status: UsageStatus, *, http_status: int, code: str, usage: Usage | None, is_estimated: bool = False
-    ) -> None:
+    def _end(self, outcome: Outcome, *, usage: Usage | None, is_estimated: bool = False) -> None:
         """Give everything back and settle; the only way an exchange ends."""
         assert not self.is_over, "ended twice"
         self.is_over = True
@@ -399,25 +400,23 @@ class Exchange:
         now_s = gateway.clock.monotonic_s()
         self._drop_connection(keep=usage is not None)
         if usage is None:
-            usage = self._partial(status)
+            usage = billing.partial_usage(self, outcome)
             is_estimated = bool(usage.prompt_tokens or usage.completion_tokens)
-        completion = usage.completion_tokens or 0
-        if self._has_intent:
-            gateway.journal.settle(self._settle(status, http_status, code, usage, now_s, is_estimated=is_estimated))
-            self._teach(usage, now_s, is_estimated=is_estimated)
+        if self.has_intent:
+            billing.settle(self, outcome, usage, now_s=now_s, is_estimated=is_estimated)
         settle(
             self.key.allowances,
             reserved_tokens=self.reserved_tokens,
-            used_tokens=usage.prompt_tokens + completion,
+            used_tokens=usage.prompt_tokens + (usage.completion_tokens or 0),
         )
         gateway.exchanges.discard(self)
         endpoint = self.endpoint
         endpoint.in_flight -= 1
         endpoint.last_request_s = now_s
         gateway.metrics.ended(
-            route=self.route, model=endpoint.route.name, status=http_status, seconds=now_s - self.arrived_s
+            route=self.route, model=endpoint.route.name, status=outcome.http_status, seconds=now_s - self.arrived_s
         )
-        replica, self._replica = self._replica, None
+        replica, self.replica = self.replica, None
         if replica is not None:
             endpoint.dispatcher.finish(replica, now_s=now_s)
         else:
@@ -427,28 +426,14 @@ class Exchange:
         connection, self._connection = self._connection, None
         if connection is None:
             return
-        if keep and self._relay is not None and self._relay.is_ended:
+        if keep and self.relay is not None and self.relay.is_ended:
             connection.release()
-        elif keep and self._relay is not None and self._relay.is_chunked:
+        elif keep and self.relay is not None and self.relay.is_chunked:
             connection.linger()
         else:
             connection.abort()
 
-    # --- metering ---
-
-    def _partial(self, status: UsageStatus) -> Usage:
-        """Return what a request without its engine's usage is billed: what the client can have seen."""
-        relay = self._relay
-        tokens = relay.tokens if relay is not None else 0
-        if relay is not None and relay.usage is not None:
-            return relay.usage
-        if not self._has_intent or (not tokens and status is not UsageStatus.CLIENT_CLOSED):
-            return Usage(completion_tokens=0)
-        return self._estimated(completion=tokens)
-
-    def _estimated(self, *, completion: int) -> Usage:
-        prompt = self.endpoint.prompt_tokens(self.call.text_length)
-        return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+    # --- small things ---
 
     def _note_tokens(self, relay: StreamRelay) -> None:
         now_s = self.gateway.clock.monotonic_s()
@@ -463,69 +448,16 @@ class Exchange:
             prompt = self.endpoint.prompt_tokens(self.call.text_length)
             self.gateway.journal.mark(Mark(self.request_id, prompt, relay.tokens))
 
-    def _intent(self, replica: ReplicaLoad) -> Intent:
-        route = self.endpoint.route
-        record = self.key.record
-        return Intent(
-            request_id=self.request_id,
-            at=self.arrived_unix_s,
-            tenant_id=record.tenant_id,
-            key_id=record.id,
-            endpoint_id=route.id,
-            model=route.name,
-            version_id=replica.version_id,
-            route=self.route,
-            is_stream=self.call.is_stream,
-            prompt_estimate=self.prompt_estimate,
-            reserved_tokens=self.reserved_tokens,
-            price=route.price,
-        )
-
-    def _settle(
-        self, status: UsageStatus, http_status: int, code: str, usage: Usage, now_s: float, *, is_estimated: bool
-    ) -> Settle:
-        cached = usage.cached_tokens
-        completion = usage.completion_tokens or 0
-        self.gateway.metrics.used(
-            model=self.endpoint.route.name, prompt=usage.prompt_tokens, cached=cached, completion=completion
-        )
-        first_s = self.first_token_s
-        return Settle(
-            request_id=self.request_id,
-            at=self.gateway.clock.unix_s(),
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=cached,
-            completion_tokens=completion,
-            status=status,
-            http_status=http_status,
-            error_code=code,
-            ttft_ms=(first_s - self.arrived_s) * 1000 if first_s is not None else None,
-            latency_ms=(now_s - self.arrived_s) * 1000,
-            replica_id=self._replica.route.id if self._replica else "",
-            attempts=self.attempts,
-            is_estimated=is_estimated,
-        )
-
-    def _teach(self, usage: Usage, now_s: float, *, is_estimated: bool) -> None:
-        if not is_estimated:
-            self.endpoint.learn(
-                text_length=self.call.text_length,
-                prompt_tokens=usage.prompt_tokens,
-                seconds=now_s - self.arrived_s,
-            )
-
-    # --- small things ---
-
     @property
     def _relay_has_begun(self) -> bool:
-        return self._relay is not None and self._relay.has_begun
+        return self.relay is not None and self.relay.has_begun
 
     def _await(self, what: str, limit_s: float) -> None:
         self._waits_for = what
         self.deadline_s = self.gateway.clock.monotonic_s() + limit_s
 
     def _count_outcome(self, *, is_good: bool, reason: str) -> None:
-        replica = self._replica
+        replica = self.replica
         if replica is None:
             return
         dispatcher = self.endpoint.dispatcher
@@ -534,25 +466,3 @@ class Exchange:
                 dispatcher.succeeded(replica)
         else:
             dispatcher.failed(replica, reason, now_s=self.gateway.clock.monotonic_s())
-
-    def _engine_body(self) -> bytes:
-        """Return the body for the engine: what was decoded, and nothing else (S3)."""
-        request = self.call.request
-        extras = self.endpoint.route.engine_extras
-        if self.call.is_stream:
-            request.stream_options = INCLUDE_USAGE  # type: ignore[attr-defined]  # streams have it
-        elif hasattr(request, "stream_options"):
-            request.stream_options = None
-        self.call.ignored += tuple(drop_extras(request, extras))
-        if self.call.ignored:
-            self.gateway.metrics.ignored_fields += len(self.call.ignored)
-        body = _encode(request)
-        if "cache_salt" in extras:
-            body = b'%b,"cache_salt":"%b"}' % (body[:-1], self._cache_salt())
-        return body
-
-    def _cache_salt(self) -> bytes:
-        """Return what keeps the tenant's prompts apart from all others' in the engine's cache (S19)."""
-        return (
-            hmac.digest(self.gateway.salt_key, self.key.record.tenant_id.encode(), hashlib.sha256).hex()[:32].encode()
-        )

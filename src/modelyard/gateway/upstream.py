@@ -12,32 +12,20 @@ from collections.abc import Coroutine
 from typing import Any, Protocol, cast
 
 from modelyard.clock import Clock
+from modelyard.gateway.responses import (
+    BODY_BYTES_MAX,
+    HEAD_BYTES_MAX,
+    MalformedResponseError,
+    ResponseHead,
+    join_chunks,
+    parse_head,
+)
 
 IDLE_S_MAX = 4.0
 """llama.cpp and uvicorn close idle connections after 5 s; closing first avoids writing into a closing one."""
-HEAD_BYTES_MAX = 64 * 1024
-BODY_BYTES_MAX = 64 * 1024 * 1024
 LEFTOVER_BYTES_MAX = 1024
 
 _log = logging.getLogger(__name__)
-
-
-class ResponseHead:
-    """Status and the headers that matter; ``length`` is None when the body ends otherwise."""
-
-    __slots__ = ("content_type", "is_chunked", "is_last", "length", "retry_after", "status")
-
-    def __init__(self) -> None:
-        self.status = 0
-        self.content_type = b""
-        self.length: int | None = None
-        self.is_chunked = False
-        self.is_last = False
-        self.retry_after: float | None = None
-
-
-class MalformedResponseError(Exception):
-    """The peer does not speak HTTP/1.1 as we know it."""
 
 
 class Receiver(Protocol):
@@ -339,79 +327,3 @@ class UpstreamPool:
             receiver.unreachable(error.strerror or "connection refused")
         else:
             receiver.connected(connection)
-
-
-def parse_head(head: bytes) -> ResponseHead:
-    """Parse status line and headers (without the blank line).
-
-    Looked up by name instead of line by line: a head has few headers that matter, and this is on the hot path.
-
-    Raises:
-        MalformedResponseError: it is no HTTP/1.x response, or its framing is ambiguous.
-    """
-    found = ResponseHead()
-    lower = head.lower() + b"\r\n"
-    if lower[:7] != b"http/1." or lower[8:9] != b" " or not lower[9:12].isdigit() or lower[12:13] not in (b" ", b"\r"):
-        raise MalformedResponseError("not an HTTP/1.1 response")
-    found.status = int(lower[9:12])
-    length = _value_of(lower, b"\r\ncontent-length:")
-    if length is not None:
-        if not length.isdigit():
-            raise MalformedResponseError("bad content-length")
-        found.length = int(length)
-        if found.length > BODY_BYTES_MAX:
-            raise MalformedResponseError("response too long")
-    encoding = _value_of(lower, b"\r\ntransfer-encoding:")
-    if encoding is not None:
-        if encoding != b"chunked":
-            raise MalformedResponseError("unknown transfer-encoding")
-        if length is not None:
-            raise MalformedResponseError("both content-length and chunked")
-        found.is_chunked = True
-    found.content_type = _value_of(lower, b"\r\ncontent-type:") or b""
-    connection = _value_of(lower, b"\r\nconnection:")
-    found.is_last = connection == b"close" if connection is not None else lower[7:8] == b"0"
-    if found.status in _BODYLESS:
-        found.length = 0
-    elif found.status >= 400 and (pause := _value_of(lower, b"\r\nretry-after:")) and pause.isdigit():
-        found.retry_after = float(pause)
-    return found
-
-
-_BODYLESS = frozenset({204, 304})
-
-
-def _value_of(head: bytes, name: bytes) -> bytes | None:
-    """Return the value of the one header ``name`` (with its line break and colon), None without it."""
-    at = head.find(name)
-    if at < 0:
-        return None
-    at += len(name)
-    if head.find(name, at) >= 0:
-        raise MalformedResponseError("a header that frames the response is given twice")
-    return head[at : head.index(b"\r\n", at)].strip()
-
-
-def join_chunks(body: bytearray) -> bytes | None:
-    """Return the payload of a chunked body, or None while it is unfinished.
-
-    Raises:
-        MalformedResponseError: the framing is broken.
-    """
-    out = bytearray()
-    at = 0
-    while True:
-        line_end = body.find(b"\r\n", at)
-        if line_end < 0:
-            return None
-        try:
-            size = int(body[at:line_end].split(b";", 1)[0], 16)
-        except ValueError:
-            raise MalformedResponseError("bad chunk framing") from None
-        start = line_end + 2
-        if size == 0:
-            return bytes(out)
-        if start + size + 2 > len(body):
-            return None
-        out += body[start : start + size]
-        at = start + size + 2

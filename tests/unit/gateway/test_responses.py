@@ -2,7 +2,7 @@
 
 import pytest
 
-from modelyard.gateway.upstream import MalformedResponseError, join_chunks, parse_head
+from modelyard.gateway.responses import MalformedResponseError, join_chunks, parse_head
 
 
 def test_a_plain_head_is_read() -> None:

@@ -1,0 +1,96 @@
+"""What an exchange is billed: its journal records, and usage where the engine told none.
+
+The engine's own count is the truth. Where an answer ends without it, tokens
+are those that were relayed, and the prompt is estimated from earlier answers of
+the same model; such rows are marked as estimated and round in the customer's
+favour.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from modelyard.domain.usage import Intent, Settle, UsageStatus
+from modelyard.gateway.sse import Usage
+from modelyard.policy.dispatch import ReplicaLoad
+
+if TYPE_CHECKING:
+    from modelyard.gateway.exchange import Exchange
+
+
+class Outcome(NamedTuple):
+    """How a request ended, as the ledger will say."""
+
+    status: UsageStatus
+    http_status: int
+    code: str
+
+
+def intent_of(exchange: "Exchange", replica: ReplicaLoad) -> Intent:
+    """Return the record that goes to the journal before anything goes to an engine."""
+    route = exchange.endpoint.route
+    record = exchange.key.record
+    return Intent(
+        exchange.request_id,
+        exchange.arrived_unix_s,
+        record.tenant_id,
+        record.id,
+        route.id,
+        route.name,
+        replica.version_id,
+        exchange.route,
+        exchange.call.is_stream,
+        exchange.prompt_estimate,
+        exchange.reserved_tokens,
+        route.price,
+    )
+
+
+def estimate(exchange: "Exchange", completion_tokens: int) -> Usage:
+    """Return usage for ``completion_tokens`` that were seen, with an estimated prompt."""
+    prompt = exchange.endpoint.prompt_tokens(exchange.call.text_length)
+    return Usage(prompt_tokens=prompt, completion_tokens=completion_tokens, total_tokens=prompt + completion_tokens)
+
+
+def partial_usage(exchange: "Exchange", outcome: Outcome) -> Usage:
+    """Return what a request without its engine's final usage is billed: what the client can have seen.
+
+    A request that failed before its first token is free; one whose client left is billed its prompt, since the engine
+    had it.
+    """
+    relay = exchange.relay
+    tokens = relay.tokens if relay is not None else 0
+    if relay is not None and relay.usage is not None:
+        return relay.usage
+    if not exchange.has_intent or (not tokens and outcome.status is not UsageStatus.CLIENT_CLOSED):
+        return Usage(completion_tokens=0)
+    return estimate(exchange, tokens)
+
+
+def settle(exchange: "Exchange", outcome: Outcome, usage: Usage, *, now_s: float, is_estimated: bool) -> None:
+    """Write the settlement to the journal, count it, and learn from it."""
+    gateway = exchange.gateway
+    endpoint = exchange.endpoint
+    cached = usage.cached_tokens
+    completion = usage.completion_tokens or 0
+    first_s = exchange.first_token_s
+    seconds = now_s - exchange.arrived_s
+    replica = exchange.replica
+    gateway.journal.settle(
+        Settle(
+            exchange.request_id,
+            gateway.clock.unix_s(),
+            usage.prompt_tokens,
+            cached,
+            completion,
+            outcome.status,
+            outcome.http_status,
+            outcome.code,
+            (first_s - exchange.arrived_s) * 1000 if first_s is not None else None,
+            seconds * 1000,
+            replica.route.id if replica is not None else "",
+            exchange.attempts,
+            is_estimated,
+        )
+    )
+    gateway.metrics.used(model=endpoint.route.name, prompt=usage.prompt_tokens, cached=cached, completion=completion)
+    if not is_estimated:
+        endpoint.learn(text_length=exchange.call.text_length, prompt_tokens=usage.prompt_tokens, seconds=seconds)
