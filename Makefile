@@ -22,7 +22,6 @@ stop: ## Stop the demo
 	@if [ -x $(BIN)/modelyard ]; then $(BIN)/modelyard down --data-dir $(DEMO_DIR); else echo "Nothing to stop."; fi
 
 test: check ## Run every check and every test
-	@$(BIN)/python tools/smollm.py > /dev/null
 	$(BIN)/pytest $(PYTEST_FLAGS)
 
 check: $(VENV)/.dev-installed ## Lint, format, types, layers
@@ -36,7 +35,7 @@ format: $(VENV)/.dev-installed ## Format and fix what can be fixed
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.docs-installed ## Build the documentation into site/
-	$(BIN)/mkdocs build --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(VENV)/.dev-installed ## Gateway CPU per request, beside nginx
 	$(BIN)/python -m bench.gateway

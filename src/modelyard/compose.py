@@ -44,6 +44,7 @@ def _secret(file: Path) -> str:
     try:
         if not file.exists():
             draft = file.with_name(f".{file.name}.{os.getpid()}")
+            draft.unlink(missing_ok=True)  # of a process that was killed here and had our pid
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w") as writer:
                 writer.write(secrets.token_hex(32))

@@ -19,7 +19,7 @@ from modelyard.cli.output import Item, show_json, show_pairs
 @connected
 @click.pass_context
 def command(ctx: click.Context, *, platform: Platform, is_json: bool, is_quiet: bool) -> None:
-    """Show whether the platform is well: planes, database, journal, endpoints."""
+    """Show whether the platform is well: planes, database, ledger, endpoints. Exits 6 when it is not."""
     status: Item = platform.get("/v1/status")
     problems = _problems(status)
     if is_json:

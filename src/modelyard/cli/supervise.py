@@ -40,13 +40,17 @@ CALM_S = 30.0
 
 @dataclass(slots=True)
 class Plane:
-    """One supervised process. ``pause_s`` is waited before its next start, which is at ``due_s``."""
+    """One supervised process. ``pause_s`` is waited before its next start, which is at ``due_s``.
+
+    ``log`` gets what it says outside of its log proper: why it could not start, or a crash of the interpreter.
+    """
 
     name: str
     arguments: list[str]
     descriptors: tuple[int, ...]
     log: Path
     first_pause_s: float
+    log_start: int = 0
     process: subprocess.Popen[bytes] | None = None
     started_s: float = 0.0
     pause_s: float = 0.0
@@ -87,7 +91,7 @@ class Supervisor:
         give_up_s = self.clock.monotonic_s() + READY_TIMEOUT_S
         while not self.stops_asked and not self._is_ready():
             for plane, reason in self._reap():
-                raise StartupError(f"The {plane.name} process did not start: {_last_line(plane.log) or reason}")
+                raise StartupError(f"The {plane.name} process did not start: {_last_line(plane) or reason}")
             if self.clock.monotonic_s() > give_up_s:
                 raise StartupError(f"Not ready after {READY_TIMEOUT_S:.0f} s. See the logs in {self.data.logs}.")
             self._sleep(0.02)
@@ -148,7 +152,8 @@ class Supervisor:
         return Plane(name, arguments, descriptors, self.data.logs / f"{name}.err", first_pause_s)
 
     def _spawn(self, plane: Plane) -> None:
-        with plane.log.open("wb") as log:
+        with plane.log.open("ab") as log:
+            plane.log_start = log.tell()
             # Its own process group: Ctrl-C in a terminal reaches the supervisor only, which stops planes in order.
             # The lock goes along, so that it is free only when the last plane is gone.
             plane.process = subprocess.Popen(
@@ -259,10 +264,10 @@ def _end(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
 
-def _last_line(file: Path) -> str:
-    """Return what a plane said last, without the word that ``main`` puts before it."""
+def _last_line(plane: Plane) -> str:
+    """Return what a plane said last since its start, without the word that ``main`` puts before it."""
     try:
-        lines = file.read_text("utf-8", "replace").strip().splitlines()
+        lines = plane.log.read_bytes()[plane.log_start :].decode("utf-8", "replace").strip().splitlines()
     except OSError:
         return ""
     return lines[-1].removeprefix("Error: ") if lines else ""

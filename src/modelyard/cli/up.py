@@ -6,6 +6,7 @@ this process: that is what the supervisor starts, and what one runs by hand on
 separate machines.
 """
 
+import logging
 import os
 import shlex
 import socket
@@ -93,6 +94,16 @@ def _run_plane(options: _Options) -> None:
     data = data_directory(options.data_dir)
     config = options.settings()
     data.create()
+    try:
+        _serve_plane(options, config, data)
+    except StartupError:
+        raise
+    except Exception:  # boundary: a crash of a whole plane goes to its log with its traceback before it ends
+        logging.getLogger("modelyard").exception("the %s process failed", options.plane)
+        raise
+
+
+def _serve_plane(options: _Options, config: Config, data: DataDirectory) -> None:
     if options.plane == "control":
         compose.run_control_plane(config, data, level=options.log_level)
         return
