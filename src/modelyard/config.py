@@ -34,6 +34,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Address to listen on. Loopback, so that nothing is exposed before you decide it."""
     port: Port = 8484
     """Port to listen on; 0 takes a free one (tests)."""
+    public_url: str = ""
+    """URL that callers use, like ``https://models.example.com``, for links in answers; empty: http and their Host."""
     workers: PositiveInt = 1
     """Worker processes (SO_REUSEPORT). Limits and slots are divided among them, so they pay past one busy core only."""
     body_bytes_max: PositiveInt = 32 * 1024 * 1024

@@ -107,7 +107,7 @@ class ControlProxy:
             if name not in _DROPPED and not name.startswith(b"x-modelyard-")
         )
         return (
-            b"%b %b HTTP/1.1\r\n%b%b%b: %b\r\nx-request-id: %b\r\nx-modelyard-url: http://%b\r\n"
+            b"%b %b HTTP/1.1\r\n%b%b%b: %b\r\nx-request-id: %b\r\nx-modelyard-url: %b\r\n"
             b"connection: close\r\ncontent-length: %d\r\n\r\n"
         ) % (
             request.method,
@@ -117,7 +117,7 @@ class ControlProxy:
             INTERNAL_TOKEN_HEADER.encode(),
             self._token.encode(),
             request_id.encode(),
-            request.host,
+            self.gateway.settings.public_url.rstrip("/").encode() or b"http://" + request.host,
             len(request.body),
         )
 
