@@ -19,7 +19,6 @@ def cold(yard: Yard) -> str:
         "cold",
         options={"slots": 32, "ttft_ms": 1, "itl_ms": 1, "load_s": 1.5},
         scaling={"scale_to_zero": True, "scale_to_zero_after_idle_seconds": 1},
-        wait=False,
     )
     eventually(lambda: yard.ready_replicas("cold") == 0 and not yard.engines("cold"), 20, "nothing runs")
     return "cold"

@@ -17,7 +17,7 @@ PAUSE_S = 0.02
 NOT_YET = (AssertionError, OSError, LookupError)
 
 
-def eventually(check: Callable[[], T], within_s: float, what: str) -> T:
+def eventually(check: Callable[[], T | None], within_s: float, what: str) -> T:
     """Return the first truthy value of ``check``; fail with ``what`` after ``within_s`` seconds."""
     deadline = time.monotonic() + within_s
     while True:
@@ -35,14 +35,14 @@ def eventually(check: Callable[[], T], within_s: float, what: str) -> T:
         time.sleep(PAUSE_S)
 
 
-async def eventually_async(check: Callable[[], T | Awaitable[T]], within_s: float, what: str) -> T:
+async def eventually_async(check: Callable[[], T | Awaitable[T | None] | None], within_s: float, what: str) -> T:
     """Do as ``eventually`` does, without blocking the loop between tries; ``check`` may return an awaitable."""
     deadline = time.monotonic() + within_s
     while True:
         last: object
         try:
             found = check()
-            value: T = await found if inspect.isawaitable(found) else found
+            value = await found if inspect.isawaitable(found) else found
         except NOT_YET as error:
             last = error
         else:
