@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from modelyard.clock import SystemClock
@@ -198,9 +198,8 @@ async def controller(
     await feed.start()
     publisher = TablePublisher(store=store, engines=site.engines, prices=site.config.prices, feed=feed)
     artifacts = ArtifactStore(site.root / "artifacts")
-    loops = Loops(
-        Parts(site.config, store, fleet, site.engines, artifacts, feed, publisher, SystemClock(), site.lock, 0.2)
-    )
+    parts = Parts(site.config, store, fleet, site.engines, artifacts, feed, publisher, SystemClock(), site.lock)
+    loops = Loops(replace(parts, drain_settle_s=0.2, gateways_settle_s=0.5))
     gateway = Gateway(FeedClient(site.root / "feed.sock", TOKEN, "gateway-0"))
     stop = asyncio.Event()
     try:

@@ -49,7 +49,7 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
     decision = scaling.decide(endpoint.scaling, memory, size)
 
     wanted = scaling.split(decision.replicas, endpoint.releases)
-    situation = situation_of(endpoint, wanted, world, tools.observer, is_first=memory is None)
+    situation = situation_of(endpoint, wanted, decision.reason, world, tools.observer, is_first=memory is None)
     actions = plan(situation, tools.pace)
 
     records = {seen.record.id: seen.record for seen in situation.replicas}

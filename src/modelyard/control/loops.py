@@ -37,8 +37,6 @@ BEAT_S = 1.0
 PING_TIMEOUT_S = 1.0
 ROUND_GAP_S = 0.01
 """Shortest pause between two rounds, so that a storm of events costs one round and not hundreds."""
-GATEWAYS_SETTLE_S = 3.0
-"""Time that gateways get to connect to a controller that started, before their absence means anything."""
 OBSERVE_TIMEOUT_S = 30.0
 
 _WATCHED = frozenset({ReplicaState.LOADING, ReplicaState.READY, ReplicaState.DRAINING})
@@ -62,6 +60,8 @@ class Parts:
     """The one of ``guarded.py``."""
     drain_settle_s: float = 1.5
     """Gateways report every second: by then each has said something since it knows of a drain."""
+    gateways_settle_s: float = 3.0
+    """Time that gateways get to connect to a controller that started, before their absence means anything."""
 
 
 class Loops:
@@ -168,7 +168,7 @@ class Loops:
                 parts.clock,
                 busy=busy_replicas,
                 reports=parts.feed.reports(),
-                are_gateways_known=parts.clock.monotonic_s() - self._begun_s >= GATEWAYS_SETTLE_S,
+                are_gateways_known=parts.clock.monotonic_s() - self._begun_s >= parts.gateways_settle_s,
             )
         tools.observer.watch(self._targets(world, tools))
         for endpoint_id in {*world.endpoints, *world.processes} - busy_endpoints:

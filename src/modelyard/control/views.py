@@ -42,7 +42,7 @@ def size_of(endpoint: Endpoint, world: World, *, slots: int) -> scaling.Seen:
 
 
 def situation_of(
-    endpoint: Endpoint, wanted: Mapping[str, int], world: World, observer: Observer, *, is_first: bool
+    endpoint: Endpoint, wanted: Mapping[str, int], reason: str, world: World, observer: Observer, *, is_first: bool
 ) -> Situation:
     """Return what the reconcile policy sees of ``endpoint``."""
     processes = {process.replica_id: process for process in world.processes.get(endpoint.id, ())}
@@ -68,6 +68,7 @@ def situation_of(
         # A version that is not in the registry can only be removed.
         wanted={version_id: number for version_id, number in wanted.items() if version_id in world.versions},
         replicas=replicas,
+        size_reason=reason,
         strays=strays_of(endpoint.id, world),
         is_deleted=endpoint.is_deleted,
         is_first=is_first,

@@ -65,7 +65,8 @@ def outlook(endpoint: Endpoint, view: View) -> Outlook:
     if ready > 0:
         is_settled = ready >= view.wanted and ReplicaState.DRAINING not in states
         status = EndpointStatus.RUNNING if is_settled else EndpointStatus.SCALING
-        reason = view.trouble or view.waiting or ("" if is_settled else view.size_reason)
+        going_on = "a replica drains" if ready >= view.wanted else f"{ready} of {view.wanted} replicas are ready"
+        reason = view.trouble or view.waiting or ("" if is_settled else going_on)
         return Outlook(status, Progress(Stage.READY, percent=100, eta_s=0.0, reason=reason))
     if failure := view.trouble or _crash_loop(view):
         return Outlook(EndpointStatus.FAILED, Progress(Stage.QUEUED, reason=view.waiting or failure), failure)

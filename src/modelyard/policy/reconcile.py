@@ -80,6 +80,8 @@ class Stray(msgspec.Struct, frozen=True):
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """One endpoint, now. ``wanted`` is replicas by version; a version that is missing has no release any more.
 
+    ``size_reason`` is why it is this many.
+
     ``is_first``: nobody watched until now, so that a process that is gone did
     not necessarily crash (the machine may have been restarted).
     """
@@ -89,6 +91,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     wanted: Mapping[str, int]
     replicas: Sequence[ReplicaSeen] = ()
     strays: Sequence[Stray] = ()
+    size_reason: str = ""
     is_deleted: bool = False
     is_first: bool = False
 
@@ -229,10 +232,10 @@ def _size(
             surplus = [seen for seen in group if seen.record.state in LIVE][1:]
         else:
             surplus = [seen for seen in group if seen.record.state in LIVE]
-        reason = "its version was replaced" if version_id not in situation.wanted else "fewer replicas are needed"
+        reason = "its version was replaced" if version_id not in situation.wanted else situation.size_reason
         for seen in surplus:
             if seen.record.id not in tended and (may_drain or not _is_ready(seen)):
-                actions.append(_release(seen, reason))
+                actions.append(_release(seen, reason or "fewer replicas are needed"))
         actions += _forget(group, tended, situation.now_s, pace)
     return actions
 
@@ -298,7 +301,8 @@ def _fill(
         state_since=situation.now_s,
         started_at=situation.now_s,
     )
-    return StartReplica(record, f"start {len(failed) + 1} after {failed[0].reason}" if failed else "it is needed")
+    reason = f"start {len(failed) + 1} after: {failed[0].reason}" if failed else situation.size_reason
+    return StartReplica(record, reason or "it is needed")
 
 
 def _release(seen: ReplicaSeen, reason: str) -> Action:

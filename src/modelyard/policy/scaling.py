@@ -122,20 +122,16 @@ def _settle(memory: Memory, replicas: int, reason: str) -> Decision:
 
 
 def _reason_up(want: int, current: int, seen: Seen, spec: Scaling) -> str:
+    if want == 0:
+        return "no request"
     if seen.demand == 0:
-        return (
-            "the endpoint is new; one replica proves it"
-            if not seen.is_proven and want > spec.floor
-            else (f"at least {want} replicas are configured")
-        )
+        is_proof = not seen.is_proven and want > spec.floor
+        return "the endpoint is new: one replica proves it" if is_proof else f"{want} is the configured least"
     asked = f"{seen.queued} queued and {seen.in_flight} running requests"
-    if want == current:
-        return (
-            f"{asked} fit {want} replicas of {seen.slots} slots"
-            if want < spec.max_replicas
-            else (f"{asked}; {want} replicas are the configured most")
-        )
-    return f"{asked} need {want} replicas of {seen.slots} slots"
+    slots = f"{want} x {seen.slots} slots"
+    if want > current:
+        return f"{asked} need {slots}"
+    return f"{asked} fit {slots}" if want * seen.slots >= seen.demand else f"{asked}; {want} is the configured most"
 
 
 def split(replicas: int, releases: Sequence[Release]) -> dict[str, int]:

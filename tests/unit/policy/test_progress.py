@@ -32,7 +32,8 @@ def test_load_that_takes_too_long_stays_just_short_of_ready() -> None:
 def test_first_start_provisions_and_later_ones_scale() -> None:
     assert look(replica(S.STARTING)).status is EndpointStatus.PROVISIONING
     assert look(replica(S.STARTING), is_proven=True).status is EndpointStatus.SCALING
-    assert look(replica(S.READY), wanted=2).status is EndpointStatus.SCALING
+    told = look(replica(S.READY), wanted=2, size_reason="17 queued")
+    assert (told.status, told.progress.reason) == (EndpointStatus.SCALING, "1 of 2 replicas are ready")
 
 
 def test_sleep_is_told_with_its_reason() -> None:

@@ -131,7 +131,7 @@ def test_size_follows_the_story(spec: Scaling, steps: list[Seen], sizes: list[in
 
 def test_every_decision_says_why() -> None:
     assert (
-        "1 queued and 0 running requests need 1 replicas"
+        "1 queued and 0 running requests need 1 x 4 slots"
         in follow(SLEEPY, seen(replicas=0, ready=0, queued=1))[0].reason
     )
     assert follow(SLEEPY, seen(), seen(1300, idle_s=300))[1].reason == "no request for 300 s"
