@@ -127,6 +127,13 @@ async def test_heartbeats_arrive(room: Room) -> None:
     assert gateway.beats == [Heartbeat(is_authoritative=False, reason="database locked")]
 
 
+async def test_a_late_joiner_gets_the_last_heartbeat_at_once(room: Room) -> None:
+    room.server.beat(Heartbeat(is_authoritative=True))
+    gateway = room.join()
+    await eventually_async(lambda: gateway.beats, WITHIN_S, "a heartbeat")
+    assert gateway.beats == [Heartbeat(is_authoritative=True)]
+
+
 async def test_a_wrong_token_gets_nothing_and_is_not_a_gateway(room: Room) -> None:
     await room.server.publish(a_table(1))
     stranger = room.join("gateway-9", token="internal-tokem")

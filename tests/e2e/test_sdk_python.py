@@ -379,6 +379,7 @@ def test_nonsense_of_an_engine_is_a_clean_5xx(client: OpenAI, fault: str, stream
     body = assert_shape(caught.value)
     assert body["code"]
     assert "127.0.0.1" not in body["message"]
+    accepted(client)  # a good answer, so that failures do not add up for the next case
 
 
 def test_the_ledger_agrees_with_everything_above(yard: Yard) -> None:
