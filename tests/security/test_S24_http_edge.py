@@ -80,7 +80,7 @@ def case(name: str) -> Any:
     return pytest.param(name, marks=pytest.mark.xfail(reason=why, strict=True) if why else ())
 
 
-@pytest.mark.parametrize("name", map(case, CASES))
+@pytest.mark.parametrize("name", [case(name) for name in CASES])
 def test_one_refusal_and_then_the_connection_is_closed(yard: Yard, name: str) -> None:
     answers = exchange(yard.port, CASES[name], within_s=3)
     assert len(answers) == 1, f"{[answer.status for answer in answers]}"
