@@ -5,7 +5,7 @@ from tests.support.ledger import check_ledger
 from tests.support.load import Exchange, Load, Outcome, chat
 from tests.support.yard import Yard
 
-SETTINGS = {"gateway.queue_wait_s": 0.5}
+SETTINGS = {"gateway.queue_wait_s": 0.2}
 """Shorter than the pause of an ejected replica: who waits for one is refused."""
 SEEN: list[Exchange] = []
 
