@@ -36,9 +36,6 @@ async def test_client_errors_of_an_engine_never_count_against_it(yard: Yard, mod
     assert after.outcome is Outcome.COMPLETE, after
 
 
-@pytest.mark.xfail(
-    reason="a sole replica is ejected for answers of its engine: gateway, policy/dispatch.py", strict=True
-)
 @pytest.mark.parametrize("fault", ["http_error=500", "garbage=invalid_json"])
 async def test_the_only_replica_is_not_taken_out_for_what_it_answers_to_one_caller(
     yard: Yard, model: str, fault: str

@@ -1,7 +1,5 @@
 """S24 and S26: requests that different HTTP parsers read differently. One refusal each, never two answers."""
 
-from typing import Any
-
 import pytest
 from tests.support.refusals import error_of
 from tests.support.wire import Answer, exchange
@@ -68,19 +66,7 @@ CASES: dict[str, bytes] = {
 }
 
 
-LET_THROUGH = {
-    "TE gzip": "server.py lets any transfer coding pass whose last is 'chunked'",
-    "no version": "server.py answers HTTP/0.9 request lines",
-}
-"""Known defects of the gateway; a strict xfail says when one is gone."""
-
-
-def case(name: str) -> Any:
-    why = LET_THROUGH.get(name)
-    return pytest.param(name, marks=pytest.mark.xfail(reason=why, strict=True) if why else ())
-
-
-@pytest.mark.parametrize("name", [case(name) for name in CASES])
+@pytest.mark.parametrize("name", CASES)
 def test_one_refusal_and_then_the_connection_is_closed(yard: Yard, name: str) -> None:
     answers = exchange(yard.port, CASES[name], within_s=3)
     assert len(answers) == 1, f"{[answer.status for answer in answers]}"

@@ -140,7 +140,6 @@ def test_a_function_name_that_is_none_is_400(ask: Any, name: str) -> None:
     assert_refused(ask(CHAT, {**BASES[CHAT], "tools": tools}), param="tools")
 
 
-@pytest.mark.xfail(reason="openai/chat.py FunctionName: '$' also matches before a last line end", strict=True)
 def test_a_function_name_with_a_line_end_is_400(yard: Yard, model: str) -> None:
     tools = [{"type": "function", "function": {"name": "a\n"}}]
     assert_refused(post(yard, CHAT, {**BASES[CHAT], "tools": tools}), param="tools")
