@@ -4,7 +4,7 @@ import msgspec
 
 
 class EndpointDemand(msgspec.Struct, frozen=True, array_like=True):
-    """One gateway's view of one endpoint, now. ``idle_s``: seconds since it last had a request, in flight counts as 0."""
+    """One gateway's view of one endpoint, now. ``idle_s``: seconds since its last request, 0 while one is in flight."""
 
     endpoint_id: str
     queued: int

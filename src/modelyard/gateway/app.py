@@ -80,6 +80,8 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
     server = await loop.create_server(lambda: ClientConnection(gateway), sock=listener, backlog=BACKLOG)
     # What was imported stays for good; the collector need not look at it again.
     gc.freeze()
+    # Requests leave no cycles behind; the default threshold would look for some every few requests.
+    gc.set_threshold(20_000, 20, 50)
     tasks = [loop.create_task(work) for work in (journal.run(), presence.follow(), presence.report(), _sweep(gateway))]
     try:
         await _first_to_end(stop, tasks)

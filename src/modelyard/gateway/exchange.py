@@ -204,7 +204,8 @@ class Exchange:
         elif head.status == 503 and self._retry("engine answered 503"):
             return
         else:
-            self._count_outcome(is_good=head.status < 500, reason=f"engine answered {head.status}")
+            reason = f"engine answered {head.status}"
+            self._count_outcome(is_good=head.status < 500, reason=reason, has_answered=True)
             self.fail(engine_errors.translate(head, body, self.endpoint.route.name))
 
     def stream(self, data: bytes) -> None:
@@ -255,7 +256,7 @@ class Exchange:
         """Deal with a response that is not HTTP or too long."""
         self._connection = None
         if not self.is_over:
-            self._count_outcome(is_good=False, reason=reason)
+            self._count_outcome(is_good=False, reason=reason, has_answered=True)
             self.fail(errors.bad_engine_response(reason))
 
     # --- the client ---
@@ -320,7 +321,7 @@ class Exchange:
         try:
             usage = engine_errors.usage_of(body)
         except engine_errors.NotAnAnswerError as error:
-            self._count_outcome(is_good=False, reason=str(error))
+            self._count_outcome(is_good=False, reason=str(error), has_answered=True)
             self.fail(errors.bad_engine_response(str(error)))
             return
         self._count_outcome(is_good=True, reason="")
@@ -456,7 +457,7 @@ class Exchange:
         self._waits_for = what
         self.deadline_s = self.gateway.clock.monotonic_s() + limit_s
 
-    def _count_outcome(self, *, is_good: bool, reason: str) -> None:
+    def _count_outcome(self, *, is_good: bool, reason: str, has_answered: bool = False) -> None:
         replica = self.replica
         if replica is None:
             return
@@ -465,4 +466,5 @@ class Exchange:
             if replica.failures:
                 dispatcher.succeeded(replica)
         else:
-            dispatcher.failed(replica, reason, now_s=self.gateway.clock.monotonic_s())
+            now_s = self.gateway.clock.monotonic_s()
+            dispatcher.failed(replica, reason, now_s=now_s, has_answered=has_answered)

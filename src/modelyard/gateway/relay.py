@@ -95,7 +95,9 @@ class StreamRelay:
             and not self._left
             and not self._buffer
             and data.endswith(b"\n\n\r\n")
-            and b'"usage"' not in data
+            and (
+                b'"usage"' not in data or (self._wants_usage and b'"usage":{' not in data and b'"usage": {' not in data)
+            )
             and b'"finish_reason":"' not in data
             and b'"finish_reason": "' not in data
             and b"[DONE]" not in data
@@ -148,7 +150,7 @@ class StreamRelay:
 
     def _hold_or_pass(self, event: bytes, seen: StreamEvent) -> bytes:
         event = event.replace(b"\r\n", b"\n")
-        if seen.usage is not None:
+        if seen.usage is not None or (not self._wants_usage and b'"usage"' in event):
             event = without_usage(event)
         if not self._sample:
             self._sample = event

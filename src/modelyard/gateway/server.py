@@ -30,7 +30,7 @@ _REASONS = {status.value: status.phrase.encode() for status in http.HTTPStatus}
 
 _OK = b"HTTP/1.1 200 OK\r\n"
 _CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
-_WATCHED = _CREDENTIALS | {b"host", b"content-length", b"content-encoding", b"expect"}
+_WATCHED = _CREDENTIALS | {b"host", b"content-length", b"content-encoding", b"transfer-encoding", b"expect"}
 
 
 def status_line(status: int) -> bytes:
@@ -326,7 +326,10 @@ class ClientConnection(asyncio.Protocol):
         parser = self._parser
         request.method = parser.get_method()
         request.keep_alive = parser.should_keep_alive()
-        request.is_http10 = parser.get_http_version() == "1.0"
+        version = parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise errors.bad_request("invalid_http", "This server speaks HTTP/1.1.")
+        request.is_http10 = version == "1.0"
         if hosts != 1 and not (hosts == 0 and request.is_http10):
             raise errors.bad_request("invalid_host", "A request needs exactly one Host header.")
         path, _, request.query = request.query.partition(b"?")
@@ -342,6 +345,9 @@ class ClientConnection(asyncio.Protocol):
         elif name == b"content-encoding":
             if value.lower() != b"identity":
                 raise errors.unsupported_content_encoding(value.decode("latin-1"))
+        elif name == b"transfer-encoding":
+            if value.lower() != b"chunked":
+                raise errors.bad_request("invalid_http", "Transfer-Encoding must be chunked or absent.")
         elif value.lower() == b"100-continue" and self.transport is not None:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 

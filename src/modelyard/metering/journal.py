@@ -247,7 +247,8 @@ class Journal:
 
     def _start_segment(self) -> None:
         existing = segments(self._folder)
-        number = int(existing[-1].stem) + 1 if existing else 1
+        # Numbers follow the clock, so that a folder that was lost or restored never repeats one that was delivered.
+        number = max(int(existing[-1].stem) + 1 if existing else 1, int(self._clock.unix_s()))
         path = self._folder / f"{number:010d}.journal"
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._size = 0

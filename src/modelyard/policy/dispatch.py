@@ -158,10 +158,18 @@ class Dispatcher(Generic[W]):
             if not self._deliver(waiter, replica):
                 replica.running -= 1
 
-    def failed(self, replica: ReplicaLoad, reason: str, *, now_s: float) -> None:
-        """Eject a replica after a connection-level failure or a timeout."""
+    def failed(self, replica: ReplicaLoad, reason: str, *, now_s: float, has_answered: bool = False) -> None:
+        """Eject a replica after a lost connection, a timeout, or (``has_answered``) a bad answer.
+
+        A replica that does answer is never the last one ejected: one request whose answer is bad must not stop all
+        others of the endpoint.
+        """
         replica.failures += 1
         replica.failure_reason = reason
+        if has_answered and all(
+            other is replica or other.is_draining or other.ejected_until_s > now_s for other in self._by_id.values()
+        ):
+            return
         replica.ejected_until_s = now_s + ejection_s(replica.failures)
 
     def succeeded(self, replica: ReplicaLoad) -> None:

@@ -175,7 +175,9 @@ class UsageStore(Protocol):
         """
         ...
 
-    async def rows(self, *, tenant_id: str | None, since: float, limit: int, request_id: str | None = None) -> list[UsageRow]:
+    async def rows(
+        self, *, tenant_id: str | None, since: float, limit: int, request_id: str | None = None
+    ) -> list[UsageRow]:
         """Return ledger rows, newest first."""
         ...
 

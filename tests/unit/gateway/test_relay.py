@@ -167,3 +167,12 @@ def test_completion_chunks_count_their_text() -> None:
     relay = relay_of(chat=False)
     assert run(relay, [as_chunk(chunk), as_chunk(chunk)]) == chunk + chunk
     assert relay.tokens == 2
+
+
+def test_an_empty_usage_on_each_chunk_is_only_for_clients_that_asked() -> None:
+    chunks = [event({"content": text}).replace(b"}\n\n", b',"usage":null}\n\n') for text in "abc"]
+    wire = [as_chunk(part) for part in (ROLE, *chunks)]
+    assert b"usage" not in run(relay_of(), wire)
+    relay = relay_of(usage=True)
+    assert run(relay, wire) == ROLE + b"".join(chunks)
+    assert relay.tokens == 3

@@ -146,3 +146,13 @@ async def test_a_torn_write_is_taken_back(tmp_path: Path, monkeypatch: pytest.Mo
     book.begin(intent("whole"))
     book.close()
     assert read_all(tmp_path) == [intent("whole")]
+
+
+async def test_a_folder_that_was_lost_does_not_repeat_numbers_that_were_delivered(tmp_path: Path) -> None:
+    clock = ManualClock()
+    first = Journal(tmp_path / "a", sync_s=0.01, clock=clock)
+    first.close()
+    clock.advance(1)
+    again = Journal(tmp_path / "restored", sync_s=0.01, clock=clock)
+    again.close()
+    assert segments(tmp_path / "restored")[0].name > segments(tmp_path / "a")[0].name

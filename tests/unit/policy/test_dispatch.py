@@ -98,6 +98,18 @@ def test_one_failure_ejects_and_a_success_brings_back() -> None:
     assert start(story, "6").route.id == "a"
 
 
+def test_a_replica_that_answers_badly_is_not_ejected_when_it_is_the_last() -> None:
+    story = Story(("a", 4), ("b", 4))
+    first = start(story, "1")
+    story.dispatcher.failed(first, "engine answered 500", now_s=0.0, has_answered=True)
+    other = start(story, "2")
+    assert other is not first
+    story.dispatcher.failed(other, "engine answered 500", now_s=0.0, has_answered=True)
+    assert start(story, "3") is other
+    story.dispatcher.failed(other, "connection lost", now_s=0.0)
+    assert story.arrive("4") is Verdict.WAIT
+
+
 def test_ejection_grows_to_a_bound() -> None:
     pauses = [ejection_s(n) for n in range(1, 12)]
     assert pauses[0] == 1.0

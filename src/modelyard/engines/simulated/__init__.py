@@ -62,9 +62,7 @@ class SimulatedEngine:
 
     name = "simulated"
     routes = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
-    request_extras = frozenset(
-        {"n", "cache_salt", "top_k", "min_p", "min_tokens", "ignore_eos", "repetition_penalty"}
-    )
+    request_extras = frozenset({"n", "cache_salt", "top_k", "min_p", "min_tokens", "ignore_eos", "repetition_penalty"})
     needs_artifact = False
     ready_path = "/health"
     load_path = "/metrics"

@@ -13,7 +13,7 @@ TOOLS_MAX = 128
 ABSENT = msgspec.Raw()
 """A JSON Schema that was not given; schemas are passed on as they came."""
 
-FunctionName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+FunctionName = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
 
 
 class TextPart(msgspec.Struct, tag="text", tag_field="type"):
