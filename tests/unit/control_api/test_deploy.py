@@ -50,6 +50,20 @@ async def test_estimate_is_the_median_of_measured_loads(api: Management, manager
     assert answer.json()["estimated_ready_seconds"] == 21
 
 
+async def test_estimate_without_weights_takes_measured_loads_of_equal_options_only(
+    api: Management, manager: Identity
+) -> None:
+    slow = {**SPEC, "options": {"load_s": 60.0}}
+    await api.call(manager, "POST", "/v1/models/deploy", {**slow, "model_name": "slow"})
+    (version,) = await api.context.store.versions()
+    await api.context.store.add_observed_load(version.id, 61.5)
+    quick = {**SPEC, "options": {"load_s": 3.0}, "model_name": "quick"}
+    answer = await api.call(manager, "POST", "/v1/models/deploy", quick)
+    assert answer.json()["estimated_ready_seconds"] == 4, "what its engine expects: the load and its start"
+    answer = await api.call(manager, "POST", "/v1/models/deploy", {**slow, "model_name": "slow-too"})
+    assert answer.json()["estimated_ready_seconds"] == 62, "as measured"
+
+
 async def test_all_faults_are_listed_at_once(api: Management, manager: Identity) -> None:
     bad = {
         "model_name": "../../etc/passwd",

@@ -126,9 +126,16 @@ class Deployments:
     async def _estimate_s(self, version: ModelVersion, settings: Settings) -> int:
         measured: list[float] = []
         for other in await self._context.store.versions(tenant_id=version.tenant_id):
-            if (other.framework, other.artifact.uri) == (version.framework, version.artifact.uri):
+            if _loads_alike(other, version):
                 measured += await self._context.store.observed_load_s(other.id)
         return math.ceil(statistics.median(measured) if measured else settings.load_s)
+
+
+def _loads_alike(other: ModelVersion, version: ModelVersion) -> bool:
+    """Say whether load times of one tell those of the other: the weights do, and without weights the options."""
+    if (other.framework, other.artifact.uri) != (version.framework, version.artifact.uri):
+        return False
+    return bool(version.artifact.uri) or other.options == version.options
 
 
 def _scaling(wanted: DeployRequest) -> Scaling:
