@@ -92,7 +92,7 @@ async def endpoint_rows(context: ConsoleContext, identity: Identity) -> list[End
         EndpointRow(
             endpoint,
             versions.get(endpoint.releases[0].version_id) if endpoint.releases else None,
-            [replica for replica in replicas if replica.endpoint_id == endpoint.id],
+            [replica for replica in replicas if replica.endpoint_id == endpoint.id and not replica.is_tombstone],
             sum(row.queued for row in demand if row.endpoint_id == endpoint.id),
             sum(row.in_flight for row in demand if row.endpoint_id == endpoint.id),
         )

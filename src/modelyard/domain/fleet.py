@@ -39,6 +39,11 @@ class Replica(msgspec.Struct, frozen=True):
     ready_at: float | None = None
     reason: str = ""
 
+    @property
+    def is_tombstone(self) -> bool:
+        """Whether the record is only kept so that its id is never given again; a failed one still tells its reason."""
+        return self.state is ReplicaState.STOPPED
+
 
 def replica_id(endpoint_id: str, version_id: str, ordinal: int, generation: int) -> str:
     """Return the deterministic id of a replica: a second start of the same one has the same id."""

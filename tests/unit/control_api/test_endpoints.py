@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 import pytest
+from msgspec import structs
 from tests.support.management import Management
 from tests.support.waiting import eventually_async
 
@@ -82,6 +83,25 @@ async def test_endpoint_is_shown_with_what_is_known_of_it(api: Management, manag
     assert "events" not in listed
     events = (await api.call(manager, "GET", "/v1/endpoints/org/smol/events?limit=1")).json()
     assert [event["kind"] for event in events["data"]] == ["deployed"]
+
+
+async def test_stopped_replicas_are_not_shown_and_failed_ones_are(
+    api: Management, manager: Identity, admin: Identity
+) -> None:
+    endpoint_id = await deploy(api, manager)
+    failed, stopped = await add_replica(api, endpoint_id), await add_replica(api, endpoint_id, 1)
+    for replica, state, reason in (
+        (failed, ReplicaState.FAILED, "killed by SIGKILL"),
+        (stopped, ReplicaState.STOPPED, "drained"),
+    ):
+        await api.context.store.put_replica(structs.replace(replica, state=state, reason=reason))
+    (listed,) = (await api.call(manager, "GET", "/v1/endpoints")).json()["data"]
+    one = (await api.call(manager, "GET", f"/v1/endpoints/{endpoint_id}")).json()
+    for shown in (listed, one):
+        rows = [(replica["id"], replica["state"], replica["reason"]) for replica in shown["replicas"]]
+        assert rows == [(failed.id, "failed", "killed by SIGKILL")]
+        assert shown["current_replicas"] == 0
+    assert (await api.call(admin, "GET", "/v1/status")).json()["replicas"] == {"failed": 1}
 
 
 async def test_endpoint_that_no_gateway_had_a_request_for_has_no_idle_time(api: Management, manager: Identity) -> None:

@@ -163,7 +163,7 @@ class Endpoints:
         replicas: Iterable[Replica],
     ) -> EndpointView:
         now = self._context.clock.unix_s()
-        own = [replica for replica in replicas if replica.endpoint_id == endpoint.id]
+        own = [one for one in replicas if one.endpoint_id == endpoint.id and not one.is_tombstone]
         demand = demand_of(self._context.gateways()).get(endpoint.id, [])
         first = versions.get(endpoint.releases[0].version_id) if endpoint.releases else None
         base = call.request.headers.get(URL_HEADER, "").rstrip("/")

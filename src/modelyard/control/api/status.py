@@ -74,7 +74,7 @@ class StatusPage:
         journal = None
         try:
             endpoints = await context.store.endpoints(tenant_id=tenant_of(call.identity))
-            replicas = await context.store.replicas()
+            replicas = [replica for replica in await context.store.replicas() if not replica.is_tombstone]
             journal = await self._journal()
         except StoreUnavailableError as error:
             health = Heartbeat(is_authoritative=False, reason=health.reason or str(error))
