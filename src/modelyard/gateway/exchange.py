@@ -48,6 +48,8 @@ class Exchange:
         "_failed_on",
         "_marked_at_s",
         "_marked_tokens",
+        "_next_mark",
+        "_swept_tokens",
         "_waits_for",
         "arrived_s",
         "arrived_unix_s",
@@ -111,6 +113,8 @@ class Exchange:
         self.relay: StreamRelay | None = None
         self.replica: ReplicaLoad | None = None
         self._marked_tokens = 0
+        self._swept_tokens = 0
+        self._next_mark = 1
         self._marked_at_s = self.arrived_s
 
     def __repr__(self) -> str:
@@ -213,14 +217,21 @@ class Exchange:
         relay = self.relay
         if relay is None or self.is_over:
             return
-        before = relay.tokens
         try:
             out = relay.feed(data)
         except EngineStreamError as error:
             self._stream_broke(errors.bad_engine_response(str(error)))
             return
-        if relay.tokens != before:
+        if relay.tokens >= self._next_mark:
             self._note_tokens(relay)
+        if out is data:
+            # The steady state: whole events, nothing of interest in them. Deadlines are the sweep's business.
+            self.client.write_stream(out)
+        else:
+            self._pass_on(relay, out)
+
+    def _pass_on(self, relay: StreamRelay, out: bytes) -> None:
+        """Send what a read left for the client, and act on what it said."""
         if out:
             if not self.client.is_streaming:
                 self.client.start_stream(answers.stream_headers(self))
@@ -291,6 +302,7 @@ class Exchange:
                 self.client.abort()
                 self.client_left()
             return
+        self._check_progress(now_s)
         if now_s >= self.total_deadline_s:
             self._timed_out("complete answer", self.gateway.settings.total_timeout_s)
         elif now_s >= self.deadline_s:
@@ -437,17 +449,32 @@ class Exchange:
     # --- small things ---
 
     def _note_tokens(self, relay: StreamRelay) -> None:
-        now_s = self.gateway.clock.monotonic_s()
-        settings = self.gateway.settings
+        """Take note of the first token, and of each ``mark_tokens`` more."""
         if self.first_token_s is None:
-            self.first_token_s = now_s
+            self.first_token_s = now_s = self.gateway.clock.monotonic_s()
             self.gateway.metrics.began(model=self.endpoint.route.name, seconds=now_s - self.arrived_s)
-            self._waits_for = "next token"
+            self._await("next token", self.gateway.settings.token_timeout_s)
+            self._next_mark = relay.tokens + self.gateway.settings.mark_tokens
+        else:
+            self._mark(relay)
+
+    def _mark(self, relay: StreamRelay) -> None:
+        """Write to the journal what would be billed if this process died now."""
+        self._marked_tokens, self._marked_at_s = relay.tokens, self.gateway.clock.monotonic_s()
+        self._next_mark = relay.tokens + self.gateway.settings.mark_tokens
+        prompt = self.endpoint.prompt_tokens(self.call.text_length)
+        self.gateway.journal.mark(Mark(self.request_id, prompt, relay.tokens))
+
+    def _check_progress(self, now_s: float) -> None:
+        """Move the deadline of a stream that has moved on since the last sweep, and mark what is a second old."""
+        relay = self.relay
+        if relay is None or relay.tokens == self._swept_tokens:
+            return
+        settings = self.gateway.settings
+        self._swept_tokens = relay.tokens
         self.deadline_s = now_s + settings.token_timeout_s
-        if relay.tokens - self._marked_tokens >= settings.mark_tokens or now_s - self._marked_at_s >= settings.mark_s:
-            self._marked_tokens, self._marked_at_s = relay.tokens, now_s
-            prompt = self.endpoint.prompt_tokens(self.call.text_length)
-            self.gateway.journal.mark(Mark(self.request_id, prompt, relay.tokens))
+        if relay.tokens != self._marked_tokens and now_s - self._marked_at_s >= settings.mark_s:
+            self._mark(relay)
 
     @property
     def _relay_has_begun(self) -> bool:

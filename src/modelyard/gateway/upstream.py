@@ -71,6 +71,7 @@ class UpstreamConnection(asyncio.Protocol):
         "address",
         "has_answered",
         "idle_since_s",
+        "is_paused",
         "is_reused",
         "pool",
         "transport",
@@ -81,6 +82,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.address = address
         self.transport: asyncio.Transport | None = None
         self.idle_since_s = 0.0
+        self.is_paused = False
         self.is_reused = False
         self.has_answered = False
         self._receiver: Receiver | None = None
@@ -99,12 +101,14 @@ class UpstreamConnection(asyncio.Protocol):
 
     def pause(self) -> None:
         """Stop reading: the client is slow."""
-        if self.transport is not None and not self.transport.is_closing():
+        if self.transport is not None and not self.transport.is_closing() and not self.is_paused:
+            self.is_paused = True
             self.transport.pause_reading()
 
     def resume(self) -> None:
         """Read on."""
-        if self.transport is not None and not self.transport.is_closing():
+        if self.transport is not None and not self.transport.is_closing() and self.is_paused:
+            self.is_paused = False
             self.transport.resume_reading()
 
     def release(self) -> None:
@@ -112,6 +116,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._receiver = None
         self._is_streaming = False
         self._body.clear()
+        # The last write of a stream may have filled the client's buffer; the next request must be read all the same.
+        self.resume()
         if self._head is None or self._head.is_last:
             self.abort()
         else:
@@ -120,6 +126,7 @@ class UpstreamConnection(asyncio.Protocol):
     def linger(self) -> None:
         """The answer is complete but the end of its framing has not come yet; wait for it, then become idle."""
         self._receiver = _Leftover(self)
+        self.resume()
 
     def abort(self) -> None:
         """Drop the connection at once; the engine sees it and stops generating."""
