@@ -194,6 +194,23 @@ async def test_an_endpoint_changes_with_its_releases(store: ControlStore) -> Non
     assert (await store.endpoints())[0].releases == (Release("ver-2", 100),)
 
 
+async def test_an_outlook_changes_what_is_told_and_never_what_was_asked(store: ControlStore) -> None:
+    await store.add_deployment(a_version(), an_endpoint())
+    await store.add_deployment(a_version("ver-2"), an_endpoint("ep-2", "ver-2"))
+    asked = an_endpoint(is_deleted=True, is_shared=False, scaling=Scaling(1, 9))
+    await store.put_endpoint(asked)
+    told = {
+        "status": EndpointStatus.FAILED,
+        "progress": Progress(Stage.LOADING, 60, None, "slow"),
+        "failure": "no room",
+    }
+    await store.put_outlook("ep-1", **told)
+    assert await store.endpoints() == [msgspec.structs.replace(asked, **told), an_endpoint("ep-2", "ver-2")]
+    await store.remove_endpoint("ep-1")
+    await store.put_outlook("ep-1", **told)
+    assert await store.endpoints() == [an_endpoint("ep-2", "ver-2")], "an outlook makes no endpoint"
+
+
 async def test_a_removed_endpoint_takes_its_replicas_and_events_and_stays_removed(store: ControlStore) -> None:
     await store.add_deployment(a_version(), an_endpoint())
     await store.put_replica(a_replica("rep-1"))

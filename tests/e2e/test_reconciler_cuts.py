@@ -19,7 +19,7 @@ from modelyard.stores import ControlStore
 
 WRITES = frozenset(
     {
-        "put_replica", "remove_replica", "put_endpoint", "remove_endpoint", "put_version", "add_event",
+        "put_replica", "remove_replica", "put_outlook", "remove_endpoint", "put_version", "add_event",
         "add_observed_load", "reserve", "start", "stop", "forget",
     }
 )  # fmt: skip

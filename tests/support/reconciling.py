@@ -16,7 +16,6 @@ from modelyard.clock import SystemClock
 from modelyard.config import Config, ControlConfig, PriceConfig
 from modelyard.control.artifacts import ArtifactStore
 from modelyard.control.bootstrap import ensure_platform
-from modelyard.control.guarded import guarded
 from modelyard.control.loops import Loops, Parts
 from modelyard.control.table import TablePublisher
 from modelyard.domain.catalog import Artifact, ModelVersion
@@ -96,11 +95,7 @@ class Site:
     """One data directory, with what lives longer than a controller."""
 
     root: Path
-    lock: asyncio.Lock
     store: ControlStore
-    """As the management API has it."""
-    own_store: ControlStore
-    """As the loops have it."""
     fleet: LocalFleet
     engines: Mapping[str, Engine]
     config: Config
@@ -178,8 +173,7 @@ async def open_site(root: Path, *, pace: ControlConfig = PACE, engines: Sequence
     fleet = LocalFleet(root / "replicas", SystemClock())
     known: Sequence[Engine] = [SimulatedEngine(), *engines]
     try:
-        lock = asyncio.Lock()
-        yield Site(root, lock, guarded(store, lock), store, fleet, {engine.name: engine for engine in known}, config)
+        yield Site(root, store, fleet, {engine.name: engine for engine in known}, config)
     finally:
         await store.close()
         await asyncio.to_thread(stop_all, root / "replicas", 1.0)
@@ -193,12 +187,12 @@ async def controller(
     has_gateway: bool = True,
 ) -> AsyncIterator[Controller]:
     """Run a controller on ``site``; ``through`` may put something between it and its store and fleet."""
-    store, fleet = through(site.own_store, site.fleet) if through else (site.own_store, site.fleet)
+    store, fleet = through(site.store, site.fleet) if through else (site.store, site.fleet)
     feed = FeedServer(site.root / "feed.sock", TOKEN)
     await feed.start()
     publisher = TablePublisher(store=store, engines=site.engines, prices=site.config.prices, feed=feed)
     artifacts = ArtifactStore(site.root / "artifacts")
-    parts = Parts(site.config, store, fleet, site.engines, artifacts, feed, publisher, SystemClock(), site.lock)
+    parts = Parts(site.config, store, fleet, site.engines, artifacts, feed, publisher, SystemClock())
     loops = Loops(replace(parts, drain_settle_s=0.2, gateways_settle_s=0.5))
     gateway = Gateway(FeedClient(site.root / "feed.sock", TOKEN, "gateway-0"))
     stop = asyncio.Event()

@@ -18,7 +18,6 @@ from modelyard.control.api import build_api
 from modelyard.control.artifacts import ArtifactStore
 from modelyard.control.bootstrap import ensure_admin_key, keep_admin_key
 from modelyard.control.context import Context
-from modelyard.control.guarded import guarded
 from modelyard.control.loops import Loops, Parts
 from modelyard.control.table import TablePublisher
 from modelyard.engines import Engines
@@ -70,12 +69,11 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
     """
     artifacts = ArtifactStore(data.artifacts)
     publisher = TablePublisher(store=store, engines=engines, prices=config.prices, feed=feed)
-    lock = asyncio.Lock()
-    loops = Loops(Parts(config, store, fleet, engines, artifacts, feed, publisher, clock, lock))
+    loops = Loops(Parts(config, store, fleet, engines, artifacts, feed, publisher, clock))
     context = Context(
         config=config,
         data=data,
-        store=guarded(store, lock),
+        store=store,
         usage=usage,
         fleet=fleet,
         engines=engines,

@@ -6,7 +6,6 @@ do. Policies decide (``policy/scaling.py``, ``policy/reconcile.py``), this file
 only carries answers from one to the next.
 """
 
-import asyncio
 from dataclasses import dataclass, field
 
 from modelyard.control.executor import Executor
@@ -36,7 +35,6 @@ class Tools:
     supplies: Supplies
     loads: LoadTimes
     pace: Pace
-    endpoint_lock: asyncio.Lock
     memories: dict[str, scaling.Memory] = field(default_factory=dict)
 
 
@@ -83,7 +81,7 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
         trouble=trouble,
         fetch=fetch,
     )
-    has_changed |= await remember(endpoint, view, memory, decision, tools.store, tools.endpoint_lock)
+    has_changed |= await remember(endpoint, view, memory, decision, tools.store)
     tools.memories[endpoint.id] = decision.memory
     return has_changed
 

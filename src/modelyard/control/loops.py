@@ -56,8 +56,6 @@ class Parts:
     feed: TableFeed
     publisher: TablePublisher
     clock: Clock
-    endpoint_lock: asyncio.Lock
-    """The one of ``guarded.py``."""
     drain_settle_s: float = 1.5
     """Gateways report every second: by then each has said something since it knows of a drain."""
     gateways_settle_s: float = 3.0
@@ -131,7 +129,6 @@ class Loops:
                 pauses_s=(control.crash_backoff_s, control.crash_backoff_max_s),
             ),
             loads=loads,
-            endpoint_lock=parts.endpoint_lock,
             pace=Pace(
                 backoff_s=control.crash_backoff_s,
                 backoff_max_s=control.crash_backoff_max_s,

@@ -1,9 +1,5 @@
 """The end of a pass: what people are told of an endpoint, stored when it is news."""
 
-import asyncio
-
-import msgspec
-
 from modelyard.domain.endpoints import Endpoint
 from modelyard.policy import scaling
 from modelyard.policy.progress import Outlook, View, outlook
@@ -19,12 +15,8 @@ async def remember(
     memory: scaling.Memory | None,
     decision: scaling.Decision,
     store: ControlStore,
-    lock: asyncio.Lock,
 ) -> bool:
-    """Store status, progress and failure, and say so in an event; return whether any of it was news.
-
-    ``lock`` is the one of ``guarded.py``.
-    """
+    """Store status, progress and failure, and say so in an event; return whether any of it was news."""
     if endpoint.is_deleted:
         return False
     if memory is not None and decision.replicas != memory.replicas:
@@ -35,15 +27,7 @@ async def remember(
     if told.status is not endpoint.status:
         reason = told.failure or told.progress.reason or f"it is {told.status}"
         await store.add_event(Event(view.now_s, endpoint.id, str(told.status), reason))
-    # Read again, so that a deletion or change that was asked for during the pass is not written over.
-    async with lock:
-        endpoints = await store.endpoints(tenant_id=endpoint.tenant_id)
-        present = next((one for one in endpoints if one.id == endpoint.id), None)
-        if present is None or present.is_deleted:
-            return False
-        await store.put_endpoint(
-            msgspec.structs.replace(present, status=told.status, progress=told.progress, failure=told.failure)
-        )
+    await store.put_outlook(endpoint.id, status=told.status, progress=told.progress, failure=told.failure)
     return True
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import Report
-from modelyard.domain.endpoints import Endpoint
+from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress
 from modelyard.domain.fleet import Replica
 from modelyard.domain.routing_table import Heartbeat, RoutingTable
 from modelyard.domain.tenants import ApiKey, Tenant
@@ -88,6 +88,13 @@ class ControlStore(Protocol):
 
     async def put_endpoint(self, endpoint: Endpoint) -> None:
         """Replace the endpoint of this id."""
+        ...
+
+    async def put_outlook(self, endpoint_id: str, *, status: EndpointStatus, progress: Progress, failure: str) -> None:
+        """Replace what is told of the endpoint of this id, and nothing that was asked of it.
+
+        A reconciler that read the endpoint before it was changed or deleted cannot undo that.
+        """
         ...
 
     async def remove_endpoint(self, endpoint_id: str) -> None:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from modelyard.domain.catalog import ModelVersion
-from modelyard.domain.endpoints import Endpoint, Release
+from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress, Release
 from modelyard.domain.fleet import Replica
 from modelyard.domain.tenants import ApiKey, Tenant
 from modelyard.stores import AlreadyExistsError, Event
@@ -110,6 +110,11 @@ class SqlControlStore:
                 _add_releases(connection, endpoint)
 
         await self._database.write(put)
+
+    async def put_outlook(self, endpoint_id: str, *, status: EndpointStatus, progress: Progress, failure: str) -> None:
+        """Replace what is told of the endpoint of this id, and nothing that was asked of it."""
+        values = {"endpoint_id": endpoint_id, **mapping.outlook_values(status, progress, failure)}
+        await self._update(schema.endpoints.c.endpoint_id, values, "")
 
     async def remove_endpoint(self, endpoint_id: str) -> None:
         """Forget an endpoint, its releases, replicas and events; the registry and the ledger keep their rows."""

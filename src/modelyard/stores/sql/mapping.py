@@ -148,7 +148,6 @@ def endpoint_values(endpoint: Endpoint) -> Values:
         "endpoint_id": endpoint.id,
         "owner_id": endpoint.tenant_id,
         "name": endpoint.name,
-        "status": endpoint.status.value,
         "min_replicas": scaling.min_replicas,
         "max_replicas": scaling.max_replicas,
         "scale_to_zero": scaling.scale_to_zero,
@@ -157,10 +156,14 @@ def endpoint_values(endpoint: Endpoint) -> Values:
         "scaling_target": scaling.target_value,
         "is_shared": endpoint.is_shared,
         "is_deleted": endpoint.is_deleted,
-        "progress": _json(endpoint.progress),
-        "failure": endpoint.failure,
         "created_at": endpoint.created_at,
+        **outlook_values(endpoint.status, endpoint.progress, endpoint.failure),
     }
+
+
+def outlook_values(status: EndpointStatus, progress: Progress, failure: str) -> Values:
+    """Return what a row tells of an endpoint, as the reconciler sees it."""
+    return {"status": status.value, "progress": _json(progress), "failure": failure}
 
 
 def release_values(endpoint: Endpoint) -> list[Values]:
