@@ -13,6 +13,7 @@ from tests.support.waiting import eventually_async
 
 from modelyard.domain.endpoints import EndpointStatus, Release, Scaling, Stage
 from modelyard.domain.fleet import ReplicaState
+from modelyard.domain.tenants import Tenant
 from modelyard.engines import EngineCommand
 from modelyard.engines.simulated import SimulatedEngine
 from modelyard.fleet import StartOrder
@@ -150,6 +151,28 @@ async def test_storm_of_requests_starts_what_its_size_needs_and_no_more(site: Si
         assert len(await site.reasons(endpoint, "replica_started")) == 3
 
 
+async def test_replica_is_not_stopped_before_the_gateways_know_that_it_drains(site: Site) -> None:
+    endpoint = await site.deploy()
+    async with controller(site) as running:
+        (replica,) = await site.until_ready(endpoint)
+        await eventually_async(lambda: running.gateway.routed(endpoint) == [replica.id], WITHIN_S, "it is routed")
+        running.gateway.is_behind = True
+        await site.store.put_endpoint(msgspec.structs.replace(endpoint, is_deleted=True))
+        running.loops.wake()
+
+        async def has_drained_a_while() -> bool:
+            (now,) = await site.replicas(endpoint)
+            assert now.state in {ReplicaState.READY, ReplicaState.DRAINING}, "a request could still come to it"
+            is_draining = now.state is ReplicaState.DRAINING
+            return is_draining and running.loops._parts.clock.unix_s() - now.state_since > 1.5
+
+        await eventually_async(has_drained_a_while, WITHIN_S, "longer than a gateway takes to report")
+        running.gateway.is_behind = False
+        await site.store.add_tenant(Tenant("ten-new", "new", 1))
+        await running.publisher.refresh()  # the next table reaches it
+        await site.until_none_runs()
+
+
 async def test_replica_is_not_stopped_while_requests_run_on_it(site: Site) -> None:
     endpoint = await site.deploy()
     async with controller(site) as running:
@@ -164,12 +187,12 @@ async def test_replica_is_not_stopped_while_requests_run_on_it(site: Site) -> No
         await eventually_async(drains, WITHIN_S, "it drains")
         since = (await site.replicas(endpoint))[0].state_since
 
-        async def has_settled() -> bool:
+        async def has_reported() -> bool:
             (now,) = await site.replicas(endpoint)
             assert now.state is ReplicaState.DRAINING, "stopped under a running request"
             return running.loops._parts.clock.unix_s() - since > 1.5
 
-        await eventually_async(has_settled, WITHIN_S, "longer than the settle time")
+        await eventually_async(has_reported, WITHIN_S, "longer than a gateway takes to report")
         running.gateway.say(endpoint)
         await site.until_none_runs()
 

@@ -56,11 +56,14 @@ class Gateway:
     demand: dict[str, tuple[int, int, float]] = field(default_factory=dict)
     """Queued, in flight, and when that was said, by endpoint id."""
     replicas: list[ReplicaReport] = field(default_factory=list)
+    is_behind: bool = False
+    """It goes on with the table it has."""
 
     async def follow(self) -> None:
         async for message in self.client.updates():
-            if isinstance(message, RoutingTable):
+            if isinstance(message, RoutingTable) and not self.is_behind:
                 self.table = message
+                self.send()
             elif isinstance(message, Heartbeat):
                 self.heartbeat = message
                 self.send()
@@ -76,7 +79,8 @@ class Gateway:
         for endpoint_id, (queued, in_flight, said_s) in self.demand.items():
             idle_s = 0.0 if queued or in_flight else time.monotonic() - said_s
             rows.append(EndpointDemand(endpoint_id, queued, in_flight, idle_s, 1))
-        self.client.send(Report(rows, self.replicas))
+        revision = (self.table.epoch, self.table.revision) if self.table else ()
+        self.client.send(Report(rows, self.replicas, *revision))
 
     def routed(self, endpoint: Endpoint) -> list[str]:
         """Return the ids of the replicas that may get new requests."""
@@ -193,7 +197,7 @@ async def controller(
     publisher = TablePublisher(store=store, engines=site.engines, prices=site.config.prices, feed=feed)
     artifacts = ArtifactStore(site.root / "artifacts")
     parts = Parts(site.config, store, fleet, site.engines, artifacts, feed, publisher, SystemClock())
-    loops = Loops(replace(parts, drain_settle_s=0.2, gateways_settle_s=0.5))
+    loops = Loops(replace(parts, gateways_settle_s=0.5))
     gateway = Gateway(FeedClient(site.root / "feed.sock", TOKEN, "gateway-0"))
     stop = asyncio.Event()
     try:

@@ -56,8 +56,6 @@ class Parts:
     feed: TableFeed
     publisher: TablePublisher
     clock: Clock
-    drain_settle_s: float = 1.5
-    """Gateways report every second: by then each has said something since it knows of a drain."""
     gateways_settle_s: float = 3.0
     """Time that gateways get to connect to a controller that started, before their absence means anything."""
 
@@ -70,6 +68,7 @@ class Loops:
         self._woken = asyncio.Event()
         self._health = Heartbeat(is_authoritative=False, reason="the controller has just started")
         self._begun_s = parts.clock.monotonic_s()
+        self._is_published = False
         self._tools: Tools | None = None
         parts.feed.on_report(self._hear)
 
@@ -133,19 +132,17 @@ class Loops:
                 backoff_s=control.crash_backoff_s,
                 backoff_max_s=control.crash_backoff_max_s,
                 drain_timeout_s=control.drain_timeout_s,
-                drain_settle_s=parts.drain_settle_s,
             ),
         )
 
     # --- reconcile ------------------------------------------------------------------
 
     async def _reconcile(self, tools: Tools, actions: KeyedTasks, passes: KeyedTasks) -> None:
-        is_published = False
         while True:
             with boundary("a reconcile round"):
-                if not is_published:  # gateways get what is stored before anything is changed
-                    await self._parts.publisher.refresh()
-                    is_published = True
+                if not self._is_published:  # gateways get what is stored before anything is changed
+                    self._is_published = True
+                    await self._publish()
                 await self._round(tools, actions, passes)
             try:
                 async with asyncio.timeout(self._parts.config.control.pass_interval_s):
@@ -157,6 +154,7 @@ class Loops:
     async def _round(self, tools: Tools, actions: KeyedTasks, passes: KeyedTasks) -> None:
         parts = self._parts
         self._woken.clear()
+        reports = parts.feed.reports()
         busy_endpoints, busy_replicas = passes.keys(), actions.keys()
         async with asyncio.timeout(OBSERVE_TIMEOUT_S):
             world = await look(
@@ -164,7 +162,8 @@ class Loops:
                 parts.fleet,
                 parts.clock,
                 busy=busy_replicas,
-                reports=parts.feed.reports(),
+                reports=reports,
+                known_to_drain=parts.publisher.known_to_drain(reports.values()),
                 are_gateways_known=parts.clock.monotonic_s() - self._begun_s >= parts.gateways_settle_s,
             )
         tools.observer.watch(self._targets(world, tools))
@@ -180,8 +179,16 @@ class Loops:
         else:
             has_changed = await self._clear(endpoint_id, world, tools)
         if has_changed:
-            await self._parts.publisher.refresh()
+            await self._publish()
             self.wake()
+
+    async def _publish(self) -> None:
+        """Tell gateways what is stored; what could not be read is told in a later round."""
+        try:
+            await self._parts.publisher.refresh()
+        except StoreUnavailableError:
+            self._is_published = False
+            raise
 
     async def _clear(self, endpoint_id: str, world: World, tools: Tools) -> bool:
         """End what runs of an endpoint that the store does not know."""

@@ -7,12 +7,13 @@ the store cannot be read nothing is pushed, and gateways keep what they have.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
 from modelyard.config import PriceConfig
 from modelyard.domain.catalog import ModelVersion
+from modelyard.domain.demand import Report
 from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.routing_table import EndpointRoute, ReleaseRoute, ReplicaRoute, RoutingTable
@@ -39,6 +40,8 @@ class TablePublisher:
         self._turn = asyncio.Lock()
         self._asked = 0
         self._served = 0
+        self._draining: dict[str, int] = {}
+        """Draining replicas, with the first revision that sends nothing new to them."""
 
     def __repr__(self) -> str:
         return f"<TablePublisher at revision {self._table.revision}, {len(self._table.endpoints)} endpoints>"
@@ -55,22 +58,32 @@ class TablePublisher:
             if self._served >= ticket:
                 return  # somebody read the store after this call began
             served = self._asked
-            table = await self._build()
+            table, draining = await self._build()
             if self._table.revision == 0 or table != self._table:
                 self._table = msgspec.structs.replace(table, revision=self._table.revision + 1)
                 await self._feed.publish(self._table)
+            self._draining = {one: self._draining.get(one, self._table.revision) for one in draining}
             self._served = served
 
-    async def _build(self) -> RoutingTable:
+    def known_to_drain(self, reports: Collection[Report]) -> frozenset[str]:
+        """Return the draining replicas of which each gateway of ``reports`` knows it, and sends nothing new there."""
+        seen = min(
+            (report.revision if report.epoch == self._epoch else 0 for report in reports), default=self._table.revision
+        )
+        return frozenset(replica_id for replica_id, since in self._draining.items() if since <= seen)
+
+    async def _build(self) -> tuple[RoutingTable, frozenset[str]]:
+        """Return the table of what is stored, and the replicas that drain."""
         tenants = await self._store.tenants()
         keys = await self._store.keys()
         endpoints = await self._store.endpoints()
         versions = {version.id: version for version in await self._store.versions()}
         replicas: dict[str, list[Replica]] = defaultdict(list)
-        for replica in await self._store.replicas():
+        stored = await self._store.replicas()
+        for replica in stored:
             if replica.state in _ROUTED:
                 replicas[replica.endpoint_id].append(replica)
-        return RoutingTable(
+        table = RoutingTable(
             epoch=self._epoch,
             revision=self._table.revision,
             tenants=tuple(tenants),
@@ -81,6 +94,7 @@ class TablePublisher:
                 if not endpoint.is_deleted
             ),
         )
+        return table, frozenset(replica.id for replica in stored if replica.state is ReplicaState.DRAINING)
 
     def _route(
         self, endpoint: Endpoint, versions: Mapping[str, ModelVersion], replicas: Sequence[Replica]

@@ -46,6 +46,8 @@ class World:
     """By endpoint id, those of unknown endpoints too."""
     busy: frozenset[str]
     reports: Mapping[str, Report]
+    known_to_drain: frozenset[str]
+    """Draining replicas that every connected gateway knows to drain."""
     are_gateways_known: bool
     """Whether an absent gateway is really absent, and not just about to connect to a controller that started anew."""
 
@@ -59,19 +61,12 @@ class World:
         )
 
     def in_flight(self, replica_id: str) -> int | None:
-        """Return the requests that gateways have on a replica, None when they have not all said."""
-        if not self.are_gateways_known and not all(map(_has_said, self.reports.values() or [_NOTHING])):
+        """Return the requests that gateways have on a draining replica, None until all of them know that it drains."""
+        if not self.are_gateways_known or replica_id not in self.known_to_drain:
             return None
         return sum(
             row.in_flight for report in self.reports.values() for row in report.replicas if row.replica_id == replica_id
         )
-
-
-_NOTHING = Report([], [])
-
-
-def _has_said(report: Report) -> bool:
-    return bool(report.endpoints or report.replicas)
 
 
 async def look(
@@ -81,6 +76,7 @@ async def look(
     *,
     busy: frozenset[str],
     reports: Mapping[str, Report],
+    known_to_drain: frozenset[str],
     are_gateways_known: bool,
 ) -> World:
     """Take a look; ``busy`` must have been read before."""
@@ -97,6 +93,7 @@ async def look(
         processes=_by_endpoint(processes),
         busy=busy,
         reports=reports,
+        known_to_drain=known_to_drain,
         are_gateways_known=are_gateways_known,
     )
 

@@ -32,7 +32,12 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Report(msgspec.Struct, frozen=True, tag="report"):
-    """Everything a gateway has to say; the whole state each time, so that a lost one does not matter."""
+    """Everything a gateway has to say; the whole state each time, so that a lost one does not matter.
+
+    ``epoch`` and ``revision`` are those of the routing table that it serves from.
+    """
 
     endpoints: list[EndpointDemand]
     replicas: list[ReplicaReport]
+    epoch: str = ""
+    revision: int = 0

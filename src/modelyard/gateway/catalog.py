@@ -173,7 +173,7 @@ class Catalog(Generic[W]):
                 ReplicaReport(load.route.id, load.running, load.failures, load.failure_reason)
                 for load in endpoint.dispatcher.replicas
             ]
-        return Report(endpoints, replicas)
+        return Report(endpoints, replicas, *((self.table.epoch, self.table.revision) if self.table else ()))
 
     def _tenant(self, record: Tenant, now_s: float) -> TenantState:
         known = self._tenants.get(record.id)

@@ -56,7 +56,8 @@ class ReplicaSeen(msgspec.Struct, frozen=True, kw_only=True):
     """A replica as recorded, with what is seen of it.
 
     ``is_known``: the fleet has a process on record, running or ended.
-    ``in_flight`` is the sum over gateways, None while they have not said.
+    ``in_flight`` of a draining one is the sum over gateways, None until all of them know that it drains: before
+    that a gateway may still send to it, so that having nothing on it proves nothing.
     ``is_busy``: an earlier action on it still runs, so leave it alone.
     """
 
@@ -97,12 +98,11 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """Waiting times. ``drain_settle_s``: until every gateway surely knows that a replica drains and has said so."""
+    """Waiting times."""
 
     backoff_s: float
     backoff_max_s: float
     drain_timeout_s: float
-    drain_settle_s: float
 
     @property
     def stable_s(self) -> float:
@@ -203,8 +203,7 @@ def _tend_draining(seen: ReplicaSeen, now_s: float, pace: Pace) -> Action | None
         return StopReplica(seen.record.id, f"hung while it drained: {seen.vital_reason}")
     if left_s(seen.record.state_since, pace.drain_timeout_s, now_s) == 0:
         return StopReplica(seen.record.id, f"not drained within {pace.drain_timeout_s:g} s")
-    # A gateway may still send to it until it has the table that says 'draining', so one quiet report is no proof.
-    if seen.in_flight == 0 and left_s(seen.record.state_since, pace.drain_settle_s, now_s) == 0:
+    if seen.in_flight == 0:
         return StopReplica(seen.record.id, "drained")
     return None
 

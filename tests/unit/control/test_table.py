@@ -130,6 +130,49 @@ async def test_replaced_version_keeps_the_traffic_until_the_new_one_is_ready(
     assert weights(await published(publisher, feed)) == {"ver-b": (100, 1), "ver-a": (0, 1)}
 
 
+async def test_drain_is_known_when_every_gateway_serves_from_a_table_that_has_it(
+    store: SqlControlStore, publisher: TablePublisher, feed: Recorder
+) -> None:
+    def known(*revisions: tuple[str, int]) -> frozenset[str]:
+        return publisher.known_to_drain([Report([], [], *revision) for revision in revisions])
+
+    await store.add_deployment(version("ver-a"), ENDPOINT)
+    await store.put_replica(replica(ReplicaState.READY, 0))
+    await publisher.refresh()
+    epoch = feed.tables[-1].epoch
+    drains = replica(ReplicaState.DRAINING, 0)
+    await store.put_replica(drains)
+    assert not known((epoch, 1)), "nothing of it was published"
+    await publisher.refresh()
+    assert not known((epoch, 2), (epoch, 1)), "one has the table before it"
+    assert not known((epoch, 2), ("another epoch", 9)), "one has a table of an earlier controller"
+    assert not known((epoch, 2), ("", 0)), "one has not said"
+    assert known((epoch, 2), (epoch, 3)) == known() == {drains.id}
+    await store.put_replica(replica(ReplicaState.READY, 0))
+    await publisher.refresh()
+    await store.put_replica(drains)
+    await publisher.refresh()
+    assert not known((epoch, 2)), "it was needed again in between"
+    assert known((epoch, 4)) == {drains.id}
+
+
+async def test_replica_of_a_deleted_endpoint_is_known_to_drain_since_the_endpoint_was_left_out(
+    store: SqlControlStore, publisher: TablePublisher, feed: Recorder
+) -> None:
+    await store.add_deployment(version("ver-a"), ENDPOINT)
+    await store.put_replica(replica(ReplicaState.READY, 0))
+    await publisher.refresh()
+    await store.put_endpoint(msgspec.structs.replace(ENDPOINT, is_deleted=True))
+    await publisher.refresh()
+    drains = replica(ReplicaState.DRAINING, 0)
+    await store.put_replica(drains)
+    await publisher.refresh()
+    assert [table.revision for table in feed.tables] == [1, 2]
+    epoch = feed.tables[-1].epoch
+    assert publisher.known_to_drain([Report([], [], epoch, 1)]) == frozenset()
+    assert publisher.known_to_drain([Report([], [], epoch, 2)]) == {drains.id}
+
+
 async def test_deleted_endpoint_is_left_out(store: SqlControlStore, publisher: TablePublisher, feed: Recorder) -> None:
     await store.add_deployment(version("ver-a"), ENDPOINT)
     await store.put_endpoint(msgspec.structs.replace(ENDPOINT, is_deleted=True))

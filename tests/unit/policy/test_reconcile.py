@@ -24,7 +24,7 @@ from modelyard.policy.actions import (
 from modelyard.policy.reconcile import FAILURES_KEPT, Pace, ReplicaSeen, Situation, Stray, Vital, plan
 
 NOW = 10_000.0
-PACE = Pace(backoff_s=1, backoff_max_s=60, drain_timeout_s=120, drain_settle_s=1.5)
+PACE = Pace(backoff_s=1, backoff_max_s=60, drain_timeout_s=120)
 S = ReplicaState
 
 
@@ -101,8 +101,7 @@ SURPLUS = {
     "loading": ([running(replica(S.LOADING))], [StopReplica]),
     "ready": ([running(replica(S.READY))], [DrainReplica]),
     "draining with requests": ([running(replica(S.DRAINING), in_flight=3)], []),
-    "draining, gateways have not said": ([running(replica(S.DRAINING), in_flight=None)], []),
-    "draining since just now": ([running(replica(S.DRAINING, state_since=NOW - 1))], []),
+    "draining, and not all gateways know": ([running(replica(S.DRAINING), in_flight=None)], []),
     "drained": ([running(replica(S.DRAINING))], [StopReplica]),
     "drains for too long": ([running(replica(S.DRAINING, state_since=NOW - 120), in_flight=3)], [StopReplica]),
     "drains and hangs": ([running(replica(S.DRAINING), in_flight=3, vital=Vital.HUNG)], [StopReplica]),
