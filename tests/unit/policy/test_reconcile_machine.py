@@ -18,7 +18,7 @@ from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.policy import actions as act
 from modelyard.policy.reconcile import LIVE, Pace, ReplicaSeen, Situation, Stray, Vital, plan
 
-PACE = Pace(backoff_s=1, backoff_max_s=8, drain_timeout_s=30, drain_settle_s=1.5)
+PACE = Pace(backoff_s=1, backoff_max_s=8, drain_timeout_s=30)
 VERSIONS = ("ver-a", "ver-b")
 
 
@@ -172,6 +172,10 @@ class ReconcileMachine(RuleBasedStateMachine):
 
     @rule()
     def lose_the_fleets_records_of_ended_processes(self) -> None:
+        for id, process in self.processes.items():
+            record = self.records.get(id)
+            if not process.is_running and record is not None and record.state is ReplicaState.STARTING:
+                self.ever_started.discard(id)  # neither store nor fleet knows of this start: its id is as good as new
         self.processes = {id: process for id, process in self.processes.items() if process.is_running}
 
     @rule()
