@@ -213,6 +213,10 @@ def test_logs_of_every_source(served: Yard) -> None:
     assert "deployed" in out(served, "logs", "sim", "--source", "events")
     assert json.loads(out(served, "logs", "--source", "control", "--tail", "1"))["plane"] == "control"
     assert out(served, "logs", "--source", "gateway")
+    whole = out(served, "logs", "--source", "control")
+    assert out(served, "logs", "--source", "control", "--since", "1d").startswith(whole)
+    assert "deployed" in out(served, "logs", "sim", "--source", "events", "--since", "1d")
+    assert out(served, "logs", "sim", "--source", "events", "--since", "0s") == ""
     assert run(served, "logs", "siim").returncode == 3
 
 

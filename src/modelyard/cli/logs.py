@@ -2,16 +2,20 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 
 import click
+import msgspec
 
 from modelyard.cli.exits import Exit, Failure, Refused
 from modelyard.cli.http import PAGE, Platform, close_names, data_directory, find_platform, segment
+from modelyard.cli.nouns import DURATION
 from modelyard.cli.output import Item, clean, moment
+from modelyard.clock import SystemClock
 from modelyard.config import DataDirectory
 
 _POLL_S = 0.5
@@ -24,12 +28,13 @@ _MATCH_LINES = 20
 @click.command(
     "logs",
     epilog="\b\nExample:\n  modelyard logs demo -f\n  modelyard logs demo --source events\n"
-    "  modelyard logs --source control --tail 50",
+    "  modelyard logs --source control --tail 50\n  modelyard logs --source gateway --since 2h",
     short_help="Show the logs of an endpoint or of the platform.",
 )
 @click.argument("name", required=False)
 @click.option("-f", "--follow", "is_following", is_flag=True, help="Go on with what comes; Ctrl-C ends it.")
 @click.option("--tail", type=click.IntRange(0), metavar="N", help="Only the last N lines.")
+@click.option("--since", "since_s", type=DURATION, help="Only the last 90s, 2h or 7d; engines give no times.")
 @click.option(
     "--source",
     type=click.Choice(["engine", "events", "gateway", "control"]),
@@ -45,23 +50,27 @@ def command(
     *,
     is_following: bool,
     tail: int | None,
+    since_s: float | None,
     source: str | None,
     replica: str | None,
-    url: str | None,
-    key: str | None,
-    data_dir: str | None,
+    **where: str | None,
 ) -> None:
     """Show the log of the endpoint NAME, or of the platform's own processes."""
     source = source or ("engine" if name else "control")
+    if since_s is not None and source == "engine":
+        raise click.UsageError("--since needs times, and engines give none. Use --source events, gateway or control.")
+    since = None if since_s is None else SystemClock.unix_s() - since_s
     if source in {"gateway", "control"}:
-        _show(_plane_lines(data_directory(data_dir), source, is_following=is_following, tail=tail), tail=None)
+        files = _plane_files(data_directory(where["data_dir"]), source)
+        _show(_plane_lines(files, is_following=is_following, tail=tail, since=since), tail=None)
         return
     if name is None:
         raise click.UsageError(f"--source {source} needs the NAME of an endpoint.")
-    platform = find_platform(url=url, key=key, data_dir=data_dir)
+    platform = find_platform(**where)
     try:
         if source == "events":
-            _show(_events(platform, name, is_following=is_following), tail=None if is_following else tail)
+            events = _events(platform, name, is_following=is_following, since=since or 0.0)
+            _show(events, tail=None if is_following else tail)
         elif is_following:
             _follow(platform, name, tail=tail, replica=replica)
         else:
@@ -114,6 +123,12 @@ def _known(lines: list[str], recent: list[str]) -> int:
     return 0
 
 
+class _Line(msgspec.Struct):
+    """What matters of a line of a plane."""
+
+    time: str
+
+
 @contextmanager
 def suppress_unavailable() -> Iterator[None]:
     """Let a platform that is away for a moment pass."""
@@ -124,12 +139,12 @@ def suppress_unavailable() -> Iterator[None]:
             raise
 
 
-def _events(platform: Platform, name: str, *, is_following: bool) -> Iterator[str]:
+def _events(platform: Platform, name: str, *, is_following: bool, since: float) -> Iterator[str]:
     shown: list[Item] = []
     while True:
         events = platform.get(f"/v1/endpoints/{segment(name)}/events")["data"]
         for event in events:
-            if event not in shown:
+            if event not in shown and event["at"] >= since:
                 replica = f" [{event['replica_id']}]" if event.get("replica_id") else ""
                 yield f"{moment(event['at'])}  {event['kind']}{replica}  {event['reason']}"
         shown = events
@@ -138,21 +153,40 @@ def _events(platform: Platform, name: str, *, is_following: bool) -> Iterator[st
         time.sleep(_POLL_S)
 
 
-def _plane_lines(data: DataDirectory, source: str, *, is_following: bool, tail: int | None) -> Iterator[str]:
-    """Yield the lines of a plane's log files of this machine: JSON, one a line."""
+def _plane_files(data: DataDirectory, source: str) -> list[Path]:
     files = sorted(data.logs.glob(f"{source}*.log"))
     if not files:
         raise Failure(f"There is no {source} log in {data.logs}. Check --data-dir.", Exit.NOT_FOUND)
+    return files
+
+
+def _plane_lines(files: Sequence[Path], *, is_following: bool, tail: int | None, since: float | None) -> Iterator[str]:
+    """Yield the lines of a plane's log files of this machine: JSON, one a line."""
     offsets: dict[Path, int] = {}
     for file in files:
         content = file.read_bytes()
         offsets[file] = len(content)
         lines = content.decode("utf-8", "replace").splitlines()
+        if since is not None:
+            lines = _newer(lines, since)
         yield from lines if tail is None else deque(lines, maxlen=tail)
     while is_following:
         time.sleep(_POLL_S)
         for file in files:
             yield from _grown(file, offsets)
+
+
+def _newer(lines: Sequence[str], since: float) -> list[str]:
+    """Return the lines from the first one on that was written at ``since`` (unix seconds) or later."""
+    for at, line in enumerate(lines):
+        try:
+            # Planes write the time of this machine's zone, as the reader of the logs has it.
+            written = datetime.fromisoformat(msgspec.json.decode(line, type=_Line).time).timestamp()
+        except ValueError:  # a DecodeError is one: no line of ours
+            continue
+        if written >= since:
+            return list(lines[at:])
+    return []
 
 
 def _grown(file: Path, offsets: dict[Path, int]) -> list[str]:

@@ -25,6 +25,7 @@ _COMMANDS = {
     "keys": "Create, list, revoke and rotate API keys.",
     "usage": "Show tokens and cost.",
     "logs": "Show the logs of an endpoint or of the platform.",
+    "completion": "Print the completion script of a shell.",
 }
 """Every command with its one line of help; the module ``cli/<name>.py`` has it as ``command``."""
 

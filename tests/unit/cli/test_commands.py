@@ -1,5 +1,6 @@
 """How command lines become requests, answers become text, and failures become exit codes."""
 
+from datetime import datetime
 from pathlib import Path
 
 import click
@@ -8,7 +9,7 @@ import pytest
 from modelyard.cli.deploy import Scale, request_body
 from modelyard.cli.exits import Exit, Failure, Refused, exit_for
 from modelyard.cli.http import close_names, find_platform
-from modelyard.cli.logs import _known
+from modelyard.cli.logs import _known, _newer
 from modelyard.cli.main import main
 from modelyard.cli.nouns import DURATION
 from modelyard.cli.run import _content
@@ -133,6 +134,47 @@ def test_a_stream_event_gives_its_text_or_raises_its_error() -> None:
     for odd in ("[]", "{", '{"choices":[3]}'):
         with pytest.raises(Failure, match="no chat answer"):
             _content(odd)
+
+
+def test_the_log_since_a_time_begins_with_the_first_line_that_is_new_enough() -> None:
+    now = datetime.fromisoformat("2026-11-29T14:00:00.000").timestamp()  # planes write local time
+    lines = [
+        "no line of ours",
+        '{"time":"2026-11-29T11:59:59.999","message":"old"}',
+        '{"time":"2026-11-29T12:00:00.000","message":"new"}',
+        "a line that a crash of the interpreter left",
+        '{"time":"2026-11-29T13:00:00.000","message":"newer"}',
+    ]
+    assert _newer(lines, now - 7200) == lines[2:]
+    assert _newer(lines, now) == []
+    assert _newer(lines, 0) == lines[1:]
+
+
+def test_since_is_refused_for_engines_which_give_no_times(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", "demo", "--since", "2h"]) == 2
+    assert "--source events" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("shell", "line"), [("bash", "complete -o nosort"), ("zsh", "#compdef modelyard"), ("fish", "complete --no-files")]
+)
+def test_completion_prints_the_script_of_the_shell(shell: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert line in script
+    assert "_MODELYARD_COMPLETE" in script
+
+
+def test_completion_knows_commands_and_options(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("_MODELYARD_COMPLETE", "bash_complete")
+    for words, found in (("modelyard lo", "plain,logs\n"), ("modelyard logs --si", "plain,--since\n")):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+        with pytest.raises(SystemExit):
+            main([])
+        assert capsys.readouterr().out == found
 
 
 def test_a_followed_log_goes_on_where_it_stopped() -> None:
