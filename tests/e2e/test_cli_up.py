@@ -87,6 +87,18 @@ def test_a_signal_stops_everything_cleanly(tmp_path: Path, number: signal.Signal
         assert not processes.touching(yard.data)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_after_a_clean_stop_do_not_change_its_exit_code(tmp_path: Path, number: signal.Signals) -> None:
+    with Yard(tmp_path) as yard:
+        process = yard.process
+        assert process is not None
+        yard.signal(process.pid, number)
+        eventually(lambda: "Stopped." in yard.output.read_text() or process.poll() is not None, 20, "it has stopped")
+        while process.poll() is None:  # without a pause: the interpreter needs only milliseconds to end
+            process.send_signal(number)
+        assert process.returncode == 0
+
+
 def test_down_stops_it_and_waits(tmp_path: Path) -> None:
     yard = Yard(tmp_path)
     with yard:

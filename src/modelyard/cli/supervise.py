@@ -36,6 +36,8 @@ BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
 CALM_S = 30.0
 """A plane that ran this long has no past: its pause starts anew."""
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask for a stop."""
 
 
 @dataclass(slots=True)
@@ -120,6 +122,9 @@ class Supervisor:
         self._stop_planes([plane for plane in self.planes if plane.name == "control"], CONTROL_STOP_S)
         is_forced = self.stops_asked > 1
         compose.stop_engines(self.data, grace_s=0.0 if is_forced else self.config.control.replica_grace_s)
+        # Python gives handled signals back to the kernel when it exits: one that comes then would kill us (code -2).
+        for number in _STOPPING:
+            signal.signal(number, signal.SIG_IGN)
         self._reap()
         self.data.running.unlink(missing_ok=True)
         signal.set_wakeup_fd(-1)
@@ -218,7 +223,7 @@ class Supervisor:
             end.settimeout(0)
         signal.set_wakeup_fd(self._wakeup[1].fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in _STOPPING:
             signal.signal(number, self._ask_to_stop)
 
     def _ask_to_stop(self, *_: object) -> None:
