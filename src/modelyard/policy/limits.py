@@ -56,8 +56,9 @@ class Allowance:
     def change(self, limits: Limits, *, now_s: float) -> None:
         """Take over new limits; what was used stays used, requests in flight stay counted."""
         self.refill(now_s)
-        used_requests = (self.requests_limit or 0) - self.requests_left
-        used_tokens = (self.tokens_limit or 0) - self.tokens_left
+        # Without a limit nothing was ever given back to the bucket: its level says nothing.
+        used_requests = self.requests_limit - self.requests_left if self.requests_limit is not None else 0
+        used_tokens = self.tokens_limit - self.tokens_left if self.tokens_limit is not None else 0
         self.requests_limit = limits.requests_per_minute
         self.tokens_limit = limits.tokens_per_minute
         self.concurrency_limit = limits.concurrency

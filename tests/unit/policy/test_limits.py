@@ -73,6 +73,16 @@ def test_new_limits_keep_what_was_used() -> None:
     assert key.running == 4
 
 
+def test_a_first_limit_counts_nothing_from_before_it() -> None:
+    key = full()
+    for _ in range(1000):
+        take(key, tokens=500)
+        settle([key], reserved_tokens=500, used_tokens=100)
+    key.change(Limits(requests_per_minute=60, tokens_per_minute=6000), now_s=0.0)
+    assert (key.requests_left, key.tokens_left) == (60, 6000)
+    assert take(key, tokens=500) is None
+
+
 @given(st.integers(0, 1000), st.integers(1, 9))
 def test_the_shares_of_all_workers_sum_to_the_limit(limit: int, workers: int) -> None:
     parts = [share(Limits(concurrency=limit), index=index, of=workers).concurrency or 0 for index in range(workers)]
