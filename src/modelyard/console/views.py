@@ -12,7 +12,7 @@ from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import Report
 from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.fleet import Replica, ReplicaState
-from modelyard.domain.tenants import ApiKey, Identity, Scope
+from modelyard.domain.tenants import ApiKey, Identity
 from modelyard.domain.usage import NANO_PER_USD, UsageBucket
 from modelyard.stores import Event, UsageStore
 
@@ -77,14 +77,9 @@ class UsageRow:
     cost: str
 
 
-def tenant_of(identity: Identity) -> str | None:
-    """Return the tenant that ``identity`` sees; None is all."""
-    return None if identity.may(Scope.ADMIN) else identity.tenant_id
-
-
 async def endpoint_rows(context: ConsoleContext, identity: Identity) -> list[EndpointRow]:
     """Return the endpoints that ``identity`` may see."""
-    tenant_id = tenant_of(identity)
+    tenant_id = identity.visible_tenant
     versions = {version.id: version for version in await context.store.versions(tenant_id=tenant_id)}
     replicas = await context.store.replicas()
     demand = [row for report in context.gateways().values() for row in report.endpoints]
@@ -108,14 +103,14 @@ async def endpoint_events(context: ConsoleContext, endpoint: Endpoint) -> list[E
 async def key_rows(context: ConsoleContext, identity: Identity) -> list[KeyRow]:
     """Return the keys that ``identity`` may see."""
     now = context.clock.unix_s()
-    return [_key(key, now) for key in await context.store.keys(tenant_id=tenant_of(identity))]
+    return [_key(key, now) for key in await context.store.keys(tenant_id=identity.visible_tenant)]
 
 
 async def usage_rows(context: ConsoleContext, identity: Identity, *, days: int) -> tuple[list[UsageRow], str]:
     """Return usage by day and model for the last ``days``, newest day first, and the total cost in USD."""
     now = context.clock.unix_s()
     buckets = await context.usage.usage(
-        tenant_id=tenant_of(identity),
+        tenant_id=identity.visible_tenant,
         key_id=None,
         model=None,
         since=_midnight(now) - (days - 1) * 86400,

@@ -70,6 +70,11 @@ class Identity(msgspec.Struct, frozen=True):
             return True
         return scope is Scope.INFERENCE and Scope.MANAGE in self.scopes
 
+    @property
+    def visible_tenant(self) -> str | None:
+        """The tenant whose objects it sees; None is every tenant's."""
+        return None if self.may(Scope.ADMIN) else self.tenant_id
+
 
 IDENTITY_HEADER = "x-modelyard-identity"
 """JSON of ``Identity``; set by the gateway only, a client's own is dropped."""

@@ -1,16 +1,11 @@
 """Whose objects a caller may see. Another tenant's object is as good as none: 404."""
 
 from modelyard.domain.endpoints import Endpoint
-from modelyard.domain.tenants import ApiKey, Identity, Scope, Tenant
+from modelyard.domain.tenants import ApiKey, Identity, Tenant
 from modelyard.errors import ApiError, invalid_value, not_found
 from modelyard.stores import ControlStore
 
 NAME_LENGTH_MAX = 100
-
-
-def tenant_of(identity: Identity) -> str | None:
-    """Return the tenant whose objects ``identity`` sees; None is every tenant's."""
-    return None if identity.may(Scope.ADMIN) else identity.tenant_id
 
 
 def missing(noun: str, reference: str) -> ApiError:
@@ -35,7 +30,7 @@ async def find_endpoint(store: ControlStore, identity: Identity, reference: str)
     Raises:
         ApiError: 404.
     """
-    seen = [one for one in await store.endpoints(tenant_id=tenant_of(identity)) if reference in (one.id, one.name)]
+    seen = [one for one in await store.endpoints(tenant_id=identity.visible_tenant) if reference in (one.id, one.name)]
 
     def preference(one: Endpoint) -> tuple[bool, bool, bool, int]:
         # An endpoint that drains has given its name away already.
@@ -52,7 +47,7 @@ async def find_key(store: ControlStore, identity: Identity, key_id: str) -> ApiK
     Raises:
         ApiError: 404.
     """
-    for key in await store.keys(tenant_id=tenant_of(identity)):
+    for key in await store.keys(tenant_id=identity.visible_tenant):
         if key.id == key_id:
             return key
     raise missing("key", key_id)

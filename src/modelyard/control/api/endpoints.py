@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from modelyard.control.api.access import find_endpoint, tenant_of
+from modelyard.control.api.access import find_endpoint
 from modelyard.control.api.deploy import URL_HEADER
 from modelyard.control.context import Context
 from modelyard.domain.catalog import ModelVersion
@@ -119,7 +119,7 @@ class Endpoints:
     async def page(self, call: Call[Empty, Paging]) -> Page[EndpointView]:
         """Return the endpoints of the caller's tenant, or all for an admin."""
         store = self._context.store
-        tenant_id = tenant_of(call.identity)
+        tenant_id = call.identity.visible_tenant
         endpoints = await store.endpoints(tenant_id=tenant_id)
         rows, has_more = page_of(endpoints, limit=call.query.limit, after=call.query.after, id_of=lambda one: one.id)
         versions = {version.id: version for version in await store.versions(tenant_id=tenant_id)}

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from modelyard.control.api.access import check_title, find_key, find_tenant, missing, tenant_of
+from modelyard.control.api.access import check_title, find_key, find_tenant, missing
 from modelyard.control.api.limits import LimitsBody
 from modelyard.control.context import Context
 from modelyard.domain.catalog import NAME_PATTERN
@@ -138,7 +138,7 @@ class Keys:
     async def page(self, call: Call[Empty, Paging]) -> Page[KeyView]:
         """Return the keys of the caller's tenant, or all for an admin."""
         now = int(self._context.clock.unix_s())
-        keys = await self._context.store.keys(tenant_id=tenant_of(call.identity))
+        keys = await self._context.store.keys(tenant_id=call.identity.visible_tenant)
         rows, has_more = page_of(keys, limit=call.query.limit, after=call.query.after, id_of=lambda key: key.id)
         return Page([_view(key, now) for key in rows], has_more)
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from modelyard.control.api.access import missing, tenant_of
+from modelyard.control.api.access import missing
 from modelyard.control.context import Context
 from modelyard.domain.catalog import ModelVersion, VersionStatus
 from modelyard.domain.tenants import Scope
@@ -65,7 +65,7 @@ class Registry:
     async def page(self, call: Call[Empty, RegistryQuery]) -> Page[VersionView]:
         """Return the versions of the caller's tenant, or all for an admin."""
         query = call.query
-        versions = await self._context.store.versions(tenant_id=tenant_of(call.identity))
+        versions = await self._context.store.versions(tenant_id=call.identity.visible_tenant)
         wanted = [version for version in versions if query.name in ("", version.name)]
         rows, has_more = page_of(wanted, limit=query.limit, after=query.after, id_of=lambda version: version.id)
         return Page([_view(version) for version in rows], has_more)
@@ -73,7 +73,7 @@ class Registry:
     async def get(self, call: Call[Empty, Empty]) -> VersionView:
         """Return one version."""
         reference = call.path("model")
-        versions = await self._context.store.versions(tenant_id=tenant_of(call.identity))
+        versions = await self._context.store.versions(tenant_id=call.identity.visible_tenant)
         seen = [one for one in versions if reference in (one.id, one.name)]
 
         def preference(one: ModelVersion) -> tuple[bool, bool, int, int, str]:

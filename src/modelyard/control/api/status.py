@@ -6,7 +6,6 @@ from collections import Counter
 import msgspec
 
 import modelyard
-from modelyard.control.api.access import tenant_of
 from modelyard.control.api.backlog import backlog_bytes
 from modelyard.control.context import Context
 from modelyard.domain.endpoints import Endpoint
@@ -73,7 +72,7 @@ class StatusPage:
         replicas: list[Replica] | None = None
         journal = None
         try:
-            endpoints = await context.store.endpoints(tenant_id=tenant_of(call.identity))
+            endpoints = await context.store.endpoints(tenant_id=call.identity.visible_tenant)
             replicas = [replica for replica in await context.store.replicas() if not replica.is_tombstone]
             journal = await self._journal()
         except StoreUnavailableError as error:

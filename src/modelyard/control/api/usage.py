@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from modelyard.control.api.access import find_key, find_tenant, missing, tenant_of
+from modelyard.control.api.access import find_key, find_tenant, missing
 from modelyard.control.api.backlog import backlog_bytes
 from modelyard.control.context import Context
 from modelyard.domain.tenants import Identity, Scope
@@ -160,7 +160,7 @@ class Usage:
             raise permission_denied(Scope.MANAGE)
         up_to = await data_up_to(self._context)
         rows = await self._context.usage.rows(
-            tenant_id=tenant_of(identity),
+            tenant_id=identity.visible_tenant,
             since=_moment("since", query.since, 0.0),
             limit=query.limit + 1,
             request_id=query.request_id or None,
@@ -172,7 +172,7 @@ class Usage:
 
     async def _tenant(self, identity: Identity, wanted: str) -> str | None:
         if not wanted or wanted == identity.tenant_id:
-            return wanted or tenant_of(identity)
+            return wanted or identity.visible_tenant
         if not identity.may(Scope.ADMIN):
             raise missing("tenant", wanted)
         return (await find_tenant(self._context.store, wanted)).id
