@@ -174,6 +174,9 @@ class Exchange:
             self.gateway.pool.put(connection)
             return
         self._connection = connection
+        if self.client.is_paused:
+            # It has not read its last answer yet, and will not be told again that it is behind.
+            self.client_paused()
         if not self._body:
             self._body = engine_request.body_of(self)
         if self.call.is_stream:
@@ -250,6 +253,9 @@ class Exchange:
         connection, self._connection = self._connection, None
         if self.is_over:
             return
+        if connection is not None:
+            # Still open when only the body ended, without the answer's end.
+            connection.abort()
         relay = self.relay
         if relay is not None and is_clean and relay.has_finish:
             self._finish_stream(relay, b"")
@@ -439,10 +445,14 @@ class Exchange:
         connection, self._connection = self._connection, None
         if connection is None:
             return
-        if keep and self.relay is not None and self.relay.is_ended:
+        relay = self.relay
+        # A connection whose reading is paused, or that said more than its answer, would fail its next request.
+        if not keep or relay is None or relay.has_excess or self.stalled_since_s != NEVER_S:
+            connection.abort()
+        elif relay.is_ended:
             connection.release()
-        elif keep and self.relay is not None and self.relay.is_chunked:
-            connection.linger()
+        elif relay.is_chunked:
+            connection.linger(relay.skip)
         else:
             connection.abort()
 

@@ -11,16 +11,28 @@ never ends cleanly without ``[DONE]`` (I8). This module does no I/O: ``feed``
 says what to send.
 """
 
-from modelyard.gateway.sse import Kind, StreamEvent, Usage, read_event, usage_event, with_role, without_usage
+from modelyard.gateway.responses import MalformedResponseError, chunk_size
+from modelyard.gateway.sse import (
+    Kind,
+    StreamEvent,
+    Usage,
+    one_line,
+    read_event,
+    usage_event,
+    with_role,
+    without_usage,
+)
 
 EVENT_BYTES_MAX = 4 * 1024 * 1024
 """Longest event of an engine; a line without end must not fill the memory (F36)."""
+LINE_BYTES_MAX = 1024
+"""Longest line of chunk framing: a size with its extensions, or a trailer."""
 
 DONE = b"data: [DONE]\n\n"
 _OBJECT_EVENTS = (b"data: {", b"data:{")
 
 
-class EngineStreamError(Exception):
+class EngineStreamError(MalformedResponseError):
     """The engine's stream is broken: bad framing, an event over the limit, or garbage."""
 
 
@@ -44,6 +56,7 @@ class StreamRelay:
         "_has_role",
         "_is_chat",
         "_is_steady",
+        "_is_trailer",
         "_left",
         "_sample",
         "_wants_usage",
@@ -69,6 +82,7 @@ class StreamRelay:
         self.is_done = False
         self.is_ended = False
         self._is_steady = False
+        self._is_trailer = False
         self._has_role = False
         self._first: list[bytes] = []
         self._carry = bytearray()
@@ -81,6 +95,16 @@ class StreamRelay:
     def has_begun(self) -> bool:
         """Say whether anything was passed on."""
         return self._is_steady
+
+    @property
+    def has_excess(self) -> bool:
+        """Say whether bytes came behind the end of the body."""
+        return self.is_ended and bool(self._carry)
+
+    def skip(self, data: bytes) -> bool:
+        """Follow only the framing, of a stream whose client has been served; say whether it has ended."""
+        self._dechunk(data)
+        return self.is_ended
 
     def feed(self, data: bytes) -> bytes:
         """Take a read from the engine; return what the client gets.
@@ -141,7 +165,8 @@ class StreamRelay:
                 return b""
             case Kind.USAGE:
                 self.has_usage_event = self.has_usage_event or seen.usage is not None
-                return event + b"\n\n" if self._wants_usage and self._is_steady and seen.usage is not None else b""
+                is_wanted = self._wants_usage and self._is_steady and seen.usage is not None
+                return one_line(event) + b"\n\n" if is_wanted else b""
             case Kind.FINISH:
                 self.has_finish = True
             case Kind.ROLE | Kind.CONTENT:
@@ -149,7 +174,7 @@ class StreamRelay:
         return self._hold_or_pass(event, seen)
 
     def _hold_or_pass(self, event: bytes, seen: StreamEvent) -> bytes:
-        event = event.replace(b"\r\n", b"\n")
+        event = one_line(event)
         if seen.usage is not None or (not self._wants_usage and b'"usage"' in event):
             event = without_usage(event)
         if not self._sample:
@@ -184,15 +209,18 @@ class StreamRelay:
                 continue
             line_end = carry.find(b"\r\n", at)
             if line_end < 0:
-                if len(carry) - at > 64:
+                if len(carry) - at > LINE_BYTES_MAX:
                     raise EngineStreamError("bad chunk framing")
                 break
-            size = _chunk_size(bytes(carry[at:line_end]))
+            line = bytes(carry[at:line_end])
             at = line_end + 2
-            if size == 0:
-                self.is_ended = True
-            else:
+            if self._is_trailer:
+                self.is_ended = not line
+            elif size := _chunk_size(line):
                 self._left = size + 2
+            else:
+                # The body ends with the blank line behind this, not here: a reused connection would begin with it.
+                self._is_trailer = True
         del carry[:at]
         return bytes(out)
 
@@ -237,12 +265,9 @@ def _whole_events(data: bytes) -> int:
 
 def _chunk_size(line: bytes) -> int:
     try:
-        size = int(line.split(b";", 1)[0].strip(), 16)
-    except ValueError:
-        raise EngineStreamError("bad chunk framing") from None
-    if size < 0:
-        raise EngineStreamError("bad chunk framing")
-    return size
+        return chunk_size(line)
+    except MalformedResponseError as error:
+        raise EngineStreamError(str(error)) from None
 
 
 def _event_end(buffer: bytearray, at: int) -> tuple[int, int] | None:

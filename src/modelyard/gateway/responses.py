@@ -2,6 +2,8 @@
 
 HEAD_BYTES_MAX = 64 * 1024
 BODY_BYTES_MAX = 64 * 1024 * 1024
+RETRY_AFTER_S_MAX = 120.0
+"""OpenAI's SDKs do not try again at all after a longer one."""
 
 
 class ResponseHead:
@@ -55,7 +57,7 @@ def parse_head(head: bytes) -> ResponseHead:
     if found.status in _BODYLESS:
         found.length = 0
     elif found.status >= 400 and (pause := _value_of(lower, b"\r\nretry-after:")) and pause.isdigit():
-        found.retry_after = float(pause)
+        found.retry_after = min(float(pause), RETRY_AFTER_S_MAX)
     return found
 
 
@@ -73,8 +75,8 @@ def _value_of(head: bytes, name: bytes) -> bytes | None:
     return head[at : head.index(b"\r\n", at)].strip()
 
 
-def join_chunks(body: bytearray) -> bytes | None:
-    """Return the payload of a chunked body, or None while it is unfinished.
+def join_chunks(body: bytearray) -> tuple[bytes, int] | None:
+    """Return the payload of a chunked body and where the body ends, or None while it is unfinished.
 
     Raises:
         MalformedResponseError: the framing is broken.
@@ -85,14 +87,27 @@ def join_chunks(body: bytearray) -> bytes | None:
         line_end = body.find(b"\r\n", at)
         if line_end < 0:
             return None
-        try:
-            size = int(body[at:line_end].split(b";", 1)[0], 16)
-        except ValueError:
-            raise MalformedResponseError("bad chunk framing") from None
+        size = chunk_size(bytes(body[at:line_end]))
         start = line_end + 2
         if size == 0:
-            return bytes(out)
-        if start + size + 2 > len(body):
-            return None
-        out += body[start : start + size]
+            # The line break before it makes an empty trailer end like any other: with a blank line.
+            end = body.find(b"\r\n\r\n", line_end)
+            return None if end < 0 else (bytes(out), end + 4)
         at = start + size + 2
+        if at > len(body):
+            return None
+        if body[at - 2 : at] != b"\r\n":
+            raise MalformedResponseError("bad chunk framing")
+        out += body[start : start + size]
+
+
+def chunk_size(line: bytes) -> int:
+    """Return the size that the first line of a chunk tells; extensions are ignored.
+
+    Raises:
+        MalformedResponseError: it is no plain hexadecimal number (``int`` would also take a sign, ``0x`` or ``1_0``).
+    """
+    size = line.partition(b";")[0].strip()
+    if not size or len(size) > 16 or size.strip(b"0123456789abcdefABCDEF"):
+        raise MalformedResponseError("bad chunk framing")
+    return int(size, 16)

@@ -6,17 +6,20 @@ missing. ``read_event`` turns all of that into one ``StreamEvent``.
 """
 
 import enum
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
+
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+"""A count that an engine tells; any other number is garbage and must not reach a bill."""
 
 
 class Usage(msgspec.Struct):
     """OpenAI's usage object, as far as it is billed."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int | None = None
-    total_tokens: int = 0
+    prompt_tokens: Tokens = 0
+    completion_tokens: Tokens | None = None
+    total_tokens: Tokens = 0
     prompt_tokens_details: "PromptDetails | None" = None
 
     @property
@@ -29,7 +32,7 @@ class Usage(msgspec.Struct):
 class PromptDetails(msgspec.Struct):
     """Where prompt tokens came from."""
 
-    cached_tokens: int | None = None
+    cached_tokens: Tokens | None = None
 
 
 class Kind(enum.Enum):
@@ -98,6 +101,14 @@ def split_fields(event: bytes) -> tuple[bytes, bytes]:
         elif line.startswith(b"event:"):
             name = line[6:].strip()
     return name, b"\n".join(data)
+
+
+def one_line(event: bytes) -> bytes:
+    """Return an event as clients know it: one ``data:`` line, no ``id:``, ``event:``, ``retry:`` or comment."""
+    if event.startswith(b"data:") and b"\n" not in event and b"\r" not in event:
+        return event
+    # A line break between two parts of JSON is as good as a space.
+    return b"data: " + split_fields(event)[1].replace(b"\n", b" ")
 
 
 def read_event(event: bytes) -> StreamEvent:

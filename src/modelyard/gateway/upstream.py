@@ -8,7 +8,7 @@ connection is told to a ``Receiver``.
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, cast
 
 from modelyard.clock import Clock
@@ -24,6 +24,8 @@ from modelyard.gateway.responses import (
 IDLE_S_MAX = 4.0
 """llama.cpp and uvicorn close idle connections after 5 s; closing first avoids writing into a closing one."""
 LEFTOVER_BYTES_MAX = 1024
+JOIN_BYTES_MAX = 256 * 1024
+"""Above this length a chunked body is no longer checked at every read."""
 
 _log = logging.getLogger(__name__)
 
@@ -123,9 +125,13 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             self.pool.put(self)
 
-    def linger(self) -> None:
-        """The answer is complete but the end of its framing has not come yet; wait for it, then become idle."""
-        self._receiver = _Leftover(self)
+    def linger(self, follow: Callable[[bytes], bool]) -> None:
+        """The answer is complete but the end of its framing has not come yet; wait for it, then become idle.
+
+        ``follow`` takes each read of the framing and says whether it has ended.
+        """
+        self._receiver = _Leftover(self, follow)
+        self.pool.linger(self)
         self.resume()
 
     def abort(self) -> None:
@@ -222,28 +228,38 @@ class UpstreamConnection(asyncio.Protocol):
                 raise MalformedResponseError("response too long")
             if not head.is_chunked:
                 return
+            # Looking is cheap, joining is not: a long body that comes in many reads is joined only at its end.
+            if len(body) > JOIN_BYTES_MAX and body.find(b"\r\n\r\n", max(0, len(body) - len(data) - 3)) < 0:
+                return
             if (decoded := join_chunks(body)) is None:
                 return
-            whole = decoded
+            whole, end = decoded
+            head.is_last = head.is_last or end < len(body)
         self.release()
         receiver.answer(head, whole)
 
 
 class _Leftover:
-    """Reads the last chunk of a stream whose client has been served."""
+    """Reads the end of a stream whose client has been served."""
 
-    __slots__ = ("_connection", "_tail")
+    __slots__ = ("_connection", "_follow", "_length")
 
-    def __init__(self, connection: UpstreamConnection) -> None:
+    def __init__(self, connection: UpstreamConnection, follow: Callable[[bytes], bool]) -> None:
         self._connection = connection
-        self._tail = b""
+        self._follow = follow
+        self._length = 0
 
     def stream(self, data: bytes) -> None:
-        """Release the connection at the last chunk; anything longer is not worth waiting for."""
-        self._tail += data
-        if self._tail.endswith(b"0\r\n\r\n"):
+        """Release the connection at the end of the body; anything longer is not worth waiting for."""
+        self._length += len(data)
+        try:
+            has_ended = self._follow(data)
+        except MalformedResponseError:
+            self._connection.abort()
+            return
+        if has_ended:
             self._connection.release()
-        elif len(self._tail) > LEFTOVER_BYTES_MAX:
+        elif self._length > LEFTOVER_BYTES_MAX:
             self._connection.abort()
 
     def connected(self, connection: UpstreamConnection) -> None:
@@ -273,6 +289,7 @@ class UpstreamPool:
         self._connect_timeout_s = connect_timeout_s
         self._clock = clock
         self._idle: dict[tuple[str, int], list[UpstreamConnection]] = {}
+        self._lingering: set[UpstreamConnection] = set()
         self._opening: set[asyncio.Task[None]] = set()
 
     def take(self, address: tuple[str, int]) -> UpstreamConnection | None:
@@ -291,17 +308,28 @@ class UpstreamPool:
 
     def put(self, connection: UpstreamConnection) -> None:
         """Keep an idle connection."""
+        self._lingering.discard(connection)
         connection.idle_since_s = self._clock.monotonic_s()
         self._idle.setdefault(connection.address, []).append(connection)
 
+    def linger(self, connection: UpstreamConnection) -> None:
+        """Watch a connection that waits for the end of a stream, so that it does not wait for ever."""
+        connection.idle_since_s = self._clock.monotonic_s()
+        self._lingering.add(connection)
+
     def forget(self, connection: UpstreamConnection) -> None:
         """Drop a closed connection."""
+        self._lingering.discard(connection)
         idle = self._idle.get(connection.address)
         if idle and connection in idle:
             idle.remove(connection)
 
     def close_old(self, now_s: float) -> None:
         """Close connections that were idle too long, and forget addresses without any."""
+        for connection in list(self._lingering):
+            if now_s - connection.idle_since_s > IDLE_S_MAX:
+                self._lingering.discard(connection)
+                connection.abort()
         for address, idle in list(self._idle.items()):
             while idle and now_s - idle[0].idle_since_s > IDLE_S_MAX:
                 idle.pop(0).abort()
@@ -313,9 +341,9 @@ class UpstreamPool:
         for task in list(self._opening):
             task.cancel()
         await asyncio.gather(*self._opening, return_exceptions=True)
-        for idle in self._idle.values():
-            for connection in list(idle):
-                connection.abort()
+        for connection in [*self._lingering, *(one for idle in self._idle.values() for one in idle)]:
+            connection.abort()
+        self._lingering.clear()
         self._idle.clear()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:

@@ -162,6 +162,46 @@ def test_broken_chunk_framing_is_an_error() -> None:
         relay_of().feed(b"zz\r\nhello\r\n")
 
 
+@pytest.mark.parametrize("end", [b"0\r\n\r\n", b"0\r\nx-sum: 1\r\ny: 2\r\n\r\n"])
+def test_a_stream_ends_with_the_last_byte_of_its_framing(end: bytes) -> None:
+    wire = b"".join(as_chunk(part) for part in WHOLE)
+    for cut in range(len(end)):
+        relay = relay_of()
+        relay.feed(wire + end[:cut])
+        assert relay.is_done
+        assert not relay.is_ended, cut
+        assert relay.skip(end[cut:])
+        assert relay.is_ended
+        assert not relay.has_excess
+    relay = relay_of()
+    relay.feed(wire + end + b"HTTP/1.1 200 OK")
+    assert relay.has_excess
+
+
+@pytest.mark.parametrize("size", [b"-6", b"0x1", b"", b"1_0"])
+def test_an_odd_chunk_size_is_an_error(size: bytes) -> None:
+    with pytest.raises(EngineStreamError, match="framing"):
+        relay_of().feed(size + b"\r\nhello\r\n")
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [b'{"prompt_tokens":-1}', b'{"prompt_tokens":1,"completion_tokens":99999999999999999999999}'],
+)
+def test_absurd_usage_is_garbage(usage: bytes) -> None:
+    relay = relay_of()
+    run(relay, [as_chunk(part) for part in (ROLE, TOKENS[0], b'data: {"choices":[],"usage":' + usage + b"}\n\n")])
+    assert relay.error is not None
+    assert relay.usage is None
+
+
+@pytest.mark.parametrize("extra", [b"id: 7\n", b"event: message\n", b"retry: 3000\n", b": hi\n"])
+def test_only_data_lines_reach_the_client(extra: bytes) -> None:
+    relay = relay_of()
+    out = run(relay, [as_chunk(part) for part in (ROLE, extra + TOKENS[0], b"retry: 1\n\n", extra + TOKENS[1], FINISH)])
+    assert out == ROLE + TOKENS[0] + TOKENS[1] + FINISH
+
+
 def test_completion_chunks_count_their_text() -> None:
     chunk = b'data: {"object":"text_completion","choices":[{"index":0,"text":"hi","finish_reason":null}]}\n\n'
     relay = relay_of(chat=False)
