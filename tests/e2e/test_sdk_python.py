@@ -387,4 +387,7 @@ def test_the_ledger_agrees_with_everything_above(yard: Yard) -> None:
         found = violations(gather(yard, []))
         return [line for line in found if "of unknown requests" not in line]  # the SDK keeps no journal of ours
 
-    eventually(lambda: not wrong(), 10, "ledger, roll-ups and engines agree")
+    try:
+        eventually(lambda: not wrong(), 10, "ledger, roll-ups and engines agree")
+    except AssertionError:
+        raise AssertionError("\n".join(wrong())) from None

@@ -45,7 +45,10 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
     Raises:
         JournalLockedError: another worker of this number runs.
     """
-    journal = Journal(journal_root / f"gateway-{worker}", sync_s=settings.journal_sync_s, clock=clock)
+    loop = asyncio.get_running_loop()
+    journal = Journal(
+        journal_root / f"gateway-{worker}", sync_s=settings.journal_sync_s, clock=clock, soon=loop.call_soon
+    )
     if journal.recovered:
         _log.warning(
             "%d requests were interrupted by the end of the last run; billed by their last mark", journal.recovered
@@ -76,7 +79,6 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
     _declare_gauges(gateway)
     presence.on_table(gateway.engine_heads.clear)
     presence.recall()
-    loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: ClientConnection(gateway), sock=listener, backlog=BACKLOG)
     # What was imported stays for good; the collector need not look at it again.
     gc.freeze()
@@ -146,6 +148,7 @@ async def _drain(gateway: Gateway, server: asyncio.Server) -> None:
         await asyncio.sleep(0.02)
     for exchange in list(gateway.exchanges):
         exchange.fail(shutting_down())
+    gateway.journal.flush()
     # Give the transports a moment to write what they hold.
     while any(c.has_unsent for c in gateway.connections) and gateway.clock.monotonic_s() < deadline_s:  # noqa: ASYNC110 - once a life
         await asyncio.sleep(0.02)

@@ -6,6 +6,7 @@ the same model; such rows are marked as estimated and round in the customer's
 favour.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from modelyard.domain.usage import Intent, Settle, UsageStatus
@@ -60,13 +61,21 @@ def partial_usage(exchange: "Exchange", outcome: Outcome) -> Usage:
     tokens = relay.tokens if relay is not None else 0
     if relay is not None and relay.usage is not None:
         return relay.usage
-    if not exchange.has_intent or (not tokens and outcome.status is not UsageStatus.CLIENT_CLOSED):
+    if not tokens and (outcome.status is not UsageStatus.CLIENT_CLOSED or not exchange.was_sent):
         return Usage(completion_tokens=0)
     return estimate(exchange, tokens)
 
 
-def settle(exchange: "Exchange", outcome: Outcome, usage: Usage, *, now_s: float, is_estimated: bool) -> None:
-    """Write the settlement to the journal, count it, and learn from it."""
+def settle(
+    exchange: "Exchange",
+    outcome: Outcome,
+    usage: Usage,
+    *,
+    now_s: float,
+    is_estimated: bool,
+    then: Callable[[], None],
+) -> None:
+    """Write the settlement to the journal, then call ``then``; count it, and learn from it."""
     gateway = exchange.gateway
     endpoint = exchange.endpoint
     cached = usage.cached_tokens
@@ -89,7 +98,8 @@ def settle(exchange: "Exchange", outcome: Outcome, usage: Usage, *, now_s: float
             replica.route.id if replica is not None else "",
             exchange.attempts,
             is_estimated,
-        )
+        ),
+        then,
     )
     gateway.metrics.used(model=endpoint.route.name, prompt=usage.prompt_tokens, cached=cached, completion=completion)
     if not is_estimated:

@@ -78,17 +78,16 @@ def usage_of(body: bytes) -> Usage | None:
     return answer.usage
 
 
-def count_tokens(body: bytes, chars_per_token: float) -> int:
-    """Estimate the generated tokens of an answer without usage, rounded down in the customer's favour."""
+def count_tokens(body: bytes) -> int:
+    """Return a lower bound of the generated tokens of an answer without usage: its words, in the customer's favour."""
     try:
         texts = _texts.decode(body)
     except (msgspec.MsgspecError, RecursionError, ValueError):
         return 0
-    length = sum(
-        len(choice.text or "") + len((choice.message.content or "") if choice.message else "")
+    return sum(
+        len((choice.text or "").split()) + len(((choice.message and choice.message.content) or "").split())
         for choice in texts.choices
     )
-    return int(length / chars_per_token)
 
 
 def translate(head: ResponseHead, body: bytes, model: str) -> ApiError:

@@ -10,6 +10,7 @@ one; after that a failure becomes an error event, never a clean end.
 """
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from modelyard import errors
@@ -24,7 +25,6 @@ from modelyard.gateway.responses import ResponseHead
 from modelyard.gateway.server import ClientConnection
 from modelyard.gateway.sse import Usage
 from modelyard.gateway.upstream import UpstreamConnection
-from modelyard.metering.journal import JournalError
 from modelyard.policy.dispatch import ReplicaLoad, Verdict
 from modelyard.policy.limits import settle
 
@@ -37,6 +37,10 @@ ATTEMPTS_MAX = 3
 NEVER_S = float("inf")
 _SUCCESS = Outcome(UsageStatus.SUCCESS, 200, "")
 _CLIENT_CLOSED = Outcome(UsageStatus.CLIENT_CLOSED, 499, "client_closed")
+
+
+def _say_nothing() -> None:
+    """End towards a client that has gone."""
 
 
 class Exchange:
@@ -72,6 +76,7 @@ class Exchange:
         "route",
         "stalled_since_s",
         "total_deadline_s",
+        "was_sent",
     )
 
     def __init__(  # noqa: PLR0913 - the facts of one request, gathered once
@@ -110,6 +115,7 @@ class Exchange:
         self._connection: UpstreamConnection | None = None
         self._failed_on: list[ReplicaLoad] = []
         self.has_intent = False
+        self.was_sent = False
         self.relay: StreamRelay | None = None
         self.replica: ReplicaLoad | None = None
         self._marked_tokens = 0
@@ -150,19 +156,29 @@ class Exchange:
         self.replica = replica
         self.comment_due_s = NEVER_S
         self.attempts += 1
-        gateway = self.gateway
-        if not self.has_intent:
-            try:
-                gateway.journal.begin(billing.intent_of(self, replica))
-            except JournalError:
-                self.fail(errors.storage_full())
-                return
-            self.has_intent = True
-            self.total_deadline_s = gateway.clock.monotonic_s() + gateway.settings.total_timeout_s
-        address = (replica.route.host, replica.route.port)
-        connection = gateway.pool.take(address)
+        if self.has_intent:
+            self._forward()
+            return
+        self.has_intent = True
+        self.total_deadline_s = self.gateway.clock.monotonic_s() + self.gateway.settings.total_timeout_s
+        self.gateway.journal.begin(billing.intent_of(self, replica), self._recorded)
+
+    def _recorded(self, is_written: bool) -> None:  # noqa: FBT001 - called back by the journal
+        """Go on once the intent is written; without it nothing could be billed, so nothing is sent."""
+        if self.is_over:
+            return
+        if is_written:
+            self._forward()
+        else:
+            self.has_intent = False
+            self.fail(errors.storage_full())
+
+    def _forward(self) -> None:
+        assert self.replica is not None, "forwarded without a replica"
+        address = (self.replica.route.host, self.replica.route.port)
+        connection = self.gateway.pool.take(address)
         if connection is None:
-            gateway.pool.open(address, self)
+            self.gateway.pool.open(address, self)
         else:
             self.connected(connection)
 
@@ -181,6 +197,7 @@ class Exchange:
             self._body = engine_request.body_of(self)
         if self.call.is_stream:
             self._await("first token", self.gateway.settings.first_token_timeout_s)
+        self.was_sent = True
         connection.send(self, engine_request.head_of(self, replica, len(self._body)) + self._body)
 
     def unreachable(self, reason: str) -> None:
@@ -281,7 +298,7 @@ class Exchange:
     def client_left(self) -> None:
         """Abort the engine at once and bill what was generated."""
         if not self.is_over:
-            self._end(_CLIENT_CLOSED, usage=None)
+            self._end(_CLIENT_CLOSED, _say_nothing)
 
     def client_paused(self) -> None:
         """Hold the engine's stream back."""
@@ -324,16 +341,18 @@ class Exchange:
             return
         is_timeout = error.code == "engine_timeout"
         status = UsageStatus.TIMEOUT if is_timeout else UsageStatus.ERROR
-        streaming = self.client.is_streaming
-        self._end(Outcome(status, error.status, error.code or "error"), usage=None)
         _log.info(
             "failed: %s %s", error.status, error.code,
             extra={"request_id": self.request_id, "endpoint_id": self.endpoint.route.id},
         )  # fmt: skip
-        if streaming:
-            self.client.end_stream(as_chunk(b"data: " + error.body() + b"\n\n"), is_last=True)
-        else:
-            self.client.respond(error.status, answers.exchange_error_headers(self, error), error.body())
+
+        def say() -> None:
+            if self.client.is_streaming:
+                self.client.end_stream(as_chunk(b"data: " + error.body() + b"\n\n"), is_last=True)
+            else:
+                self.client.respond(error.status, answers.exchange_error_headers(self, error), error.body())
+
+        self._end(Outcome(status, error.status, error.code or "error"), say)
 
     def _answer_whole(self, body: bytes) -> None:
         try:
@@ -343,21 +362,27 @@ class Exchange:
             self.fail(errors.bad_engine_response(str(error)))
             return
         self._count_outcome(is_good=True, reason="")
+        is_estimated = usage is None
         if usage is None:
-            tokens = engine_errors.count_tokens(body, self.endpoint.chars_per_token)
-            self._end(_SUCCESS, usage=billing.estimate(self, tokens), is_estimated=True)
-        else:
-            self._end(_SUCCESS, usage=usage)
-        self.client.respond(200, answers.answer_headers(self), body)
+            usage = billing.estimate(self, engine_errors.count_tokens(body))
+        self._end(
+            _SUCCESS,
+            lambda: self.client.respond(200, answers.answer_headers(self), body),
+            usage=usage,
+            is_estimated=is_estimated,
+        )
 
     def _finish_stream(self, relay: StreamRelay, out: bytes) -> None:
         self._count_outcome(is_good=True, reason="")
         usage = relay.usage or billing.estimate(self, relay.tokens)
         last = relay.finish(usage)
-        self._end(_SUCCESS, usage=usage, is_estimated=relay.usage is None)
-        if not self.client.is_streaming:
-            self.client.start_stream(answers.stream_headers(self))
-        self.client.end_stream(out + as_chunk(last))
+
+        def say() -> None:
+            if not self.client.is_streaming:
+                self.client.start_stream(answers.stream_headers(self))
+            self.client.end_stream(out + as_chunk(last))
+
+        self._end(_SUCCESS, say, usage=usage, is_estimated=relay.usage is None)
 
     def _stream_broke(self, error: ApiError) -> None:
         relay = self.relay
@@ -411,8 +436,10 @@ class Exchange:
             return True
         return verdict is Verdict.WAIT
 
-    def _end(self, outcome: Outcome, *, usage: Usage | None, is_estimated: bool = False) -> None:
-        """Give everything back and settle; the only way an exchange ends."""
+    def _end(
+        self, outcome: Outcome, say: Callable[[], None], *, usage: Usage | None = None, is_estimated: bool = False
+    ) -> None:
+        """Give everything back and settle, then ``say`` the last bytes; the only way an exchange ends."""
         assert not self.is_over, "ended twice"
         self.is_over = True
         gateway = self.gateway
@@ -422,7 +449,7 @@ class Exchange:
             usage = billing.partial_usage(self, outcome)
             is_estimated = bool(usage.prompt_tokens or usage.completion_tokens)
         if self.has_intent:
-            billing.settle(self, outcome, usage, now_s=now_s, is_estimated=is_estimated)
+            billing.settle(self, outcome, usage, now_s=now_s, is_estimated=is_estimated, then=say)
         settle(
             self.key.allowances,
             reserved_tokens=self.reserved_tokens,
@@ -440,6 +467,8 @@ class Exchange:
             endpoint.dispatcher.finish(replica, now_s=now_s)
         else:
             endpoint.dispatcher.leave(self)
+        if not self.has_intent:
+            say()
 
     def _drop_connection(self, *, keep: bool = False) -> None:
         connection, self._connection = self._connection, None

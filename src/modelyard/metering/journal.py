@@ -1,7 +1,8 @@
 """The usage journal: a gateway's durable record of what it is about to bill.
 
-One append-only file a segment, one ``write()`` a record, so that a process
-killed at any instant loses nothing it acknowledged; a group ``fdatasync`` at
+One append-only file a segment, one ``write()`` a turn of the event loop, before
+anything of it is acknowledged, so that a process killed at any instant loses
+nothing it acknowledged; a group ``fdatasync`` at
 most ``sync_s`` later bounds what a power loss can take. A record is
 ``[u32 length][u32 crc32][msgpack]``. Every gateway worker owns one folder, and
 starts a new segment with each start. Open intents are written again at the
@@ -17,8 +18,9 @@ import logging
 import os
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import ParamSpec
 
 import msgspec
 
@@ -28,6 +30,8 @@ from modelyard.domain.usage import Intent, JournalRecord, Mark, Settle, UsageSta
 SEGMENT_BYTES = 64 * 1024 * 1024
 RECORD_BYTES_MAX = 64 * 1024
 RETRY_S = 0.5
+
+P = ParamSpec("P")
 
 _HEAD = struct.Struct("<II")
 _log = logging.getLogger(__name__)
@@ -113,29 +117,45 @@ def interrupted(request_id: str, intent: Intent | None, mark: Mark | None, *, no
 class Journal:
     """The writing end, owned by one gateway worker.
 
+    Records of one turn of the event loop go out in one ``write()``, which
+    ``soon`` (``loop.call_soon``) brings about at the turn's end. What must not
+    happen before a record is written is given as ``then`` and happens right
+    after: a dispatch after its intent, an answer after its settlement.
+
     Raises:
         JournalLockedError: another process writes into ``folder``.
     """
 
-    def __init__(self, folder: Path, *, sync_s: float, clock: Clock, segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        sync_s: float,
+        clock: Clock,
+        soon: Callable[[Callable[[], None]], object],
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
         self._sync_s = sync_s
         self._clock = clock
+        self._soon = soon
         self._segment_bytes = segment_bytes
         self._lock = _lock(folder)
+        self._frames: list[bytes] = []
+        self._intents: list[tuple[Intent, Callable[[bool], None]]] = []
+        self._settles: list[tuple[Settle, Callable[[], None]]] = []
         self._open: dict[str, Intent] = {}
         self._marks: dict[str, Mark] = {}
         self._unwritten: list[Settle] = []
         self._is_dirty = False
         self._dirty = asyncio.Event()
         left_open = self._left_open()
-        self._fd = -1
-        self._size = 0
-        self._start_segment()
+        self._fd, self._size = self._new_segment(), 0
         now_s = clock.unix_s()
         for request_id, (intent, mark) in left_open.items():
-            self.settle(interrupted(request_id, intent, mark, now_s=now_s))
+            self._unwritten.append(interrupted(request_id, intent, mark, now_s=now_s))
+        self._retry_unwritten()
         self.recovered = len(left_open)
 
     @property
@@ -143,34 +163,40 @@ class Journal:
         """Say whether new work may begin: false while a settlement waits for disk space."""
         return not self._unwritten
 
-    def begin(self, intent: Intent) -> None:
-        """Record a request that is about to be dispatched.
-
-        Raises:
-            JournalError: it could not be recorded, so it must not be dispatched.
-        """
-        if self._unwritten:
-            raise JournalError("settlements are waiting for disk space")
-        self._write(intent)
+    def begin(self, intent: Intent, then: Callable[[bool], None]) -> None:
+        """Record a request, then dispatch it: ``then`` is told whether it was recorded; without that it must not be."""
         self._open[intent.request_id] = intent
+        self._intents.append((intent, then))
+        self._add(intent)
 
     def mark(self, mark: Mark) -> None:
         """Record progress; a full disk only costs precision here, so it is not an error."""
         self._marks[mark.request_id] = mark
-        try:
-            self._write(mark)
-        except JournalError:
-            _log.warning("a progress mark was not written")
+        self._add(mark)
 
-    def settle(self, settle: Settle) -> None:
-        """Record the end of a request; kept in memory and tried again while the disk is full."""
+    def settle(self, settle: Settle, then: Callable[[], None]) -> None:
+        """Record the end of a request, then answer it; while the disk is full, it is kept in memory and tried again."""
         self._open.pop(settle.request_id, None)
         self._marks.pop(settle.request_id, None)
-        try:
-            self._write(settle)
-        except JournalError:
-            self._unwritten.append(settle)
+        self._settles.append((settle, then))
+        self._add(settle)
+
+    def flush(self) -> None:
+        """Write what this turn recorded, and let what waited for it happen."""
+        frames, intents, settles = self._frames, self._intents, self._settles
+        self._frames, self._intents, self._settles = [], [], []
+        if not frames:
+            return
+        is_written = self._try_write(frames)
+        if not is_written:
+            for intent, _ in intents:
+                self._open.pop(intent.request_id, None)
+            self._unwritten += [settle for settle, _ in settles]
             self._note_dirty()
+        for _, dispatch in intents:
+            _call(dispatch, is_written)
+        for _, answer in settles:
+            _call(answer)
 
     async def run(self) -> None:
         """Sync to disk within ``sync_s`` of a write, rotate full segments, until cancelled."""
@@ -186,6 +212,8 @@ class Journal:
 
     def close(self) -> None:
         """Write out and sync what is left, then give the folder free."""
+        if self._frames:
+            self.flush()
         self._retry_unwritten()
         try:
             os.fdatasync(self._fd)
@@ -194,14 +222,30 @@ class Journal:
         os.close(self._fd)
         os.close(self._lock)
 
-    def _write(self, record: JournalRecord) -> None:
-        body = _encode(record)
-        frame = _HEAD.pack(len(body), zlib.crc32(body)) + body
+    def _add(self, record: JournalRecord) -> None:
+        if not self._frames:
+            self._frames.append(frame_of(record))
+            self._soon(self.flush)
+        else:
+            self._frames.append(frame_of(record))
+
+    def _try_write(self, frames: list[bytes]) -> bool:
+        """Write a turn's records, unless older settlements still wait for disk space."""
+        if self._unwritten:
+            return False
         try:
-            written = os.write(self._fd, frame)
+            self._write(b"".join(frames))
+        except JournalError as error:
+            _log.error("the journal cannot be written: %s", error)
+            return False
+        return True
+
+    def _write(self, data: bytes) -> None:
+        try:
+            written = os.write(self._fd, data)
         except OSError as error:
             raise JournalError(error.strerror) from error
-        if written != len(frame):
+        if written != len(data):
             # A torn record would hide all that follow it.
             os.ftruncate(self._fd, self._size)
             raise JournalError("disk full")
@@ -214,13 +258,14 @@ class Journal:
         self._dirty.set()
 
     def _retry_unwritten(self) -> None:
-        while self._unwritten:
-            try:
-                self._write(self._unwritten[0])
-            except JournalError:
-                self._note_dirty()
-                return
-            del self._unwritten[0]
+        if not self._unwritten:
+            return
+        try:
+            self._write(b"".join(map(frame_of, self._unwritten)))
+        except JournalError:
+            self._note_dirty()
+        else:
+            self._unwritten.clear()
 
     async def _sync(self) -> None:
         try:
@@ -232,32 +277,51 @@ class Journal:
             self._rotate()
 
     def _rotate(self) -> None:
-        old = self._fd
+        """Go on in a new segment that begins with all open work; stay with the old one if that cannot be written."""
+        old_fd, old_size = self._fd, self._size
         try:
-            self._start_segment()
-        except OSError:
+            self._fd, self._size = self._new_segment(), 0
+            self._write(b"".join(self._open_frames()))
+        except (OSError, JournalError):
             _log.exception("a new journal segment could not be started; staying with the old one")
-            self._fd = old
-            return
-        os.close(old)
-        for request_id, intent in self._open.items():
-            self._write(intent)
-            if mark := self._marks.get(request_id):
-                self._write(mark)
+            if self._fd != old_fd:
+                os.close(self._fd)
+                segments(self._folder)[-1].unlink()
+            self._fd, self._size = old_fd, old_size
+        else:
+            os.close(old_fd)
 
-    def _start_segment(self) -> None:
+    def _open_frames(self) -> Iterator[bytes]:
+        for request_id, intent in self._open.items():
+            yield frame_of(intent)
+            if mark := self._marks.get(request_id):
+                yield frame_of(mark)
+
+    def _new_segment(self) -> int:
         existing = segments(self._folder)
         # Numbers follow the clock, so that a folder that was lost or restored never repeats one that was delivered.
         number = max(int(existing[-1].stem) + 1 if existing else 1, int(self._clock.unix_s()))
         path = self._folder / f"{number:010d}.journal"
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self._size = 0
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
     def _left_open(self) -> dict[str, tuple[Intent | None, Mark | None]]:
         records: list[JournalRecord] = []
         for path in segments(self._folder):
             records += read_records(path, 0)[0]
         return open_work(records)
+
+
+def frame_of(record: JournalRecord) -> bytes:
+    """Return a record as it stands in a segment."""
+    body = _encode(record)
+    return _HEAD.pack(len(body), zlib.crc32(body)) + body
+
+
+def _call(then: Callable[P, None], *arguments: P.args, **named: P.kwargs) -> None:
+    try:
+        then(*arguments, **named)
+    except Exception:  # noqa: BLE001 - boundary: one request must not keep the others of its turn from going on
+        _log.exception("a request failed after it was recorded")
 
 
 def _lock(folder: Path) -> int:

@@ -35,12 +35,16 @@ class Books:
 
     def journal(self, worker: str, requests: Iterable[str], *, settled: bool = True) -> None:
         """Write one more segment, as a worker's run from start to end does."""
-        journal = Journal(self.root / worker, sync_s=0.01, clock=ManualClock())
+        journal = Journal(self.root / worker, sync_s=0.01, clock=ManualClock(), soon=lambda flush: flush())
         for rid in requests:
-            journal.begin(Intent(rid, 1e9, "t", "k", "ep", "smol", "ver", "/v1/chat/completions", False, 1, 9, Price()))
+            journal.begin(
+                Intent(rid, 1e9, "t", "k", "ep", "smol", "ver", "/v1/chat/completions", False, 1, 9, Price()),
+                lambda is_written: None,
+            )
             if settled:
                 journal.settle(
-                    Settle(rid, 1e9, 1, 0, 2, UsageStatus.SUCCESS, 200, "", None, 1.0, "rep", 1, is_estimated=False)
+                    Settle(rid, 1e9, 1, 0, 2, UsageStatus.SUCCESS, 200, "", None, 1.0, "rep", 1, is_estimated=False),
+                    lambda: None,
                 )
         journal.close()
 

@@ -2,13 +2,14 @@
 
 import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from modelyard.clock import ManualClock
 from modelyard.domain.usage import Intent, Mark, Price, Settle, UsageStatus
-from modelyard.metering.journal import Journal, JournalError, JournalLockedError, open_work, read_records, segments
+from modelyard.metering.journal import Journal, JournalLockedError, open_work, read_records, segments
 
 
 def intent(request_id: str = "r1") -> Intent:
@@ -19,8 +20,25 @@ def settled(request_id: str = "r1") -> Settle:
     return Settle(request_id, 2.0, 3, 0, 4, UsageStatus.SUCCESS, 200, "", 5.0, 9.0, "rep", 1, False)
 
 
+def at_once(flush: Callable[[], None]) -> None:
+    """Every record is a turn of its own."""
+    flush()
+
+
 def journal(folder: Path, **options: int) -> Journal:
-    return Journal(folder, sync_s=0.01, clock=ManualClock(), **options)
+    return Journal(folder, sync_s=0.01, clock=ManualClock(), soon=at_once, **options)
+
+
+def begin(book: Journal, record: Intent) -> bool:
+    """Record an intent; say whether its request may be dispatched."""
+    said: list[bool] = []
+    book.begin(record, said.append)
+    (is_written,) = said
+    return is_written
+
+
+def nothing() -> None:
+    """Answer nobody."""
 
 
 def read_all(folder: Path) -> list[object]:
@@ -29,16 +47,16 @@ def read_all(folder: Path) -> list[object]:
 
 async def test_records_are_on_file_the_moment_they_are_written(tmp_path: Path) -> None:
     book = journal(tmp_path)
-    book.begin(intent())
+    assert begin(book, intent())
     book.mark(Mark("r1", 3, 2))
-    book.settle(settled())
+    book.settle(settled(), nothing)
     assert read_all(tmp_path) == [intent(), Mark("r1", 3, 2), settled()]
     book.close()
 
 
 async def test_an_unfinished_record_is_left_for_the_next_read(tmp_path: Path) -> None:
     book = journal(tmp_path)
-    book.begin(intent())
+    assert begin(book, intent())
     book.close()
     path = segments(tmp_path)[0]
     whole = path.read_bytes()
@@ -50,9 +68,9 @@ async def test_an_unfinished_record_is_left_for_the_next_read(tmp_path: Path) ->
 
 async def test_a_damaged_record_costs_only_itself(tmp_path: Path) -> None:
     book = journal(tmp_path)
-    book.begin(intent("a"))
+    assert begin(book, intent("a"))
     first_size = segments(tmp_path)[0].stat().st_size
-    book.begin(intent("b"))
+    assert begin(book, intent("b"))
     book.close()
     path = segments(tmp_path)[0]
     data = bytearray(path.read_bytes())
@@ -66,10 +84,10 @@ async def test_a_damaged_record_costs_only_itself(tmp_path: Path) -> None:
 async def test_a_restart_settles_what_was_open_at_its_last_mark(tmp_path: Path) -> None:
     book = journal(tmp_path)
     for request_id in ("streamed", "silent", "done"):
-        book.begin(intent(request_id))
+        assert begin(book, intent(request_id))
     book.mark(Mark("streamed", 3, 64))
     book.mark(Mark("streamed", 3, 128))
-    book.settle(settled("done"))
+    book.settle(settled("done"), nothing)
     book.close()
     second = journal(tmp_path)
     assert second.recovered == 2
@@ -96,7 +114,7 @@ async def test_only_one_writer_may_have_a_folder(tmp_path: Path) -> None:
 async def test_a_full_segment_is_rotated_and_open_work_is_carried_over(tmp_path: Path) -> None:
     book = journal(tmp_path, segment_bytes=10)
     running = asyncio.get_running_loop().create_task(book.run())
-    book.begin(intent("long"))
+    assert begin(book, intent("long"))
     book.mark(Mark("long", 3, 7))
     async with asyncio.timeout(5):
         while len(segments(tmp_path)) < 2:
@@ -113,20 +131,18 @@ async def test_a_full_disk_refuses_new_work_and_keeps_settlements_for_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     book = journal(tmp_path)
-    book.begin(intent("before"))
+    assert begin(book, intent("before"))
     real_write = os.write
 
     def full(fd: int, data: bytes) -> int:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(JournalError):
-        book.begin(intent("refused"))
-    book.settle(settled("before"))
+    assert not begin(book, intent("refused"))
+    book.settle(settled("before"), nothing)
     assert not book.is_writable
     monkeypatch.setattr(os, "write", real_write)
-    with pytest.raises(JournalError):
-        book.begin(intent("still refused"))
+    assert not begin(book, intent("still refused"))
     running = asyncio.get_running_loop().create_task(book.run())
     async with asyncio.timeout(5):
         while not book.is_writable:
@@ -140,19 +156,70 @@ async def test_a_torn_write_is_taken_back(tmp_path: Path, monkeypatch: pytest.Mo
     book = journal(tmp_path)
     real_write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: real_write(fd, bytes(data)[:5]))
-    with pytest.raises(JournalError):
-        book.begin(intent("torn"))
+    assert not begin(book, intent("torn"))
     monkeypatch.setattr(os, "write", real_write)
-    book.begin(intent("whole"))
+    assert begin(book, intent("whole"))
     book.close()
     assert read_all(tmp_path) == [intent("whole")]
 
 
 async def test_a_folder_that_was_lost_does_not_repeat_numbers_that_were_delivered(tmp_path: Path) -> None:
     clock = ManualClock()
-    first = Journal(tmp_path / "a", sync_s=0.01, clock=clock)
+    first = Journal(tmp_path / "a", sync_s=0.01, clock=clock, soon=at_once)
     first.close()
     clock.advance(1)
-    again = Journal(tmp_path / "restored", sync_s=0.01, clock=clock)
+    again = Journal(tmp_path / "restored", sync_s=0.01, clock=clock, soon=at_once)
     again.close()
     assert segments(tmp_path / "restored")[0].name > segments(tmp_path / "a")[0].name
+
+
+async def test_a_turn_is_one_write_and_nothing_happens_before_it(tmp_path: Path) -> None:
+    turn: list[Callable[[], None]] = []
+    book = Journal(tmp_path, sync_s=0.01, clock=ManualClock(), soon=turn.append)
+    happened: list[str] = []
+    book.begin(intent("a"), lambda is_written: happened.append(f"a {is_written}"))
+    book.begin(intent("b"), lambda is_written: happened.append(f"b {is_written}"))
+    book.settle(settled("a"), lambda: happened.append("answer a"))
+    assert happened == []
+    assert read_all(tmp_path) == []
+    (flush,) = turn
+    flush()
+    assert happened == ["a True", "b True", "answer a"]
+    assert read_all(tmp_path) == [intent("a"), intent("b"), settled("a")]
+    book.close()
+
+
+async def test_what_follows_a_record_may_record_again_and_may_fail_alone(tmp_path: Path) -> None:
+    turn: list[Callable[[], None]] = []
+    book = Journal(tmp_path, sync_s=0.01, clock=ManualClock(), soon=turn.append)
+    happened: list[str] = []
+
+    def breaks(is_written: bool) -> None:
+        raise ValueError("a bug")
+
+    book.begin(intent("a"), breaks)
+    book.begin(intent("b"), lambda is_written: book.settle(settled("b"), lambda: happened.append("answer b")))
+    turn.pop()()
+    turn.pop()()
+    assert happened == ["answer b"]
+    book.close()
+    assert settled("b") in read_all(tmp_path)
+
+
+async def test_a_disk_that_is_full_at_a_rotation_keeps_the_old_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = journal(tmp_path, segment_bytes=10)
+    assert begin(book, intent("long"))
+    real_write = os.write
+
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    book._rotate()
+    monkeypatch.setattr(os, "write", real_write)
+    book.settle(settled("long"), nothing)
+    book.close()
+    assert len(segments(tmp_path)) == 1
+    assert read_all(tmp_path) == [intent("long"), settled("long")]
