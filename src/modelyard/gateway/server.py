@@ -87,12 +87,15 @@ class ClientConnection(asyncio.Protocol):
         "_gateway",
         "_has_head",
         "_head_bytes",
+        "_is_deaf",
         "_is_paused",
         "_is_streaming",
         "_parser",
         "_refusal",
         "_request",
+        "_rest",
         "_serving",
+        "_unsent",
         "_waiting",
         "current",
         "is_closing",
@@ -111,12 +114,15 @@ class ClientConnection(asyncio.Protocol):
         self._waiting: list[Request] = []
         self._request = Request()
         self._serving: Request | None = None
-        self._body: list[bytes] = []
+        self._body = b""
+        self._rest = bytearray()
         self._body_bytes = 0
         self._head_bytes = 0
         self._has_head = False
         self._is_streaming = False
         self._is_paused = False
+        self._is_deaf = False
+        self._unsent = 0
         self._refusal: ApiError | None = None
 
     # --- what an exchange does ---
@@ -191,9 +197,17 @@ class ClientConnection(asyncio.Protocol):
             self.transport.close()
 
     def check_time(self, now_s: float) -> None:
-        """Close a connection that is idle or sends its request too slowly."""
+        """Close a connection that is idle, sends its request too slowly, or does not read its last answer."""
         settings = self._gateway.settings
         if self.current is not None or self.transport is None:
+            return
+        unsent = self.transport.get_write_buffer_size()
+        if unsent:
+            if unsent != self._unsent:
+                self._unsent, self.since_s = unsent, now_s
+            elif now_s - self.since_s > settings.write_stall_timeout_s:
+                # Closing would wait for the client to read the rest.
+                self.transport.abort()
             return
         has_begun = self._has_head or self._head_bytes > 0
         limit_s = settings.header_read_timeout_s if has_begun else settings.idle_timeout_s
@@ -236,21 +250,22 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse a read."""
-        if self.is_closing and self._serving is None:
+        if self._is_deaf or (self.is_closing and self._serving is None):
             return
-        if not self._has_head:
-            self._head_bytes += len(data)
+        # Bytes since the last of a body: of a head, but also of trailers and chunk extensions, however long.
+        self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._refuse(errors.bad_request("upgrade_unsupported", "Protocol upgrades are not supported here."))
+            # The request was taken as if it had not asked; what follows may be in any protocol.
+            self._is_deaf = True
         except httptools.HttpParserCallbackError:
             refusal, self._refusal = self._refusal, None
             self._refuse(refusal or errors.bad_request("invalid_http", "The request could not be read."))
         except httptools.HttpParserError:
             self._refuse(errors.bad_request("invalid_http", "The request is not well-formed HTTP/1.1."))
         else:
-            if not self._has_head and self._head_bytes > self._gateway.settings.header_bytes_max:
+            if self._head_bytes > self._gateway.settings.header_bytes_max:
                 self._refuse(errors.headers_too_large(self._gateway.settings.header_bytes_max))
 
     # --- httptools ---
@@ -258,16 +273,18 @@ class ClientConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         """Start a request."""
         self._request = Request()
-        self._body = []
+        self._body = b""
         self._body_bytes = 0
+        self.since_s = self._gateway.clock.monotonic_s()
 
     def on_url(self, url: bytes) -> None:
         """Collect the target; it may come in pieces."""
         self._request.query += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Collect a header."""
-        self._request.headers.append((name.lower(), value))
+        """Collect a header; trailers, which come behind the body, are none."""
+        if not self._has_head:
+            self._request.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """Judge the head before any of the body is kept."""
@@ -281,18 +298,24 @@ class ClientConnection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """Collect a piece of the body, up to the limit."""
+        self._head_bytes = 0
         self._body_bytes += len(body)
         limit = self._gateway.settings.body_bytes_max
         if self._body_bytes > limit:
             self._refusal = errors.body_too_large(limit)
             raise self._refusal
-        self._body.append(body)
+        if self._body:
+            self._rest += body
+        else:
+            self._body = body
 
     def on_message_complete(self) -> None:
         """Answer the request, or let it wait for the one before."""
         request = self._request
-        body = self._body
-        request.body = body[0] if len(body) == 1 else b"".join(body)
+        request.body = self._body
+        if self._rest:
+            request.body += self._rest
+            self._rest = bytearray()
         self._has_head = False
         self._head_bytes = 0
         if self._serving is not None:
@@ -305,6 +328,28 @@ class ClientConnection(asyncio.Protocol):
     # --- inside ---
 
     def _check_head(self, request: Request) -> None:
+        parser = self._parser
+        version = parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise errors.bad_request("invalid_http", "This server speaks HTTP/1.1.")
+        request.is_http10 = version == "1.0"
+        request.method = parser.get_method()
+        request.keep_alive = parser.should_keep_alive()
+        expects = self._check_headers(request)
+        path, _, request.query = request.query.partition(b"?")
+        if path[:1] != b"/":
+            raise errors.bad_request("invalid_target", "The request target must be a path like /v1/models.")
+        request.path = path.decode("latin-1")
+        if parser.should_upgrade():
+            if request.method == b"CONNECT":
+                raise errors.bad_request("upgrade_unsupported", "This server is no proxy.")
+            # HTTP lets a server ignore the wish (Java's client has it by default); only this request is answered.
+            request.keep_alive = False
+        if expects and not request.is_http10 and self._serving is None and self.transport is not None:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _check_headers(self, request: Request) -> bool:
+        """Judge all headers; say whether the client waits to be asked for its body."""
         settings = self._gateway.settings
         headers = request.headers
         if len(headers) > settings.headers_max or (
@@ -312,6 +357,7 @@ class ClientConnection(asyncio.Protocol):
         ):
             raise errors.headers_too_large(settings.header_bytes_max)
         hosts = 0
+        expects = False
         for header in headers:
             name = header[0]
             if name not in _WATCHED:
@@ -321,21 +367,13 @@ class ClientConnection(asyncio.Protocol):
                 request.host = header[1]
             elif name in _CREDENTIALS:
                 request.credentials.append(header)
+            elif name == b"expect":
+                expects = header[1].lower() == b"100-continue"
             else:
                 self._check_body_header(*header)
-        parser = self._parser
-        request.method = parser.get_method()
-        request.keep_alive = parser.should_keep_alive()
-        version = parser.get_http_version()
-        if version not in ("1.1", "1.0"):
-            raise errors.bad_request("invalid_http", "This server speaks HTTP/1.1.")
-        request.is_http10 = version == "1.0"
         if hosts != 1 and not (hosts == 0 and request.is_http10):
             raise errors.bad_request("invalid_host", "A request needs exactly one Host header.")
-        path, _, request.query = request.query.partition(b"?")
-        if path[:1] != b"/":
-            raise errors.bad_request("invalid_target", "The request target must be a path like /v1/models.")
-        request.path = path.decode("latin-1")
+        return expects
 
     def _check_body_header(self, name: bytes, value: bytes) -> None:
         limit = self._gateway.settings.body_bytes_max
@@ -345,15 +383,11 @@ class ClientConnection(asyncio.Protocol):
         elif name == b"content-encoding":
             if value.lower() != b"identity":
                 raise errors.unsupported_content_encoding(value.decode("latin-1"))
-        elif name == b"transfer-encoding":
-            if value.lower() != b"chunked":
-                raise errors.bad_request("invalid_http", "Transfer-Encoding must be chunked or absent.")
-        elif value.lower() == b"100-continue" and self.transport is not None:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif value.lower() != b"chunked":
+            raise errors.bad_request("invalid_http", "Transfer-Encoding must be chunked or absent.")
 
     def _serve(self, request: Request) -> None:
         self._serving = request
-        self.since_s = self._gateway.clock.monotonic_s()
         self._gateway.begin(self, request)
 
     def _next(self, *, is_last: bool) -> None:
@@ -399,7 +433,9 @@ class ClientConnection(asyncio.Protocol):
             % (request_id.encode(), len(body))
             + body
         )
-        transport.close()
+        # Closing now would reset the connection while the client still sends, and take the answer with it.
+        self._is_deaf = True
+        transport.write_eof()
 
     def _is_last(self, request: Request) -> bool:
         return self.is_closing or not request.keep_alive

@@ -1,0 +1,212 @@
+"""The client's connection: one answer a request, in order, whatever is sent; nobody holds it for ever."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from modelyard.clock import ManualClock
+from modelyard.config import GatewayConfig
+from modelyard.gateway.server import ClientConnection, Request
+from modelyard.ids import RequestIds
+
+HEAD = b"POST /x HTTP/1.1\r\nHost: h\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+class Wire:
+    """A client's transport that only notes what is done to it; ``unsent`` bytes are never read."""
+
+    def __init__(self) -> None:
+        self.sent = b""
+        self.unsent = 0
+        self.done: list[str] = []
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def write_eof(self) -> None:
+        self.done.append("write_eof")
+
+    def close(self) -> None:
+        self.done.append("close")
+
+    def abort(self) -> None:
+        self.done.append("abort")
+
+    def is_closing(self) -> bool:
+        return "close" in self.done or "abort" in self.done
+
+    def pause_reading(self) -> None:
+        self.done.append("pause")
+
+    def resume_reading(self) -> None:
+        self.done.append("resume")
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        pass
+
+
+class Waiting:
+    """What answers later."""
+
+    def __init__(self) -> None:
+        self.has_left = False
+
+    def client_left(self) -> None:
+        self.has_left = True
+
+    def client_paused(self) -> None:
+        pass
+
+    def client_resumed(self) -> None:
+        pass
+
+
+class Edge:
+    """A gateway that takes every request; ``/x`` is answered at once, ``/later`` is not."""
+
+    def __init__(self) -> None:
+        self.taken: list[Request] = []
+        self.clock = ManualClock()
+        self.refused: list[str] = []
+        gateway: Any = SimpleNamespace(
+            settings=GatewayConfig(), clock=self.clock, connections=set(), ids=RequestIds(), begin=self.begin,
+            note_refusal=lambda refusal, _: self.refused.append(refusal.code),
+        )  # fmt: skip
+        self.client = ClientConnection(gateway)
+        self.wire: Any = Wire()
+        self.client.connection_made(self.wire)
+
+    def begin(self, client: ClientConnection, request: Request) -> None:
+        self.taken.append(request)
+        if request.path == "/later":
+            client.current = Waiting()
+        else:
+            client.respond(200, b"", b"ok")
+
+    def answers(self) -> list[int]:
+        return [int(part[:3]) for part in self.wire.sent.split(b"HTTP/1.1 ")[1:]]
+
+
+@pytest.mark.parametrize("body", [b"\r\n", b"Content-Length: 2\r\n\r\nhi"])
+def test_a_request_to_upgrade_is_answered_once_and_in_the_old_protocol(body: bytes) -> None:
+    edge = Edge()
+    edge.client.data_received(HEAD + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n" + body)
+    assert edge.answers() == [200]
+    assert b"connection: close" in edge.wire.sent
+    assert edge.wire.done == ["close"]
+
+
+def test_bytes_behind_a_request_to_upgrade_neither_count_nor_hurt() -> None:
+    edge = Edge()
+    upgrade = b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    edge.client.data_received(HEAD.replace(b"/x", b"/later") + upgrade + b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+    edge.client.data_received(HEAD + b"\r\n")
+    assert [request.path for request in edge.taken] == ["/later"]
+    edge.client.respond(200, b"", b"ok")
+    assert edge.answers() == [200]
+    assert edge.wire.done == ["close"]
+
+
+def test_connect_is_refused_once() -> None:
+    edge = Edge()
+    edge.client.data_received(b"CONNECT /x HTTP/1.1\r\nHost: h\r\n\r\n")
+    assert edge.answers() == [400]
+    assert not edge.taken
+
+
+def test_a_body_is_asked_for_once_its_head_is_good() -> None:
+    edge = Edge()
+    edge.client.data_received(HEAD + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+    assert edge.answers() == [100]
+    edge.client.data_received(b"hi")
+    assert edge.answers() == [100, 200]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST /x HTTP/1.0\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n",
+        HEAD + b"Host: i\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n",
+        HEAD + b"Expect: 100-continue\r\nContent-Length: 999999999\r\n\r\n",
+    ],
+)
+def test_a_body_is_not_asked_for_in_vain(head: bytes) -> None:
+    edge = Edge()
+    edge.client.data_received(head)
+    assert 100 not in edge.answers()
+
+
+def test_a_pipelined_expectation_does_not_break_into_the_answer_before() -> None:
+    edge = Edge()
+    edge.client.data_received(HEAD.replace(b"/x", b"/later") + b"\r\n")
+    edge.client.start_stream(b"")
+    before = edge.wire.sent
+    edge.client.data_received(HEAD + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+    assert edge.wire.sent == before
+
+
+def test_the_time_to_send_a_request_begins_with_the_request() -> None:
+    edge = Edge()
+    edge.clock.advance(60)
+    edge.client.data_received(HEAD + b"Content-Length: 4\r\n\r\nhi")
+    edge.clock.advance(9)
+    edge.client.check_time(edge.clock.monotonic_s())
+    assert not edge.wire.done
+    edge.clock.advance(2)
+    edge.client.check_time(edge.clock.monotonic_s())
+    assert edge.wire.done == ["close"]
+
+
+def test_trailers_are_no_headers() -> None:
+    edge = Edge()
+    edge.client.data_received(CHUNKED + b"1\r\na\r\n0\r\nCookie: evil\r\n\r\n")
+    assert edge.answers() == [200]
+    assert edge.taken[0].header(b"cookie") is None
+
+
+@pytest.mark.parametrize("endless", [b"0\r\nX: ", b"1;"])
+def test_endless_framing_is_refused(endless: bytes) -> None:
+    edge = Edge()
+    edge.client.data_received(CHUNKED + b"1\r\na\r\n" + endless)
+    for _ in range(100):
+        edge.client.data_received(b"a" * 1000)
+    assert edge.answers() == [431]
+
+
+def test_a_body_in_many_pieces_is_whole() -> None:
+    edge = Edge()
+    for part in (CHUNKED, *(b"2\r\n%02d\r\n" % number for number in range(100)), b"0\r\n\r\n"):
+        edge.client.data_received(part)
+    assert edge.taken[0].body == b"".join(b"%02d" % number for number in range(100))
+
+
+def test_a_client_that_never_reads_its_answer_is_dropped() -> None:
+    edge = Edge()
+    edge.client.data_received(HEAD + b"\r\n")
+    edge.wire.unsent = 1_000_000
+    for _ in range(10):  # it reads a little now and then
+        edge.clock.advance(50)
+        edge.wire.unsent -= 1
+        edge.client.check_time(edge.clock.monotonic_s())
+    assert not edge.wire.done
+    edge.clock.advance(61)
+    edge.client.check_time(edge.clock.monotonic_s())
+    assert edge.wire.done == ["abort"]
+
+
+def test_a_refused_upload_is_read_off_so_that_its_refusal_arrives() -> None:
+    edge = Edge()
+    edge.client.data_received(HEAD + b"Content-Length: 999999999\r\n\r\nabc")
+    assert edge.answers() == [413]
+    assert edge.wire.done == ["write_eof"]
+    for _ in range(10):
+        edge.client.data_received(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+    assert edge.answers() == [413]
+    edge.clock.advance(11)
+    edge.client.check_time(edge.clock.monotonic_s())
+    assert edge.wire.done == ["write_eof", "close"]
