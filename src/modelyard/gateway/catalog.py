@@ -23,6 +23,8 @@ W = TypeVar("W")
 CHARS_PER_TOKEN = 4.0
 """First guess of a model's text length per token, until real usage is known."""
 CALIBRATION_WEIGHT = 0.05
+CALIBRATION_CHARS_MIN = 256
+"""Shorter prompts say more of the chat template than of the text."""
 
 
 @dataclass(slots=True)
@@ -67,7 +69,8 @@ class EndpointState(Generic[W]):
 
     def learn(self, *, text_length: int, prompt_tokens: int, seconds: float) -> None:
         """Take a finished answer into account."""
-        if prompt_tokens > 0 and text_length > 0:
+        # More tokens than characters are pictures or tools, and tell nothing of the text of others.
+        if text_length >= CALIBRATION_CHARS_MIN and 0 < prompt_tokens <= text_length:
             self.chars_per_token += CALIBRATION_WEIGHT * (text_length / prompt_tokens - self.chars_per_token)
         self.mean_s += CALIBRATION_WEIGHT * (seconds - self.mean_s)
 

@@ -1,0 +1,26 @@
+"""The catalog: what is learnt of a model estimates prompts without ever blowing them up."""
+
+from typing import Any
+
+from modelyard.gateway.catalog import CHARS_PER_TOKEN, EndpointState
+
+
+def state() -> EndpointState[Any]:
+    unused: Any = None
+    return EndpointState(unused, unused, last_request_s=0.0)
+
+
+def test_long_prompts_teach_the_length_of_a_token() -> None:
+    endpoint = state()
+    for _ in range(200):
+        endpoint.learn(text_length=3000, prompt_tokens=1000, seconds=1)
+    assert endpoint.prompt_tokens(3000) in range(995, 1005)
+
+
+def test_what_is_not_text_teaches_nothing_of_text() -> None:
+    """A greeting in its template, or a picture, is many tokens to few characters; a long prompt of others must not pay."""
+    endpoint = state()
+    for _ in range(200):
+        endpoint.learn(text_length=2, prompt_tokens=20, seconds=1)
+        endpoint.learn(text_length=300, prompt_tokens=4000, seconds=1)
+    assert endpoint.prompt_tokens(4000) == 4000 / CHARS_PER_TOKEN
