@@ -18,7 +18,7 @@ def test_long_prompts_teach_the_length_of_a_token() -> None:
 
 
 def test_what_is_not_text_teaches_nothing_of_text() -> None:
-    """A greeting in its template, or a picture, is many tokens to few characters; a long prompt of others must not pay."""
+    """A greeting in its template, or a picture, is many tokens to few characters; others must not pay for it."""
     endpoint = state()
     for _ in range(200):
         endpoint.learn(text_length=2, prompt_tokens=20, seconds=1)
