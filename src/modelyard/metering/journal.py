@@ -55,8 +55,8 @@ def segments(folder: Path) -> list[Path]:
 def read_records(path: Path, offset: int) -> tuple[list[JournalRecord], int]:
     """Return the whole records of a segment from ``offset`` on, and the offset behind the last.
 
-    An unfinished record at the end is left for the next call. A record whose
-    checksum is wrong is skipped and logged: one flipped bit must not cost the
+    An unfinished record at the end is left for the next call. What is damaged
+    is skipped and logged: one flipped bit, be it in a length, must not cost the
     rest of the file.
     """
     with path.open("rb") as file:
@@ -64,21 +64,38 @@ def read_records(path: Path, offset: int) -> tuple[list[JournalRecord], int]:
         data = file.read()
     records: list[JournalRecord] = []
     at = 0
-    while at + _HEAD.size <= len(data):
-        length, checksum = _HEAD.unpack_from(data, at)
-        if length == 0 or length > RECORD_BYTES_MAX:
-            _log.error("journal %s is damaged at byte %d: the rest of the segment is unreadable", path, offset + at)
-            break
-        end = at + _HEAD.size + length
-        if end > len(data):
-            break
-        payload = data[at + _HEAD.size : end]
-        if zlib.crc32(payload) == checksum:
-            records.append(_decode(payload))
-        else:
-            _log.error("journal %s: skipped a damaged record at byte %d", path, offset + at)
+    while at < len(data):
+        end = _end_of(data, at)
+        if end is None:
+            following = _next_whole(data, at + 1)
+            if following is None:
+                break
+            _log.error("journal %s: skipped %d damaged bytes at byte %d", path, following - at, offset + at)
+            at = following
+            continue
+        try:
+            records.append(_decode(data[at + _HEAD.size : end]))
+        except msgspec.MsgspecError as error:
+            _log.error("journal %s: skipped an unknown record at byte %d: %s", path, offset + at, error)
         at = end
     return records, offset + at
+
+
+def _end_of(data: bytes, at: int) -> int | None:
+    """Return where the record at ``at`` ends, or None when there is no whole one."""
+    if at + _HEAD.size > len(data):
+        return None
+    length, checksum = _HEAD.unpack_from(data, at)
+    end: int = at + _HEAD.size + length
+    if not 0 < length <= RECORD_BYTES_MAX or end > len(data) or zlib.crc32(data[at + _HEAD.size : end]) != checksum:
+        return None
+    return end
+
+
+def _next_whole(data: bytes, at: int) -> int | None:
+    """Return where the next whole record begins, if that is no further than the longest record reaches."""
+    furthest = min(len(data) - _HEAD.size, at + _HEAD.size + RECORD_BYTES_MAX)
+    return next((place for place in range(at, furthest) if _end_of(data, place) is not None), None)
 
 
 def open_work(records: Iterable[JournalRecord]) -> dict[str, tuple[Intent | None, Mark | None]]:
@@ -246,8 +263,11 @@ class Journal:
         except OSError as error:
             raise JournalError(error.strerror) from error
         if written != len(data):
-            # A torn record would hide all that follow it.
-            os.ftruncate(self._fd, self._size)
+            # Half a record is skipped by readers, but is better not there.
+            try:
+                os.ftruncate(self._fd, self._size)
+            except OSError:
+                self._size += written
             raise JournalError("disk full")
         self._size += written
         if not self._is_dirty:

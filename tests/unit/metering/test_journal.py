@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from modelyard.clock import ManualClock
@@ -79,6 +81,51 @@ async def test_a_damaged_record_costs_only_itself(tmp_path: Path) -> None:
     records, offset = read_records(path, 0)
     assert records == [intent("b")]
     assert offset == len(data)
+
+
+@pytest.mark.parametrize("place", range(8))
+async def test_a_flipped_bit_in_the_head_of_a_record_costs_only_that_record(tmp_path: Path, place: int) -> None:
+    book = journal(tmp_path)
+    for name in "abc":
+        assert begin(book, intent(name))
+    book.close()
+    path = segments(tmp_path)[0]
+    whole = path.read_bytes()
+    for bit in range(8):
+        data = bytearray(whole)
+        data[len(whole) // 3 + place] ^= 1 << bit
+        path.write_bytes(data)
+        assert read_records(path, 0) == ([intent("a"), intent("c")], len(whole)), bit
+
+
+async def test_a_record_of_a_later_version_does_not_stop_the_start(tmp_path: Path) -> None:
+    book = journal(tmp_path)
+    assert begin(book, intent("a"))
+    book.close()
+    body = msgspec.msgpack.encode([99, "something new"])
+    with segments(tmp_path)[0].open("ab") as file:
+        file.write(len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little") + body)
+    second = journal(tmp_path)
+    assert second.recovered == 1
+    second.close()
+
+
+async def test_a_torn_write_that_cannot_be_undone_costs_only_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = journal(tmp_path)
+    real = os.write
+
+    def refuse(*_: object) -> None:
+        raise OSError("no")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "write", lambda fd, data: real(fd, data[:20]))
+        broken.setattr(os, "ftruncate", refuse)
+        assert not begin(book, intent("a"))
+    assert begin(book, intent("b"))
+    book.close()
+    assert read_all(tmp_path) == [intent("b")]
 
 
 async def test_a_restart_settles_what_was_open_at_its_last_mark(tmp_path: Path) -> None:
