@@ -119,9 +119,7 @@ class StreamRelay:
             and not self._left
             and not self._buffer
             and data.endswith(b"\n\n\r\n")
-            and (
-                b'"usage"' not in data or (self._wants_usage and b'"usage":{' not in data and b'"usage": {' not in data)
-            )
+            and (b'"usage"' not in data or (self._wants_usage and _has_no_usage(data)))
             and b'"finish_reason":"' not in data
             and b'"finish_reason": "' not in data
             and b"[DONE]" not in data
@@ -237,6 +235,11 @@ class StreamRelay:
             at = following
         del buffer[:at]
         return events
+
+
+def _has_no_usage(data: bytes) -> bool:
+    """Say whether every usage in ``data`` is null, and none stands on a chunk of its own."""
+    return not any(mark in data for mark in (b'"usage":{', b'"usage": {', b'"choices":[]', b'"choices": []'))
 
 
 def _whole_events(data: bytes) -> int:

@@ -216,3 +216,11 @@ def test_an_empty_usage_on_each_chunk_is_only_for_clients_that_asked() -> None:
     relay = relay_of(usage=True)
     assert run(relay, wire) == ROLE + b"".join(chunks)
     assert relay.tokens == 3
+
+
+def test_an_empty_usage_chunk_of_its_own_is_no_token() -> None:
+    relay = relay_of(usage=True)
+    empty = event(choices=False).replace(b"}\n\n", b',"usage":null}\n\n')
+    out = run(relay, [as_chunk(part) for part in (ROLE, TOKENS[0], empty, DONE)])
+    assert relay.tokens == 1
+    assert out == ROLE + TOKENS[0]
