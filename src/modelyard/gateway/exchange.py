@@ -260,6 +260,8 @@ class Exchange:
                 out = b""
         if relay.error is not None:
             self._stream_broke(errors.engine_error())
+        elif relay.is_done and not relay.has_begun:
+            self._stream_broke(errors.bad_engine_response("an empty stream"))
         elif relay.is_done or (relay.is_ended and relay.has_finish):
             self._finish_stream(relay, out)
         elif relay.is_ended:
