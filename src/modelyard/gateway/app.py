@@ -5,23 +5,26 @@ import gc
 import logging
 import random
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from modelyard.clock import Clock
 from modelyard.config import GatewayConfig
 from modelyard.errors import shutting_down
-from modelyard.gateway.catalog import Catalog
+from modelyard.gateway.catalog import Catalog, EndpointState
 from modelyard.gateway.exchange import Exchange
 from modelyard.gateway.flow import Gateway
 from modelyard.gateway.presence import ControllerPresence
 from modelyard.gateway.server import ClientConnection
 from modelyard.gateway.upstream import UpstreamPool
 from modelyard.metering.journal import Journal
+from modelyard.observe.metrics import Gauge, Labels
 from modelyard.policy.dispatch import ReplicaLoad
 from modelyard.stores import TableFollower
 
 BACKLOG = 4096
+LAST_BYTES_S = 1.0
+"""Time that clients get, after the drain, to read the ends of their answers."""
 
 _log = logging.getLogger(__name__)
 
@@ -144,12 +147,13 @@ async def _drain(gateway: Gateway, server: asyncio.Server) -> None:
     for connection in list(gateway.connections):
         connection.close_when_idle()
     deadline_s = gateway.clock.monotonic_s() + gateway.settings.drain_timeout_s
-    while (gateway.exchanges or gateway.control.active) and gateway.clock.monotonic_s() < deadline_s:  # noqa: ASYNC110 - once a life
+    while (gateway.exchanges or gateway.control.unanswered) and gateway.clock.monotonic_s() < deadline_s:  # noqa: ASYNC110 - once a life
         await asyncio.sleep(0.02)
     for exchange in list(gateway.exchanges):
         exchange.fail(shutting_down())
     gateway.journal.flush()
-    # Give the transports a moment to write what they hold.
+    # Give the transports a moment to write what they hold, also when the drain took all its time.
+    deadline_s = gateway.clock.monotonic_s() + LAST_BYTES_S
     while any(c.has_unsent for c in gateway.connections) and gateway.clock.monotonic_s() < deadline_s:  # noqa: ASYNC110 - once a life
         await asyncio.sleep(0.02)
 
@@ -157,16 +161,25 @@ async def _drain(gateway: Gateway, server: asyncio.Server) -> None:
 def _declare_gauges(gateway: Gateway) -> None:
     catalog = gateway.catalog
     gauges = gateway.metrics.gauges
-    gauges["modelyard_in_flight"] = (("model",), lambda: [((e.route.name,), e.in_flight) for e in catalog.endpoints])
-    gauges["modelyard_queued"] = (
-        ("model",),
-        lambda: [((e.route.name,), len(e.dispatcher.line)) for e in catalog.endpoints],
-    )
+
+    def by_model(read: Callable[[EndpointState[Exchange]], int]) -> Gauge:
+        return lambda: _sums(((endpoint.route.name,), read(endpoint)) for endpoint in catalog.endpoints)
+
+    gauges["modelyard_in_flight"] = (("model",), by_model(lambda e: e.in_flight))
+    gauges["modelyard_queued"] = (("model",), by_model(lambda e: len(e.dispatcher.line)))
     gauges["modelyard_replicas"] = (
         ("model",),
-        lambda: [((e.route.name,), sum(not r.is_draining for r in e.dispatcher.replicas)) for e in catalog.endpoints],
+        by_model(lambda e: sum(not replica.is_draining for replica in e.dispatcher.replicas)),
     )
     gauges["modelyard_connections"] = ((), lambda: [((), len(gateway.connections))])
     gauges["modelyard_table_revision"] = ((), lambda: [((), catalog.table.revision if catalog.table else 0)])
     gauges["modelyard_table_age_seconds"] = ((), lambda: [((), gateway.presence.silence_s)])
     gauges["modelyard_journal_writable"] = ((), lambda: [((), int(gateway.journal.is_writable))])
+
+
+def _sums(numbers: Iterable[tuple[Labels, int]]) -> list[tuple[Labels, float]]:
+    """Add up equal labels: two tenants may have a model of the same name, and no series may stand on a page twice."""
+    found: dict[Labels, float] = {}
+    for labels, number in numbers:
+        found[labels] = found.get(labels, 0) + number
+    return list(found.items())

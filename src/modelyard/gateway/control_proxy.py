@@ -26,6 +26,7 @@ PUBLIC = ("/console", "/docs", "/openapi.json", "/favicon.ico")
 CONNECT_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 60.0
 HEAD_BYTES_MAX = 64 * 1024
+NEVER_S = float("inf")
 
 _DROPPED = frozenset(
     {b"authorization", b"connection", b"content-length", b"expect", b"keep-alive", b"proxy-authorization",
@@ -73,10 +74,16 @@ class ControlProxy:
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
+    @property
+    def unanswered(self) -> int:
+        """Return how many requests wait for an answer that will end; one that is followed (logs) may never."""
+        return sum(not exchange.is_followed for exchange in self.active)
+
     def check_time(self, now_s: float) -> None:
-        """Give up on answers that do not come."""
+        """Give up on answers that do not come, and on clients that do not read them."""
+        stall_s = self.gateway.settings.write_stall_timeout_s
         for exchange in list(self.active):
-            if now_s >= exchange.deadline_s:
+            if now_s >= exchange.deadline_s or now_s - exchange.stalled_since_s > stall_s:
                 exchange.fail()
 
     async def close(self) -> None:
@@ -127,6 +134,7 @@ class ControlExchange(asyncio.Protocol):
 
     def __init__(self, proxy: ControlProxy, client: ClientConnection, request: Request, request_id: str) -> None:
         self.deadline_s = proxy.gateway.clock.monotonic_s() + ANSWER_TIMEOUT_S
+        self.stalled_since_s = NEVER_S
         self._proxy = proxy
         self._client = client
         self._request = request
@@ -138,10 +146,18 @@ class ControlExchange(asyncio.Protocol):
         self._tail = b""
         self._is_over = False
 
+    @property
+    def is_followed(self) -> bool:
+        """Say whether the answer has begun and comes as a stream."""
+        return self._has_head and self._left is None
+
     def send(self, payload: bytes) -> None:
         """Write the request."""
         if self._transport is not None and not self._is_over:
             self._transport.write(payload)
+            if self._client.is_paused:
+                # It has not read its last answer yet, and will not be told again that it is behind.
+                self.client_paused()
 
     def fail(self) -> None:
         """End without the controller's answer."""
@@ -161,11 +177,13 @@ class ControlExchange(asyncio.Protocol):
 
     def client_paused(self) -> None:
         """Hold the controller back."""
+        self.stalled_since_s = self._proxy.gateway.clock.monotonic_s()
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def client_resumed(self) -> None:
         """Let it go on."""
+        self.stalled_since_s = NEVER_S
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
@@ -208,7 +226,7 @@ class ControlExchange(asyncio.Protocol):
 
     def _pass_head(self, head: bytes) -> None:
         self._has_head = True
-        self.deadline_s = float("inf")
+        self.deadline_s = NEVER_S
         lines = head.split(b"\r\n")
         status = int(lines[0].split(b" ", 2)[1])
         out = [lines[0]]

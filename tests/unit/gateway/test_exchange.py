@@ -107,7 +107,7 @@ class Bench:
         catalog.take(RoutingTable("e", 1, (Tenant("t", "t", 0),), (key,), (route,)), now_s=self.clock.monotonic_s())
         self.pool = Pool(self.clock)
         self.journal = Journal(folder, sync_s=1, clock=self.clock, soon=lambda flush: flush())
-        presence: Any = SimpleNamespace(clock=self.clock, is_authoritative=True, report_now=lambda: None)
+        presence: Any = SimpleNamespace(clock=self.clock, is_authoritative=True, silence_s=0.0, report_now=lambda: None)
         self.gateway = Gateway(
             settings=GatewayConfig(), catalog=catalog, pool=self.pool, journal=self.journal, presence=presence,
             control_socket=folder / "none", internal_token="x", pepper=PEPPER,
