@@ -16,6 +16,7 @@ import httptools
 
 from modelyard import errors
 from modelyard.errors import ApiError
+from modelyard.gateway.upgrades import head_without_upgrade
 
 if TYPE_CHECKING:
     from modelyard.gateway.flow import Gateway
@@ -256,9 +257,8 @@ class ClientConnection(asyncio.Protocol):
         self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # The request was taken as if it had not asked; what follows may be in any protocol.
-            self._is_deaf = True
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserCallbackError:
             refusal, self._refusal = self._refusal, None
             self._refuse(refusal or errors.bad_request("invalid_http", "The request could not be read."))
@@ -288,6 +288,8 @@ class ClientConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """Judge the head before any of the body is kept."""
+        if self._parser.should_upgrade():
+            return
         self._has_head = True
         try:
             self._check_head(self._request)
@@ -311,6 +313,8 @@ class ClientConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Answer the request, or let it wait for the one before."""
+        if self._parser.should_upgrade():
+            return
         request = self._request
         request.body = self._body
         if self._rest:
@@ -318,6 +322,8 @@ class ClientConnection(asyncio.Protocol):
             self._rest = bytearray()
         self._has_head = False
         self._head_bytes = 0
+        # Nothing behind the last request of a connection is a request, and must not disturb that one's answer.
+        self._is_deaf = not request.keep_alive
         if self._serving is not None:
             self._waiting.append(request)
             if len(self._waiting) >= PIPELINED_MAX and self.transport is not None:
@@ -326,6 +332,15 @@ class ClientConnection(asyncio.Protocol):
         self._serve(request)
 
     # --- inside ---
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(errors.bad_request("upgrade_unsupported", "This server is no proxy."))
+            return
+        request, version = self._request, self._parser.get_http_version()
+        self._parser = httptools.HttpRequestParser(self)
+        self.data_received(head_without_upgrade(method, request.query, version, request.headers) + rest)
 
     def _check_head(self, request: Request) -> None:
         parser = self._parser
@@ -340,11 +355,6 @@ class ClientConnection(asyncio.Protocol):
         if path[:1] != b"/":
             raise errors.bad_request("invalid_target", "The request target must be a path like /v1/models.")
         request.path = path.decode("latin-1")
-        if parser.should_upgrade():
-            if request.method == b"CONNECT":
-                raise errors.bad_request("upgrade_unsupported", "This server is no proxy.")
-            # HTTP lets a server ignore the wish (Java's client has it by default); only this request is answered.
-            request.keep_alive = False
         if expects and not request.is_http10 and self._serving is None and self.transport is not None:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -414,6 +424,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _refuse(self, refusal: ApiError) -> None:
         """Answer a request that could not be read, and close; if one is being answered, cut both off."""
+        if self._is_deaf:
+            return
         self.is_closing = True
         transport = self.transport
         if transport is None or transport.is_closing():

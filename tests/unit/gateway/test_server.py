@@ -97,8 +97,30 @@ def test_a_request_to_upgrade_is_answered_once_and_in_the_old_protocol(body: byt
     edge = Edge()
     edge.client.data_received(HEAD + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n" + body)
     assert edge.answers() == [200]
+    assert edge.taken[0].body == (b"hi" if b"hi" in body else b"")
+    assert edge.taken[0].header(b"upgrade") is None
     assert b"connection: close" in edge.wire.sent
     assert edge.wire.done == ["close"]
+
+
+def test_a_request_to_upgrade_may_come_in_any_pieces() -> None:
+    head = HEAD + b"Connection: Upgrade\r\nUpgrade: h2c\r\nX-A: 1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    whole = head + b"2\r\nhi\r\n0\r\n\r\n"
+    for cut in range(1, len(whole)):
+        edge = Edge()
+        edge.client.data_received(whole[:cut])
+        edge.client.data_received(whole[cut:])
+        assert [(request.path, request.body) for request in edge.taken] == [("/x", b"hi")], cut
+        assert edge.taken[0].header(b"x-a") == b"1"
+        assert edge.answers() == [200]
+
+
+def test_bytes_behind_the_last_request_do_not_disturb_its_answer() -> None:
+    edge = Edge()
+    edge.client.data_received(HEAD.replace(b"/x", b"/later") + b"Connection: close\r\n\r\n" + HEAD + b"\r\n")
+    edge.client.data_received(b"garbage")
+    edge.client.respond(200, b"", b"ok")
+    assert edge.answers() == [200]
 
 
 def test_bytes_behind_a_request_to_upgrade_neither_count_nor_hurt() -> None:
