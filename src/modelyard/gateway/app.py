@@ -19,7 +19,6 @@ from modelyard.gateway.server import ClientConnection
 from modelyard.gateway.upstream import UpstreamPool
 from modelyard.metering.journal import Journal
 from modelyard.observe.metrics import Gauge, Labels
-from modelyard.policy.dispatch import ReplicaLoad
 from modelyard.stores import TableFollower
 
 BACKLOG = 4096
@@ -57,14 +56,11 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
             "%d requests were interrupted by the end of the last run; billed by their last mark", journal.recovered
         )
 
-    def deliver(exchange: Exchange, replica: ReplicaLoad) -> bool:
-        return gateway.deliver(exchange, replica)
-
     catalog: Catalog[Exchange] = Catalog(
         worker=worker,
         workers=settings.workers,
         places=settings.queue_max,
-        deliver=deliver,
+        deliver=lambda exchange, replica: gateway.deliver(exchange, replica),
         chance=random.Random().random,
     )
     presence = ControllerPresence(follower=follower, catalog=catalog, last_table=last_table, clock=clock)
