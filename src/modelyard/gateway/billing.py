@@ -80,7 +80,7 @@ def settle(
     endpoint = exchange.endpoint
     cached = usage.cached_tokens
     completion = usage.completion_tokens or 0
-    first_s = exchange.first_token_s
+    first_s = exchange.progress.first_token_s
     seconds = now_s - exchange.arrived_s
     replica = exchange.replica
     gateway.journal.settle(

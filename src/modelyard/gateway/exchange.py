@@ -14,12 +14,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from modelyard import errors
-from modelyard.domain.usage import Mark, UsageStatus
+from modelyard.domain.usage import UsageStatus
 from modelyard.errors import ApiError
 from modelyard.gateway import answers, billing, engine_errors, engine_request
 from modelyard.gateway.billing import Outcome
 from modelyard.gateway.catalog import EndpointState, KeyState
 from modelyard.gateway.openai.call import Call
+from modelyard.gateway.progress import StreamProgress
 from modelyard.gateway.relay import EngineStreamError, StreamRelay, as_chunk
 from modelyard.gateway.responses import ResponseHead
 from modelyard.gateway.server import ClientConnection
@@ -50,10 +51,6 @@ class Exchange:
         "_body",
         "_connection",
         "_failed_on",
-        "_marked_at_s",
-        "_marked_tokens",
-        "_next_mark",
-        "_swept_tokens",
         "_waits_for",
         "arrived_s",
         "arrived_unix_s",
@@ -63,11 +60,11 @@ class Exchange:
         "comment_due_s",
         "deadline_s",
         "endpoint",
-        "first_token_s",
         "gateway",
         "has_intent",
         "is_over",
         "key",
+        "progress",
         "prompt_estimate",
         "relay",
         "replica",
@@ -103,7 +100,6 @@ class Exchange:
         self.reserved_tokens = reserved_tokens
         self.arrived_s = gateway.clock.monotonic_s()
         self.arrived_unix_s = gateway.clock.unix_s()
-        self.first_token_s: float | None = None
         self.attempts = 0
         self.is_over = False
         self.comment_due_s = NEVER_S
@@ -118,10 +114,7 @@ class Exchange:
         self.was_sent = False
         self.relay: StreamRelay | None = None
         self.replica: ReplicaLoad | None = None
-        self._marked_tokens = 0
-        self._swept_tokens = 0
-        self._next_mark = 1
-        self._marked_at_s = self.arrived_s
+        self.progress = StreamProgress(self.arrived_s)
 
     def __repr__(self) -> str:
         place = self.replica.route.id if self.replica else "in line"
@@ -167,11 +160,15 @@ class Exchange:
         """Go on once the intent is written; without it nothing could be billed, so nothing is sent."""
         if self.is_over:
             return
-        if is_written:
-            self._forward()
-        else:
+        if not is_written:
             self.has_intent = False
             self.fail(errors.storage_full())
+            return
+        try:
+            self._forward()
+        except Exception:  # noqa: BLE001 - boundary: a bug here must not leave the request hanging
+            _log.exception("a request could not be forwarded", extra={"request_id": self.request_id})
+            self.fail(errors.internal_error(self.request_id))
 
     def _forward(self) -> None:
         assert self.replica is not None, "forwarded without a replica"
@@ -196,7 +193,7 @@ class Exchange:
         if not self._body:
             self._body = engine_request.body_of(self)
         if self.call.is_stream:
-            self._await("first token", self.gateway.settings.first_token_timeout_s)
+            self.wait_for("first token", self.gateway.settings.first_token_timeout_s)
         self.was_sent = True
         connection.send(self, engine_request.head_of(self, replica, len(self._body)) + self._body)
 
@@ -242,8 +239,8 @@ class Exchange:
         except EngineStreamError as error:
             self._stream_broke(errors.bad_engine_response(str(error)))
             return
-        if relay.tokens >= self._next_mark:
-            self._note_tokens(relay)
+        if relay.tokens >= self.progress.next_mark:
+            self.progress.note(self, relay)
         if out is data:
             # The steady state: whole events, nothing of interest in them. Deadlines are the sweep's business.
             self.client.write_stream(out)
@@ -314,7 +311,7 @@ class Exchange:
         if self._connection is not None:
             self._connection.resume()
             if self.relay is not None:
-                self._await("next token", self.gateway.settings.token_timeout_s)
+                self.wait_for("next token", self.gateway.settings.token_timeout_s)
 
     # --- time ---
 
@@ -327,7 +324,8 @@ class Exchange:
                 self.client.abort()
                 self.client_left()
             return
-        self._check_progress(now_s)
+        if self.relay is not None:
+            self.progress.check(self, self.relay, now_s)
         if now_s >= self.total_deadline_s:
             self._timed_out("complete answer", self.gateway.settings.total_timeout_s)
         elif now_s >= self.deadline_s:
@@ -341,12 +339,9 @@ class Exchange:
         """End without an answer: an error response, or an error event when the stream's head is out."""
         if self.is_over:
             return
-        is_timeout = error.code == "engine_timeout"
-        status = UsageStatus.TIMEOUT if is_timeout else UsageStatus.ERROR
-        _log.info(
-            "failed: %s %s", error.status, error.code,
-            extra={"request_id": self.request_id, "endpoint_id": self.endpoint.route.id},
-        )  # fmt: skip
+        status = UsageStatus.TIMEOUT if error.code == "engine_timeout" else UsageStatus.ERROR
+        fields = {"request_id": self.request_id, "endpoint_id": self.endpoint.route.id}
+        _log.info("failed: %s %s", error.status, error.code, extra=fields)
 
         def say() -> None:
             if self.client.is_streaming:
@@ -399,6 +394,9 @@ class Exchange:
 
     def _timed_out(self, what: str, limit_s: float) -> None:
         """End or move on after silence; a long answer that hits the total limit says nothing about the replica."""
+        if self.relay is not None and self.relay.has_finish:
+            self._finish_stream(self.relay, b"")
+            return
         if self.gateway.clock.monotonic_s() < self.total_deadline_s:
             self._count_outcome(is_good=False, reason=f"no {what} in time")
             if self._retry(f"no {what}"):
@@ -415,24 +413,15 @@ class Exchange:
         self._failed_on.append(replica)
         self._drop_connection()
         self.relay = None
-        others = [r for r in dispatcher.replicas if r not in self._failed_on and not r.is_draining]
-        usable = [r for r in others if r.ejected_until_s <= now_s]
-        if not usable:
+        deadline_s = now_s + self.gateway.settings.queue_wait_s
+        verdict = dispatcher.retry(self, failed_on=self._failed_on, now_s=now_s, deadline_s=deadline_s)
+        if verdict is None:
             return False
         self.replica = None
         self.deadline_s = NEVER_S
-        dispatcher.finish(replica, now_s=now_s)
-        _log.warning(
-            "retry on another replica: %s", reason,
-            extra={"request_id": self.request_id, "replica_id": replica.route.id},
-        )  # fmt: skip
+        fields = {"request_id": self.request_id, "replica_id": replica.route.id}
+        _log.warning("retry on another replica: %s", reason, extra=fields)
         self.gateway.metrics.retried(self.endpoint.route.name)
-        found = dispatcher.retry(now_s=now_s, avoid=self._failed_on)
-        if found is not None:
-            self.dispatch(found)
-            return True
-        deadline_s = now_s + self.gateway.settings.queue_wait_s
-        verdict = dispatcher.arrive(self, now_s=now_s, deadline_s=deadline_s, avoid=self._failed_on)
         if isinstance(verdict, ReplicaLoad):
             self.dispatch(verdict)
             return True
@@ -489,39 +478,12 @@ class Exchange:
 
     # --- small things ---
 
-    def _note_tokens(self, relay: StreamRelay) -> None:
-        """Take note of the first token, and of each ``mark_tokens`` more."""
-        if self.first_token_s is None:
-            self.first_token_s = now_s = self.gateway.clock.monotonic_s()
-            self.gateway.metrics.began(model=self.endpoint.route.name, seconds=now_s - self.arrived_s)
-            self._await("next token", self.gateway.settings.token_timeout_s)
-            self._next_mark = relay.tokens + self.gateway.settings.mark_tokens
-        else:
-            self._mark(relay)
-
-    def _mark(self, relay: StreamRelay) -> None:
-        """Write to the journal what would be billed if this process died now."""
-        self._marked_tokens, self._marked_at_s = relay.tokens, self.gateway.clock.monotonic_s()
-        self._next_mark = relay.tokens + self.gateway.settings.mark_tokens
-        prompt = self.endpoint.prompt_tokens(self.call.text_length)
-        self.gateway.journal.mark(Mark(self.request_id, prompt, relay.tokens))
-
-    def _check_progress(self, now_s: float) -> None:
-        """Move the deadline of a stream that has moved on since the last sweep, and mark what is a second old."""
-        relay = self.relay
-        if relay is None or relay.tokens == self._swept_tokens:
-            return
-        settings = self.gateway.settings
-        self._swept_tokens = relay.tokens
-        self.deadline_s = now_s + settings.token_timeout_s
-        if relay.tokens != self._marked_tokens and now_s - self._marked_at_s >= settings.mark_s:
-            self._mark(relay)
-
     @property
     def _relay_has_begun(self) -> bool:
         return self.relay is not None and self.relay.has_begun
 
-    def _await(self, what: str, limit_s: float) -> None:
+    def wait_for(self, what: str, limit_s: float) -> None:
+        """Expect ``what`` of the engine within ``limit_s``."""
         self._waits_for = what
         self.deadline_s = self.gateway.clock.monotonic_s() + limit_s
 

@@ -124,6 +124,7 @@ class StreamRelay:
             and b'"finish_reason": "' not in data
             and b"[DONE]" not in data
             and b'"error"' not in data
+            and b"\nevent" not in data
         ):
             count = _whole_events(data)
             if count:

@@ -131,9 +131,23 @@ class Dispatcher(Generic[W]):
         self.line.join(waiter, deadline_s=deadline_s)
         return Verdict.WAIT
 
-    def retry(self, *, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
-        """Return another replica for a request whose replica failed, ahead of the line, or None."""
-        return self._take(now_s, avoid)
+    def retry(
+        self, waiter: W, *, failed_on: Sequence[ReplicaLoad], now_s: float, deadline_s: float
+    ) -> ReplicaLoad | Verdict | None:
+        """Move a request off the last of ``failed_on``, whose slot is given back, to another replica or into the line.
+
+        Returns None, and changes nothing, when no other replica could help.
+        """
+        if not any(
+            other not in failed_on and not other.is_draining and other.ejected_until_s <= now_s
+            for other in self._by_id.values()
+        ):
+            return None
+        self.finish(failed_on[-1], now_s=now_s)
+        found = self._take(now_s, failed_on)
+        if found is not None:
+            return found
+        return self.arrive(waiter, now_s=now_s, deadline_s=deadline_s, avoid=failed_on)
 
     def leave(self, waiter: W) -> bool:
         """Forget a waiter that went away; say whether it was waiting."""

@@ -224,3 +224,11 @@ def test_an_empty_usage_chunk_of_its_own_is_no_token() -> None:
     out = run(relay, [as_chunk(part) for part in (ROLE, TOKENS[0], empty, DONE)])
     assert relay.tokens == 1
     assert out == ROLE + TOKENS[0]
+
+
+def test_an_error_event_behind_a_token_in_one_chunk_is_seen() -> None:
+    relay = relay_of()
+    run(relay, [as_chunk(part) for part in (ROLE, TOKENS[0])])
+    out = payload(relay.feed(as_chunk(TOKENS[1] + b'event: error\ndata: {"code":400,"details":"boom"}\n\n')))
+    assert relay.error is not None
+    assert out == TOKENS[1]

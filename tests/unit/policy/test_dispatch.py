@@ -139,10 +139,21 @@ def test_a_new_table_serves_those_who_waited_for_a_cold_endpoint() -> None:
 def test_a_retry_avoids_the_replicas_that_failed() -> None:
     story = Story(("a", 2), ("b", 2))
     first = start(story, "1")
-    other = story.dispatcher.retry(now_s=0.0, avoid=[first])
-    assert other is not None
-    assert other.route.id != first.route.id
-    assert story.dispatcher.retry(now_s=0.0, avoid=[first, other]) is None
+    other = story.dispatcher.retry("1", failed_on=[first], now_s=0.0, deadline_s=9.0)
+    assert isinstance(other, ReplicaLoad)
+    assert other is not first
+    assert (first.running, other.running) == (0, 1)
+    assert story.dispatcher.retry("1", failed_on=[first, other], now_s=0.0, deadline_s=9.0) is None
+    assert other.running == 1
+
+
+def test_a_retry_waits_for_another_replica_that_is_full() -> None:
+    story = Story(("a", 1), ("b", 1))
+    first, second = start(story, "1"), start(story, "2")
+    assert story.dispatcher.retry("1", failed_on=[first], now_s=0.0, deadline_s=9.0) is Verdict.WAIT
+    story.dispatcher.failed(first, "lost", now_s=0.0)
+    story.dispatcher.finish(second, now_s=0.0)
+    assert story.delivered == [("1", second)]
 
 
 def test_releases_get_their_share_of_traffic() -> None:

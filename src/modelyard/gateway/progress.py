@@ -1,0 +1,56 @@
+"""How far a stream is: its first token, its marks in the journal, its deadline.
+
+A mark says what would be billed if this process died now. Marks are made every
+``mark_tokens`` tokens as they come, and every ``mark_s`` seconds by the sweep,
+which also moves the deadline of a stream that went on: a relayed token itself
+costs one comparison.
+"""
+
+from typing import TYPE_CHECKING
+
+from modelyard.domain.usage import Mark
+from modelyard.gateway.relay import StreamRelay
+
+if TYPE_CHECKING:
+    from modelyard.gateway.exchange import Exchange
+
+
+class StreamProgress:
+    """The progress of one exchange; ``next_mark`` is the token count at which ``note`` is due."""
+
+    __slots__ = ("_marked_at_s", "_marked_tokens", "_swept_tokens", "first_token_s", "next_mark")
+
+    def __init__(self, now_s: float) -> None:
+        self.first_token_s: float | None = None
+        self.next_mark = 1
+        self._marked_tokens = 0
+        self._marked_at_s = now_s
+        self._swept_tokens = 0
+
+    def note(self, exchange: "Exchange", relay: StreamRelay) -> None:
+        """Take note of the first token, and of each ``mark_tokens`` more."""
+        if self.first_token_s is not None:
+            self._mark(exchange, relay)
+            return
+        gateway = exchange.gateway
+        self.first_token_s = now_s = gateway.clock.monotonic_s()
+        self.next_mark = relay.tokens + gateway.settings.mark_tokens
+        gateway.metrics.began(model=exchange.endpoint.route.name, seconds=now_s - exchange.arrived_s)
+        exchange.wait_for("next token", gateway.settings.token_timeout_s)
+
+    def check(self, exchange: "Exchange", relay: StreamRelay, now_s: float) -> None:
+        """Move the deadline of a stream that went on since the last sweep; mark what is ``mark_s`` old."""
+        if relay.tokens == self._swept_tokens:
+            return
+        settings = exchange.gateway.settings
+        self._swept_tokens = relay.tokens
+        exchange.deadline_s = now_s + settings.token_timeout_s
+        if relay.tokens != self._marked_tokens and now_s - self._marked_at_s >= settings.mark_s:
+            self._mark(exchange, relay)
+
+    def _mark(self, exchange: "Exchange", relay: StreamRelay) -> None:
+        gateway = exchange.gateway
+        self._marked_tokens, self._marked_at_s = relay.tokens, gateway.clock.monotonic_s()
+        self.next_mark = relay.tokens + gateway.settings.mark_tokens
+        prompt = exchange.endpoint.prompt_tokens(exchange.call.text_length)
+        gateway.journal.mark(Mark(exchange.request_id, prompt, relay.tokens))
