@@ -10,7 +10,7 @@ from tests.support.yard import Yard
 SETTINGS = {
     "gateway.first_token_timeout_s": 1.0,
     "gateway.token_timeout_s": 1.0,
-    "control.hang_timeout_s": 2.0,
+    "control.hang_timeout_s": 4.0,
 }
 OPTIONS = {"slots": 8, "ttft_ms": 1, "itl_ms": 2}
 SEEN: list[Exchange] = []
