@@ -37,23 +37,18 @@ def parse_head(head: bytes) -> ResponseHead:
     if lower[:7] != b"http/1." or lower[8:9] != b" " or not lower[9:12].isdigit() or lower[12:13] not in (b" ", b"\r"):
         raise MalformedResponseError("not an HTTP/1.1 response")
     found.status = int(lower[9:12])
-    length = _value_of(lower, b"\r\ncontent-length:")
-    if length is not None:
-        if not length.isdigit():
-            raise MalformedResponseError("bad content-length")
-        found.length = int(length)
-        if found.length > BODY_BYTES_MAX:
-            raise MalformedResponseError("response too long")
-    encoding = _value_of(lower, b"\r\ntransfer-encoding:")
-    if encoding is not None:
+    found.length = _length_of(lower)
+    if b"\r\ntransfer-encoding:" in lower:
+        encoding = _value_of(lower, b"\r\ntransfer-encoding:")
         if encoding != b"chunked":
             raise MalformedResponseError("unknown transfer-encoding")
-        if length is not None:
+        if found.length is not None:
             raise MalformedResponseError("both content-length and chunked")
         found.is_chunked = True
     found.content_type = _value_of(lower, b"\r\ncontent-type:") or b""
-    connection = _value_of(lower, b"\r\nconnection:")
-    found.is_last = connection == b"close" if connection is not None else lower[7:8] == b"0"
+    found.is_last = lower[7:8] == b"0"
+    if b"\r\nconnection:" in lower:
+        found.is_last = _value_of(lower, b"\r\nconnection:") == b"close"
     if found.status in _BODYLESS:
         found.length = 0
     elif found.status >= 400 and (pause := _value_of(lower, b"\r\nretry-after:")) and pause.isdigit():
@@ -62,6 +57,18 @@ def parse_head(head: bytes) -> ResponseHead:
 
 
 _BODYLESS = frozenset({204, 304})
+
+
+def _length_of(head: bytes) -> int | None:
+    value = _value_of(head, b"\r\ncontent-length:")
+    if value is None:
+        return None
+    if not value.isdigit():
+        raise MalformedResponseError("bad content-length")
+    length = int(value)
+    if length > BODY_BYTES_MAX:
+        raise MalformedResponseError("response too long")
+    return length
 
 
 def _value_of(head: bytes, name: bytes) -> bytes | None:

@@ -124,7 +124,7 @@ class Dispatcher(Generic[W]):
 
         Nobody overtakes: while others wait, the newcomer waits behind them.
         """
-        if not len(self.line) and (replica := self._take(now_s, avoid)) is not None:
+        if not self.line.waiters and (replica := self._take(now_s, avoid)) is not None:
             return replica
         if self.line.is_full:
             return Verdict.FULL
@@ -159,7 +159,7 @@ class Dispatcher(Generic[W]):
         assert replica.running >= 0, "finished more often than begun"
         if replica.is_gone and not replica.running and self._by_id.get(replica.route.id) is replica:
             del self._by_id[replica.route.id]
-        if len(self.line):
+        if self.line.waiters:
             self.serve(now_s=now_s)
 
     def serve(self, *, now_s: float) -> None:

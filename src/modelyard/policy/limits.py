@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from modelyard.domain.tenants import Limits
 
+REFILL_S = 0.001
 CONCURRENCY_RETRY_S = 1.0
 """When to try again after the concurrency limit: nobody knows when a running request ends."""
 
@@ -66,10 +67,11 @@ class Allowance:
         self.tokens_left = (limits.tokens_per_minute or 0) - used_tokens
 
     def refill(self, now_s: float) -> None:
-        """Bring both buckets to ``now_s``."""
-        minutes = (now_s - self.at_s) / 60
-        if minutes <= 0:
+        """Bring both buckets to ``now_s``; more often than every millisecond is not worth it."""
+        seconds = now_s - self.at_s
+        if seconds < REFILL_S:
             return
+        minutes = seconds / 60
         self.at_s = now_s
         limit = self.requests_limit
         if limit is not None and self.requests_left < limit:
