@@ -243,6 +243,17 @@ def queue_full(model: str, *, retry_after_s: float) -> ApiError:
     )
 
 
+def engine_busy(model: str, *, retry_after_s: float) -> ApiError:
+    """Return the error for a request that its engine itself refused for load, after it was dispatched."""
+    return ApiError(
+        429,
+        code="engine_busy",
+        type="requests",
+        message=f"The engine of '{model}' takes no more requests. Please try again in {retry_after_s:.3g} s.",
+        retry_after_s=retry_after_s,
+    )
+
+
 def queue_timeout(model: str, waited_s: float, *, retry_after_s: float) -> ApiError:
     """Return the error for a request that waited as long as it may."""
     return ApiError(

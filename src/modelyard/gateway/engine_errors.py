@@ -93,7 +93,7 @@ def count_tokens(body: bytes) -> int:
 def translate(head: ResponseHead, body: bytes, model: str) -> ApiError:
     """Return the error to show for an engine's error response."""
     if head.status == 429:
-        return errors.queue_full(model, retry_after_s=head.retry_after or 1.0)
+        return errors.engine_busy(model, retry_after_s=head.retry_after or 1.0)
     if head.status == 503:
         return errors.engine_unavailable(model, retry_after_s=head.retry_after or 2.0)
     if not 400 <= head.status < 500 or head.status in (401, 403, 404, 405, 407, 408):
