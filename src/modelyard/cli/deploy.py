@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from modelyard.cli.exits import Exit, Failure
+from modelyard.cli.exits import Exit, Failure, Refused
 from modelyard.cli.http import Platform, connected, segment
 from modelyard.cli.nouns import DURATION
 from modelyard.cli.output import Item, ProgressLine, listing, progress_text, remark, show_json
@@ -40,7 +40,7 @@ class Scale(click.ParamType[tuple[int, int]]):
 @click.option("--name", help="What callers put into 'model'. [default: the file's name]")
 @click.option("--engine", help="llamacpp or simulated. [default: by the file's content]")
 @click.option("--scale", type=Scale(), default="1", show_default=True, help="Replicas: 2, or bounds like 0..4.")
-@click.option("--idle", "idle_s", type=DURATION, default="300", show_default=True, help="Quiet time before 0 replicas.")
+@click.option("--idle", "idle_s", type=DURATION, default="5m", show_default=True, help="Quiet time before 0 replicas.")
 @click.option("--option", "options", multiple=True, metavar="K=V", help="A setting of the engine; repeatable.")
 @click.option("--version", help="Name of this version. [default: the next of v1, v2, …]")
 @click.option("--shared", is_flag=True, help="Let every tenant call it (admin only).")
@@ -58,7 +58,12 @@ def command(*, platform: Platform, is_json: bool, is_quiet: bool, **given: Any) 
     if given["dry_run"]:
         show_json(body)
         return
-    answer = platform.post("/v1/models/deploy", body)
+    try:
+        answer = platform.post("/v1/models/deploy", body)
+    except Refused as error:
+        if error.code != "conflict":
+            raise
+        raise Failure(f"{error} See 'modelyard endpoints rm --help', and --name.") from error
     endpoint_id = answer["endpoint_id"]
     if given["is_waiting"]:
         answer |= {"status": wait_until_ready(platform, endpoint_id, timeout_s=given["timeout_s"])["status"]}

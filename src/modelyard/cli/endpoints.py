@@ -12,12 +12,12 @@ from modelyard.cli.output import (
     age,
     listing,
     moment,
-    progress_text,
     remark,
     show_json,
     show_list,
     show_pairs,
     show_table,
+    stage_text,
 )
 
 
@@ -40,7 +40,7 @@ def list_endpoints(*, platform: Platform, is_json: bool, is_quiet: bool) -> None
         "NAME": lambda endpoint: endpoint["name"],
         "STATUS": lambda endpoint: endpoint["status"],
         "REPLICAS": lambda endpoint: f"{endpoint['current_replicas']}/{endpoint['max_replicas']}",
-        "STAGE": lambda endpoint: endpoint.get("failure") or progress_text(endpoint.get("progress")),
+        "STAGE": lambda endpoint: endpoint.get("failure") or stage_text(endpoint),
         "AGE": lambda endpoint: age(endpoint["created_at"]),
         "ID": lambda endpoint: endpoint["id"],
     }
@@ -68,7 +68,7 @@ def show(name: str, *, platform: Platform, is_json: bool, is_quiet: bool) -> Non
             "Name": endpoint["name"],
             "ID": endpoint["id"],
             "Status": endpoint["status"],
-            "Stage": progress_text(endpoint.get("progress")),
+            "Stage": stage_text(endpoint),
             "Failure": endpoint.get("failure"),
             "Model": f"{endpoint['model_version']} on {endpoint['framework']}",
             "Scale": _scale(endpoint),
@@ -86,7 +86,11 @@ def show(name: str, *, platform: Platform, is_json: bool, is_quiet: bool) -> Non
         show_table(["WHEN", "EVENT", "REASON", "REPLICA"], rows)
 
 
-@command.command("rm", epilog="\b\nExample:\n  modelyard endpoints rm demo")
+@command.command(
+    "rm",
+    epilog="\b\nExample:\n  modelyard endpoints rm demo",
+    short_help="Remove an endpoint; running requests are finished.",
+)
 @click.argument("name")
 @connected
 def remove(name: str, *, platform: Platform) -> None:

@@ -67,7 +67,7 @@ def list_keys(*, platform: Platform, is_json: bool, is_quiet: bool) -> None:
 @click.option("--expires", "expires_in_s", type=DURATION, help="When it ends, from now: 12h, 30d.")
 @click.option("--tenant", "tenant_id", metavar="ID", help="Owner, when it is another tenant (admin only).")
 @connected
-@listing
+@formats("Print only the key.")
 def create(*, platform: Platform, is_json: bool, is_quiet: bool, **given: Any) -> None:
     """Make a key called NAME and print it, this once."""
     limits = {name: given[name] for name in ("requests_per_minute", "tokens_per_minute", "concurrency")}
@@ -100,11 +100,13 @@ def revoke(key_id: str, *, platform: Platform) -> None:
     "--overlap", "overlap_s", type=DURATION, default="1h", show_default=True, help="How long the old one works."
 )
 @connected
-@listing
+@formats("Print only the key.")
 def rotate(key_id: str, *, overlap_s: float, platform: Platform, is_json: bool, is_quiet: bool) -> None:
     """Give a key a new secret and print it, this once."""
     answer = platform.post(f"/v1/keys/{segment(key_id)}/rotate", {"overlap_s": int(overlap_s)})
     _show_new(answer, is_json=is_json, is_quiet=is_quiet)
+    if (until := answer["previous_expires_at"]) and not (is_json or is_quiet):
+        remark(f"The old key works until {moment(until)}.")
 
 
 def _show_new(key: Item, *, is_json: bool, is_quiet: bool) -> None:

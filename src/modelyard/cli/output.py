@@ -31,10 +31,18 @@ def clean(text: str) -> str:
     return _UNSAFE.sub("", text)
 
 
-def listing(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--json`` and ``--quiet``, as every command that lists something has."""
-    command = click.option("--quiet", "-q", "is_quiet", is_flag=True, help="Print only ids, one a line.")(command)
-    return click.option("--json", "is_json", is_flag=True, help="Print JSON.")(command)
+def formats(quiet: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add ``--json`` and ``--quiet``; ``quiet`` says what the latter prints."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        command = click.option("--quiet", "-q", "is_quiet", is_flag=True, help=quiet)(command)
+        return click.option("--json", "is_json", is_flag=True, help="Print JSON.")(command)
+
+    return add
+
+
+listing = formats("Print only ids, one a line.")
+"""``--json`` and ``--quiet``, as every command that lists something has."""
 
 
 def show_json(value: Any) -> None:
@@ -66,7 +74,8 @@ def show_list(
 def show_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print aligned columns, two spaces apart; numbers to the right."""
     cells = [[clean(_text(cell)) for cell in row] for row in rows]
-    numeric = [all(_is_number(row[at]) for row in cells) and bool(cells) for at in range(len(headings))]
+    columns = [[row[at] for row in cells if row[at] != "-"] for at in range(len(headings))]
+    numeric = [bool(column) and all(map(_is_number, column)) for column in columns]
     widths = [max(len(row[at]) for row in [headings, *cells]) for at in range(len(headings))]
     for row in [headings, *cells]:
         padded = [
@@ -157,6 +166,14 @@ def progress_text(progress: Item | None) -> str:
     return text
 
 
+def stage_text(endpoint: Item) -> str:
+    """Return how far an endpoint is; of one that is stopped, why."""
+    progress: Item = endpoint.get("progress") or {}
+    if endpoint["status"] == "stopped" and (reason := progress.get("reason")):
+        return str(reason)
+    return progress_text(progress)
+
+
 def _text(cell: object) -> str:
     if cell is None or cell == "":
         return "-"
@@ -164,4 +181,4 @@ def _text(cell: object) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    return cell.lstrip("-$").replace(".", "", 1).replace(",", "").isdigit() or cell == "-"
+    return cell.lstrip("-$").replace(".", "", 1).replace(",", "").isdigit()

@@ -85,6 +85,8 @@ def _moment(text: str) -> str:
     """Return what the API takes: a date as it is, a duration as that long ago."""
     if re.fullmatch(r"\d+(\.\d+)?[smhdw]", text):
         return f"{max(0.0, SystemClock.unix_s() - DURATION.convert(text, None, None)):.3f}"
+    if not text[:1].isdigit():
+        raise click.UsageError(f"'{text}' is no time; write 2h or 30d (so long ago), or a date like 2026-11-29.")
     return text
 
 

@@ -6,6 +6,7 @@ do. Policies decide (``policy/scaling.py``, ``policy/reconcile.py``), this file
 only carries answers from one to the next.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from modelyard.control.executor import Executor
@@ -35,6 +36,7 @@ class Tools:
     supplies: Supplies
     loads: LoadTimes
     pace: Pace
+    publish: Callable[[], Awaitable[None]]
     memories: dict[str, scaling.Memory] = field(default_factory=dict)
 
 
@@ -70,6 +72,9 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
     for version_id in {record.version_id for record in records.values() if record.state is ReplicaState.READY}:
         await tools.executor.activate(tools.supplies.known(world.versions[version_id]))
 
+    if has_changed:
+        # Gateways know of a replica before anybody is told that it is ready.
+        await tools.publish()
     view = View(
         now_s=world.unix_s,
         wanted=decision.replicas,

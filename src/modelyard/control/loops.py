@@ -128,6 +128,7 @@ class Loops:
                 pauses_s=(control.crash_backoff_s, control.crash_backoff_max_s),
             ),
             loads=loads,
+            publish=parts.publisher.refresh,
             pace=Pace(
                 backoff_s=control.crash_backoff_s,
                 backoff_max_s=control.crash_backoff_max_s,
