@@ -6,7 +6,7 @@ import click
 
 from modelyard.cli.http import PAGE, Platform, connected, segment
 from modelyard.cli.nouns import DURATION, NounGroup
-from modelyard.cli.output import Item, age, listing, moment, remark, show_json, show_list, show_pairs
+from modelyard.cli.output import Item, age, formats, listing, moment, remark, show_json, show_list, show_pairs
 from modelyard.clock import SystemClock
 
 _EXAMPLE = """\b

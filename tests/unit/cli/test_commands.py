@@ -209,6 +209,7 @@ def test_the_platform_comes_from_options_then_environment(monkeypatch: pytest.Mo
         (["models", "--jsn"], "--json"),
         (["deploy", "--scale", "x", "--name", "a", "--url", "http://x", "--key", "k"], "is no scale"),
         (["usage", "--by", "colour"], "is none of"),
+        (["usage", "--since", "foo", "--url", "http://x", "--key", "k"], "write 2h or 30d"),
     ],
 )
 def test_a_mistyped_command_line_is_one_line_and_exit_2(

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from modelyard.cli.output import clean, dollars, progress_text, show_list, show_table
+from modelyard.cli.output import clean, dollars, progress_text, show_list, show_table, stage_text
 
 ITEMS = [
     {"id": "ep-1", "name": "a", "count": 5},
@@ -80,3 +80,14 @@ def test_progress_says_stage_percent_time_and_reason() -> None:
     assert progress_text({"stage": "queued", "percent": None, "eta_s": None, "reason": ""}) == "queued"
     assert progress_text({"stage": "ready", "percent": 100, "eta_s": 1.0, "reason": ""}) == "ready"
     assert progress_text(None) == ""
+
+
+def test_a_stopped_endpoint_shows_why_and_not_that_it_is_queued() -> None:
+    asleep = {"status": "stopped", "progress": {"stage": "queued", "reason": "asleep: no request"}}
+    assert stage_text(asleep) == "asleep: no request"
+    assert stage_text(asleep | {"status": "provisioning"}) == "queued (asleep: no request)"
+
+
+def test_what_is_empty_makes_no_column_of_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    show_table(["REASON", "N"], [["-", "-"], ["", "12"]])
+    assert capsys.readouterr().out == "REASON   N\n-        -\n-       12\n"
