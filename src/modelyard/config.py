@@ -153,8 +153,8 @@ def load(file: Path | None, environment: Mapping[str, str], overrides: Mapping[s
         return msgspec.convert(merged, Config, strict=False)
     except msgspec.ValidationError as error:
         where = _source(str(error), file, environment)
-        hint = _did_you_mean(str(error))
-        raise StartupError(f"Bad setting in {where}: {error}.{hint} See docs/reference/configuration.md.") from error
+        what = f"{_plain(str(error))}.{_did_you_mean(str(error))}"
+        raise StartupError(f"Bad setting in {where}: {what} See docs/reference/configuration.md.") from error
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
@@ -197,6 +197,17 @@ def _source(error: str, file: Path | None, environment: Mapping[str, str]) -> st
         if name.upper() == wanted or (steps and name.upper().startswith(wanted + "__")):
             return name
     return f"{file}" if file else "the environment (MODELYARD__…)"
+
+
+def _plain(error: str) -> str:
+    """Return msgspec's complaint in the words of ``docs/reference/configuration.md``, the setting first."""
+    what, _, path = error.partition(" - at ")
+    setting = path.strip("`").removeprefix("$").removeprefix(".").replace("[...]", ".<model>")
+    what = re.sub(r"Object contains unknown field `([^`]*)`", r"unknown setting '\1'", what)
+    names = {"int": "integer", "float": "number", "str": "text", "bool": "true or false", "object": "a table"}
+    what = re.sub(r"`(\w+)[^`]*`", lambda kind: names.get(kind[1], kind[1]), what)
+    what = what[:1].lower() + what[1:]
+    return f"{setting}: {what}" if setting else what
 
 
 def _did_you_mean(error: str) -> str:
@@ -305,6 +316,7 @@ class DataDirectory:
             if not os.access(self.root, os.W_OK | os.X_OK):
                 raise PermissionError(13, "Permission denied")
         except OSError as error:
+            reason = "It is a file" if self.root.is_file() else error.strerror
             raise StartupError(
-                f"Cannot write the data directory {self.root}: {error.strerror}. Choose another with --data-dir."
+                f"Cannot write the data directory {self.root}: {reason}. Choose another with --data-dir."
             ) from error
