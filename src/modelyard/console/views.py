@@ -10,7 +10,7 @@ from modelyard.clock import Clock
 from modelyard.console.session import SessionContext
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import Report
-from modelyard.domain.endpoints import Endpoint
+from modelyard.domain.endpoints import Endpoint, EndpointStatus, Stage
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.tenants import ApiKey, Identity
 from modelyard.domain.usage import NANO_PER_USD, UsageBucket
@@ -48,6 +48,18 @@ class EndpointRow:
         """Replicas that answer."""
         return sum(replica.state is ReplicaState.READY for replica in self.replicas)
 
+    @property
+    def stage(self) -> str:
+        """How far it is, like ``loading 42 %, about 8 s``; of one that is stopped, why."""
+        progress = self.endpoint.progress
+        if self.endpoint.status is EndpointStatus.STOPPED and progress.reason:
+            return progress.reason
+        text = progress.stage.value
+        if progress.stage is not Stage.READY:
+            text += f" {progress.percent} %" if progress.percent is not None else ""
+            text += f", about {max(1, round(progress.eta_s))} s" if progress.eta_s is not None else ""
+        return f"{text} ({progress.reason})" if progress.reason else text
+
 
 @dataclass(frozen=True, slots=True)
 class KeyRow:
@@ -61,6 +73,7 @@ class KeyRow:
     models: str
     limits: str
     created_at: int
+    expires_at: int | None
     status: str
 
 
@@ -122,8 +135,9 @@ async def usage_rows(context: ConsoleContext, identity: Identity, *, days: int) 
 
 
 def usd(nanousd: int) -> str:
-    """Return nano-dollars as dollars with six digits; the API has the exact sum."""
-    return f"{nanousd / NANO_PER_USD:,.6f}"
+    """Return nano-dollars as dollars, exactly, and with as many digits for all, so that they stand in a column."""
+    whole, rest = divmod(nanousd, NANO_PER_USD)
+    return f"{whole:,}.{rest:09d}"
 
 
 def moment(unix_s: float) -> str:
@@ -165,6 +179,7 @@ def _key(key: ApiKey, now: float) -> KeyRow:
         models="all" if key.models is None else ", ".join(key.models),
         limits=", ".join(f"{most} {unit}" for most, unit in bounds if most is not None) or "none",
         created_at=key.created_at,
+        expires_at=key.expires_at,
         status="revoked" if key.revoked_at is not None else "expired" if expired else "active",
     )
 

@@ -9,7 +9,8 @@ import pytest
 from tests.support.management import URL, Management, management
 
 from modelyard.console.session import SESSION_S
-from modelyard.domain.endpoints import Progress, Stage
+from modelyard.console.views import EndpointRow, usd
+from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress, Scaling, Stage
 from modelyard.domain.tenants import PLATFORM, Identity, Scope
 from modelyard.stores import Event
 
@@ -141,6 +142,25 @@ async def test_hostile_text_is_only_text(api: Management, browser: httpx2.AsyncC
     assert page.count("&lt;img src=x") == 3
     assert "42 %" in page
     assert "about 8 s" in page
+
+
+@pytest.mark.parametrize(
+    ("status", "progress", "shown"),
+    [
+        (EndpointStatus.STOPPED, Progress(Stage.QUEUED, reason="asleep: no request"), "asleep: no request"),
+        (EndpointStatus.PROVISIONING, Progress(Stage.LOADING, percent=42, eta_s=7.6), "loading 42 %, about 8 s"),
+        (EndpointStatus.PROVISIONING, Progress(Stage.QUEUED, reason="no free core"), "queued (no free core)"),
+        (EndpointStatus.RUNNING, Progress(Stage.READY, percent=100, eta_s=0.0), "ready"),
+    ],
+)
+def test_stage_is_what_a_person_asks_for(status: EndpointStatus, progress: Progress, shown: str) -> None:
+    endpoint = Endpoint("ep-1", "ten-1", "m", (), Scaling(), 0, status=status, progress=progress)
+    assert EndpointRow(endpoint, None, [], 0, 0).stage == shown
+
+
+def test_cost_is_exact() -> None:
+    assert usd(200) == "0.000000200"
+    assert usd(1_234_000_000_001) == "1,234.000000001"
 
 
 async def test_tenants_see_their_own(api: Management, browser: httpx2.AsyncClient) -> None:
