@@ -100,8 +100,10 @@ def translate(head: ResponseHead, body: bytes, model: str) -> ApiError:
         # 401 and 404 of an engine are about us (our secret, our route), not about the caller.
         return errors.bad_engine_response(f"status {head.status}")
     message, param = _message_of(body)
-    code = "context_length_exceeded" if _is_context_error(body) else "invalid_value"
-    return ApiError(400, code=code, message=message, param=param)
+    if not _is_context_error(body):
+        return ApiError(400, code="invalid_value", message=message, param=param)
+    message = f"This does not fit the context of '{model}': {message.removesuffix(', try increasing it').rstrip('.')}."
+    return ApiError(400, code="context_length_exceeded", message=message, param=param)
 
 
 def _message_of(body: bytes) -> tuple[str, str | None]:
