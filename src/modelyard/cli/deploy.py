@@ -61,9 +61,9 @@ def command(*, platform: Platform, is_json: bool, is_quiet: bool, **given: Any) 
     try:
         answer = platform.post("/v1/models/deploy", body)
     except Refused as error:
-        if error.code != "conflict":
+        if error.code != "conflict" or given["version"] is not None:
             raise
-        raise Failure(f"{error} See 'modelyard endpoints rm --help', and --name.") from error
+        raise error.with_hint(f"That is 'modelyard endpoints rm {body['model_name']}', or --name.") from error
     endpoint_id = answer["endpoint_id"]
     if given["is_waiting"]:
         answer |= {"status": wait_until_ready(platform, endpoint_id, timeout_s=given["timeout_s"])["status"]}

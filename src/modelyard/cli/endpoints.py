@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import click
 
-from modelyard.cli.exits import Exit, Failure, Refused
+from modelyard.cli.exits import Exit, Refused
 from modelyard.cli.http import PAGE, Platform, close_names, connected, segment
 from modelyard.cli.nouns import NounGroup
 from modelyard.cli.output import (
@@ -106,7 +106,7 @@ def _find(platform: Platform, name: str, ask: Callable[[str], Item], path: str) 
         if error.exit_code is not Exit.NOT_FOUND:
             raise
         names = [endpoint["name"] for endpoint in platform.all("/v1/endpoints", limit=PAGE)]
-        raise Failure(f"{error}{close_names(name, names)}", Exit.NOT_FOUND) from error
+        raise error.with_hint(close_names(name, names)) from error
 
 
 def _scale(endpoint: Item) -> str:

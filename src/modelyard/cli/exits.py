@@ -50,7 +50,13 @@ class Failure(Exception):
 class Refused(Failure):
     """The platform answered with an error object. ``code`` is the error's own, like ``model_not_found``."""
 
-    def __init__(self, message: str, *, status: int, code: str | None) -> None:
-        super().__init__(message, exit_for(status))
+    def __init__(self, message: str, *, status: int, code: str | None, request_id: str | None = None) -> None:
+        super().__init__(f"{message} (request id {request_id})" if request_id else message, exit_for(status))
+        self.message = message
         self.status = status
         self.code = code
+        self.request_id = request_id
+
+    def with_hint(self, hint: str) -> "Refused":
+        """Return the same refusal with another sentence, before the request id."""
+        return Refused(f"{self.message} {hint}", status=self.status, code=self.code, request_id=self.request_id)

@@ -197,9 +197,8 @@ def _refusal(response: "BaseHTTPResponse") -> Refused:
         message, code = str(detail["message"]), detail.get("code")
     except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
         pass  # not ours: the status line has to do
-    if request_id:
-        message += f" (request id {request_id})"
-    return Refused(clean(message).replace("\n", " "), status=response.status, code=code)
+    message = clean(message).replace("\n", " ")
+    return Refused(message, status=response.status, code=code, request_id=clean(request_id) if request_id else None)
 
 
 def _lines(response: "BaseHTTPResponse", platform: Platform) -> Iterator[str]:
@@ -223,12 +222,12 @@ def segment(text: str) -> str:
 
 
 def close_names(wanted: str, names: list[str]) -> str:
-    """Return `` Did you mean 'x'?`` for a name that nearly exists, else what there is."""
+    """Return ``Did you mean 'x'?`` for a name that nearly exists, else what there is."""
     import difflib
 
     close = difflib.get_close_matches(wanted, names, n=1)
     if close:
-        return f" Did you mean '{close[0]}'?"
+        return f"Did you mean '{close[0]}'?"
     if names:
-        return f" There is: {', '.join(sorted(names)[:5])}."
-    return " Nothing is deployed yet; see 'modelyard deploy --help'."
+        return f"There is: {', '.join(sorted(names)[:5])}."
+    return "Nothing is deployed yet; see 'modelyard deploy --help'."

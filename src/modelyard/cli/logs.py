@@ -79,7 +79,7 @@ def command(
     except Refused as error:
         if error.exit_code is Exit.NOT_FOUND:
             names = [endpoint["name"] for endpoint in platform.all("/v1/endpoints", limit=PAGE)]
-            raise Failure(f"{error}{close_names(name, names)}", Exit.NOT_FOUND) from error
+            raise error.with_hint(close_names(name, names)) from error
         raise
 
 

@@ -79,8 +79,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         _show_usage_error(error)
         return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
+    except KeyboardInterrupt:
         _say("")
+        return 130
+    except click.Abort:  # what click makes of a KeyboardInterrupt, after an empty line
         return 130
     except BrokenPipeError:
         # The reader has gone (``| head``). What is still buffered would fail again when Python flushes at exit.
@@ -102,7 +104,8 @@ def _show_usage_error(error: click.ClickException) -> None:
         return
     context = error.ctx if isinstance(error, click.UsageError) else None
     path = context.command_path if context else "modelyard"
-    _say(f"Error: {message.replace(chr(10), ' ')} See '{path} --help'.")
+    message = message.replace("\n", " ")
+    _say(f"Error: {message}{'' if message.endswith(('.', '?', '!')) else '.'} See '{path} --help'.")
 
 
 def _explain(error: Exception) -> int:

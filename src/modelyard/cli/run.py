@@ -60,7 +60,7 @@ class Chat:
         except Refused as error:
             if error.code == "model_not_found":
                 names = [model["id"] for model in self.platform.get("/v1/models")["data"]]
-                raise Failure(f"{error}{close_names(self.model, names)}", error.exit_code) from error
+                raise error.with_hint(close_names(self.model, names)) from error
             raise
         self.turns += [question, {"role": "assistant", "content": answer}]
 
@@ -72,7 +72,7 @@ class Chat:
             with self.platform.lines("POST", "/v1/chat/completions", body) as lines:
                 for line in lines:
                     if line.startswith(":"):
-                        progress.show(line[1:].strip())
+                        progress.show(f"{self.model}: {_waiting(line)}")
                         continue
                     data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
                     if data == "[DONE]":
@@ -87,6 +87,12 @@ class Chat:
             if pieces and not pieces[-1].endswith("\n"):
                 print(flush=True)
         raise Failure("The answer was cut off before its end. Please ask again.", Exit.UNAVAILABLE)
+
+
+def _waiting(comment: str) -> str:
+    """Return ``loading 42 %, ~8 s`` for the comment ``: loading 42 %, ~8 s, loading``: the stage first, once."""
+    *numbers, stage = comment[1:].strip().removeprefix("loading").strip(" ,").split(", ")
+    return " ".join([stage, ", ".join(numbers)]).strip()
 
 
 def _content(data: str) -> str:

@@ -12,7 +12,7 @@ from modelyard.cli.http import close_names, find_platform
 from modelyard.cli.logs import _known, _newer
 from modelyard.cli.main import main
 from modelyard.cli.nouns import DURATION
-from modelyard.cli.run import _content
+from modelyard.cli.run import _content, _waiting
 
 BARE = {
     "source": None,
@@ -136,6 +136,25 @@ def test_a_stream_event_gives_its_text_or_raises_its_error() -> None:
             _content(odd)
 
 
+@pytest.mark.parametrize(
+    ("comment", "shown"),
+    [
+        (": loading 42 %, ~8 s, loading", "loading 42 %, ~8 s"),
+        (": loading, queued", "queued"),
+        (": loading, ~8 s, placing", "placing ~8 s"),
+        (":", ""),
+    ],
+)
+def test_a_wait_is_shown_with_its_stage_first(comment: str, shown: str) -> None:
+    assert _waiting(comment) == shown
+
+
+def test_a_hint_stands_before_the_request_id() -> None:
+    refusal = Refused("No such key.", status=404, code="not_found", request_id="req_1").with_hint("There is: a.")
+    assert str(refusal) == "No such key. There is: a. (request id req_1)"
+    assert (refusal.exit_code, refusal.code) == (Exit.NOT_FOUND, "not_found")
+
+
 def test_the_log_since_a_time_begins_with_the_first_line_that_is_new_enough() -> None:
     now = datetime.fromisoformat("2026-11-29T14:00:00.000").timestamp()  # planes write local time
     lines = [
@@ -186,8 +205,8 @@ def test_a_followed_log_goes_on_where_it_stopped() -> None:
 
 
 def test_a_nearly_right_name_is_guessed() -> None:
-    assert close_names("smolm2", ["smollm2", "other"]) == " Did you mean 'smollm2'?"
-    assert close_names("zzz", ["b", "a"]) == " There is: a, b."
+    assert close_names("smolm2", ["smollm2", "other"]) == "Did you mean 'smollm2'?"
+    assert close_names("zzz", ["b", "a"]) == "There is: a, b."
     assert "deploy" in close_names("zzz", [])
 
 
@@ -209,6 +228,7 @@ def test_the_platform_comes_from_options_then_environment(monkeypatch: pytest.Mo
         (["models", "--jsn"], "--json"),
         (["deploy", "--scale", "x", "--name", "a", "--url", "http://x", "--key", "k"], "is no scale"),
         (["usage", "--by", "colour"], "is none of"),
+        (["endpoints", "rm", "a", "b"], "(b). See"),
         (["usage", "--since", "foo", "--url", "http://x", "--key", "k"], "write 2h or 30d"),
     ],
 )
