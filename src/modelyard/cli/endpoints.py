@@ -12,6 +12,7 @@ from modelyard.cli.output import (
     age,
     listing,
     moment,
+    owners,
     remark,
     show_json,
     show_list,
@@ -45,6 +46,7 @@ def list_endpoints(*, platform: Platform, is_json: bool, is_quiet: bool) -> None
         "ID": lambda endpoint: endpoint["id"],
     }
     endpoints = platform.all("/v1/endpoints", limit=PAGE)
+    columns |= owners(endpoints, "owner_id")
     empty = "No endpoints. Deploy a model: modelyard deploy ./model.gguf --name demo --wait"
     show_list(endpoints, columns, is_json=is_json, is_quiet=is_quiet, empty=empty)
 

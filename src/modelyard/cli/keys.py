@@ -6,7 +6,7 @@ import click
 
 from modelyard.cli.http import PAGE, Platform, connected, segment
 from modelyard.cli.nouns import DURATION, NounGroup
-from modelyard.cli.output import Item, age, formats, listing, moment, remark, show_json, show_list, show_pairs
+from modelyard.cli.output import Item, age, formats, listing, moment, owners, remark, show_json, show_list, show_pairs
 from modelyard.clock import SystemClock
 
 _EXAMPLE = """\b
@@ -44,6 +44,7 @@ def list_keys(*, platform: Platform, is_json: bool, is_quiet: bool) -> None:
         "AGE": lambda key: age(key["created_at"]),
     }
     keys = platform.all("/v1/keys", limit=PAGE)
+    columns |= owners(keys, "tenant_id")
     show_list(keys, columns, is_json=is_json, is_quiet=is_quiet, empty="No keys. Make one: modelyard keys create NAME")
 
 

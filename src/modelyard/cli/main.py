@@ -73,9 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     is_debug = "--debug" in given[:options_end]  # taken anywhere on the line, since one adds it when something failed
     given = [argument for at, argument in enumerate(given) if argument != "--debug" or at > options_end]
     try:
-        cli.main(args=given, prog_name="modelyard", standalone_mode=False)
-    except click.exceptions.Exit as error:
-        return error.exit_code
+        # Here click gives back the code of a ``ctx.exit(code)``, and otherwise what the command returned: None.
+        code = cli.main(args=given, prog_name="modelyard", standalone_mode=False)
+        return int(code or 0)
     except click.ClickException as error:
         _show_usage_error(error)
         return error.exit_code
@@ -94,7 +94,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             _say(traceback.format_exc().rstrip())
         return _explain(error)
-    return 0
 
 
 def _show_usage_error(error: click.ClickException) -> None:

@@ -71,6 +71,11 @@ def show_list(
         show_table(list(columns), [[cell(item) for cell in columns.values()] for item in items])
 
 
+def owners(items: Sequence[Item], field: str) -> dict[str, Callable[[Item], object]]:
+    """Return the column TENANT, where ``items`` belong to more than one."""
+    return {"TENANT": lambda item: item[field]} if len({item[field] for item in items}) > 1 else {}
+
+
 def show_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print aligned columns, two spaces apart; numbers to the right."""
     cells = [[clean(_text(cell)) for cell in row] for row in rows]

@@ -8,7 +8,7 @@ import pytest
 
 from modelyard.cli.deploy import Scale, request_body
 from modelyard.cli.exits import Exit, Failure, Refused, exit_for
-from modelyard.cli.http import close_names, find_platform
+from modelyard.cli.http import Platform, close_names, find_platform
 from modelyard.cli.logs import _known, _newer
 from modelyard.cli.main import main
 from modelyard.cli.nouns import DURATION
@@ -256,6 +256,20 @@ def test_nothing_running_is_unavailable(tmp_path: Path, capsys: pytest.CaptureFi
         assert main([*line, "--data-dir", str(tmp_path)]) == 6, line
         assert "modelyard up" in capsys.readouterr().err
     assert main(["down", "--data-dir", str(tmp_path)]) == 0
+
+
+def test_status_of_a_platform_that_is_not_well_exits_6(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway = {"id": "gateway-0", "in_flight": 0, "queued": 0}
+    status = {"version": "1", "uptime_s": 1, "database": {"is_healthy": True}, "gateways": [gateway], "journal": None}
+    status |= {"endpoints": {"running": 1}, "replicas": {}}
+    monkeypatch.setattr(Platform, "get", lambda _self, _path: status)
+    line = ["status", "--url", "http://x", "--key", "k"]
+    assert main(line) == 0
+    status |= {"endpoints": {"failed": 1}}
+    assert main(line) == 6
+    assert "1 endpoint cannot start" in capsys.readouterr().out
 
 
 def test_a_bad_address_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from modelyard.cli.output import clean, dollars, progress_text, show_list, show_table, stage_text
+from modelyard.cli.output import clean, dollars, owners, progress_text, show_list, show_table, stage_text
 
 ITEMS = [
     {"id": "ep-1", "name": "a", "count": 5},
@@ -91,3 +91,9 @@ def test_a_stopped_endpoint_shows_why_and_not_that_it_is_queued() -> None:
 def test_what_is_empty_makes_no_column_of_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     show_table(["REASON", "N"], [["-", "-"], ["", "12"]])
     assert capsys.readouterr().out == "REASON   N\n-        -\n-       12\n"
+
+
+def test_the_tenant_is_shown_where_there_are_several() -> None:
+    assert owners([{"tenant_id": "a"}, {"tenant_id": "a"}], "tenant_id") == {}
+    assert list(owners([{"tenant_id": "a"}, {"tenant_id": "b"}], "tenant_id")) == ["TENANT"]
+    assert owners([], "tenant_id") == {}
