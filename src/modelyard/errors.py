@@ -211,6 +211,8 @@ def rate_limited(kind: str, *, limit: int, retry_after_s: float) -> ApiError:
     unit = {"requests": "requests per minute", "tokens": "tokens per minute", "concurrency": "concurrent requests"}[
         kind
     ]
+    if limit == 1:
+        unit = unit.replace("requests", "request").replace("tokens", "token")
     return ApiError(
         429,
         code="rate_limit_exceeded",

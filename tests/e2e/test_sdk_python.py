@@ -269,6 +269,15 @@ def test_a_prompt_beyond_the_context_is_400(client: OpenAI) -> None:
     assert assert_shape(caught.value)["code"] == "context_length_exceeded"
 
 
+def test_a_prompt_beyond_the_tokens_per_minute_is_told_so_with_the_limit(yard: Yard) -> None:
+    with connected(yard, yard.new_key(limits={"tokens_per_minute": 50})) as sdk:
+        with pytest.raises(openai.RateLimitError) as caught:
+            sdk.chat.completions.create(model=MODEL, messages=user("word " * 200))
+        headers = caught.value.response.headers
+        assert headers["x-should-retry"] == "false"
+        assert headers["x-ratelimit-limit-tokens"] == headers["x-ratelimit-remaining-tokens"] == "50"
+
+
 def test_requests_per_minute_end_in_429_with_true_headers(yard: Yard) -> None:
     with connected(yard, yard.new_key(limits={"requests_per_minute": 2})) as sdk:
         ask = sdk.chat.completions.with_raw_response.create

@@ -159,8 +159,9 @@ class Gateway:
         refusal = reserve(key.allowances, needed_tokens=needed, least_tokens=prompt, now_s=now_s)
         if refusal is not None:
             if refusal.retry_after_s is None:
-                raise errors.request_exceeds_token_limit(prompt, refusal.limit)
-            error = errors.rate_limited(refusal.kind, limit=refusal.limit, retry_after_s=refusal.retry_after_s)
+                error = errors.request_exceeds_token_limit(prompt, refusal.limit)
+            else:
+                error = errors.rate_limited(refusal.kind, limit=refusal.limit, retry_after_s=refusal.retry_after_s)
             error.limits = answers.limit_lines(key.allowances, now_s)
             raise error
         return Exchange(
