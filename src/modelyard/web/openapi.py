@@ -27,6 +27,7 @@ class Foreign:
     method: str
     path: str
     summary: str
+    description: str = ""
     is_public: bool = False
 
 
@@ -88,6 +89,8 @@ def _operation(route: AnyRoute, schema_of: Mapping[Any, Json]) -> Json:
 
 def _foreign(other: Foreign) -> Json:
     operation = _described(other.method, other.path, other.summary)
+    if other.description:
+        operation["description"] = other.description
     operation["responses"] = {
         "200": {"description": "Done."},
         "default": {"$ref": "#/components/responses/Error"},

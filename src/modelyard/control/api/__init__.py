@@ -25,10 +25,12 @@ from modelyard.web.docs import docs_page
 from modelyard.web.openapi import Foreign, document
 from modelyard.web.routes import AnyRoute
 
+_AS_OPENAI = "Takes and answers what OpenAI's API reference says; docs/reference/api.md has what differs."
+
 GATEWAY_ROUTES = (
-    Foreign("POST", "/v1/chat/completions", "Chat completions (OpenAI)"),
-    Foreign("POST", "/v1/completions", "Completions (OpenAI)"),
-    Foreign("POST", "/v1/embeddings", "Embeddings (OpenAI)"),
+    Foreign("POST", "/v1/chat/completions", "Chat completions (OpenAI)", _AS_OPENAI),
+    Foreign("POST", "/v1/completions", "Completions (OpenAI)", _AS_OPENAI),
+    Foreign("POST", "/v1/embeddings", "Embeddings (OpenAI)", _AS_OPENAI),
     Foreign("GET", "/v1/models", "Models that this key may use (OpenAI)"),
     Foreign("GET", "/v1/models/{model}", "One model (OpenAI)"),
     Foreign("GET", "/healthz", "Whether the gateway runs", is_public=True),
