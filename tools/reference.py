@@ -315,7 +315,8 @@ Names that end in `_s` are seconds.
 METRICS_INTRODUCTION = """# Metrics
 
 `GET /metrics` answers in Prometheus' text format, without a key while the gateway listens on a loopback address only.
-Each gateway worker counts for itself: with `gateway.workers` above 1 a scrape shows the worker that answered it, so scrape often or use one worker a machine.
+Each gateway worker counts for itself: with `gateway.workers` above 1 a scrape shows the worker that answered it,
+so scrape often or use one worker a machine.
 """
 
 
