@@ -1,5 +1,6 @@
 """Fixtures of the suites that run against real processes."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,11 @@ from typing import Any
 import pytest
 
 from tests.support.yard import Yard
+
+
+# A shell that runs the suite in the background makes it ignore SIGINT, and every process it starts inherits that; a
+# signal with a handler, though, is at its default in what is started. Tests press Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)

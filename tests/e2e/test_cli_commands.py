@@ -238,7 +238,10 @@ def test_followed_logs_survive_a_restart_of_the_controller(served: Yard) -> None
             eventually(lambda: any(b"marker two" in line for line in lines), 20, "the second line")
         finally:
             process.send_signal(signal.SIGINT)
-            process.wait(10)
+            try:
+                process.wait(10)
+            finally:
+                process.kill()
             reader.join(10)
     text = b"".join(lines)
     assert (text.count(b"marker one"), text.count(b"marker two")) == (1, 1)
