@@ -9,7 +9,6 @@ import pytest
 
 from tests.support.yard import Yard
 
-
 # A shell that runs the suite in the background makes it ignore SIGINT, and every process it starts inherits that; a
 # signal with a handler, though, is at its default in what is started. Tests press Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
