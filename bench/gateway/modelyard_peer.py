@@ -6,6 +6,7 @@ controller itself would insist on starting its engines.
 """
 
 import json
+import os
 import subprocess
 import sys
 import urllib.request
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from bench.gateway.peers import Target
 from bench.processes import free_port, tree, wait_until
+from modelyard import compose
 
 
 class Modelyard:
@@ -39,7 +41,10 @@ class Modelyard:
         key = json.loads(ready.read_text())["key"]
         with (folder / "gateway.log").open("wb") as log:
             self._gateway = subprocess.Popen(
-                [*gateway_pin, *gateway_command(folder, port)], stdout=log, stderr=subprocess.STDOUT
+                [*gateway_pin, *gateway_command(folder, port)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**compose.PLANE_ENVIRONMENT, **os.environ},
             )
         wait_until(lambda: is_ready(port), f"a ready gateway (see {folder}/gateway.log and {folder}/logs)")
         return Target(port, key)

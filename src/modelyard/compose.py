@@ -21,6 +21,9 @@ from modelyard.config import Config, DataDirectory
 from modelyard.errors import StartupError
 
 BACKLOG = 2048
+PLANE_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "134217728"}
+"""What glibc is told at a plane's start: keep freed memory instead of giving it back and asking for it again at each
+large request (a tenth of the CPU of a 284 KB body)."""
 
 
 class Secrets(NamedTuple):

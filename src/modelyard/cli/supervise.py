@@ -167,6 +167,7 @@ class Supervisor:
                 stdout=log,
                 stderr=log,
                 pass_fds=(self.lock.fileno(), *plane.descriptors),
+                env={**compose.PLANE_ENVIRONMENT, **os.environ},
                 process_group=0,
             )
         plane.started_s = self.clock.monotonic_s()
