@@ -117,6 +117,9 @@ def test_every_command_of_the_tutorial_works(
         )
     url = f"http://127.0.0.1:{environment['MODELYARD__GATEWAY__PORT']}/readyz"
     eventually(lambda: is_ready(url), 30, f"{url} is 200")
+    # The gateway is ready before the controller is; a reader goes on when the first terminal says so.
+    said = tmp_path / "first-terminal.txt"
+    eventually(lambda: "Stop it with" in said.read_text(), 30, "the platform says how to stop it")
 
     commands = [block for block in rest if block.language in ("sh", "python")]
     outputs = run_in_one_shell(commands, environment, tmp_path)
