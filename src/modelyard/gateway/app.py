@@ -83,7 +83,7 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
     gc.freeze()
     # Requests leave no cycles behind; the default threshold would look for some every few requests.
     gc.set_threshold(20_000, 20, 50)
-    tasks = [loop.create_task(work) for work in (journal.run(), presence.follow(), presence.report(), _sweep(gateway))]
+    tasks = [loop.create_task(work) for work in (journal.run(), presence.run(), _sweep(gateway))]
     try:
         await _first_to_end(stop, tasks)
         await _drain(gateway, server)

@@ -40,6 +40,8 @@ class ControllerPresence:
         self._heartbeat: Heartbeat | None = None
         self._heard_s = clock.monotonic_s()
         self._is_report_due = False
+        self._unkept: RoutingTable | None = None
+        self._has_unkept = asyncio.Event()
         self._on_table: Callable[[], None] = lambda: None
 
     def on_table(self, listener: Callable[[], None]) -> None:
@@ -68,6 +70,12 @@ class ControllerPresence:
             return
         self._catalog.take(table, now_s=self.clock.monotonic_s())
 
+    async def run(self) -> None:
+        """Follow, keep and report, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for work in (self.follow, self.keep, self.report):
+                group.create_task(work())
+
     async def follow(self) -> None:
         """Take what the controller sends, until cancelled."""
         async for update in self._follower.updates():
@@ -83,7 +91,17 @@ class ControllerPresence:
             self._on_table()
             self._turn_away_hopeless(update)
             self.report_now()
-            await asyncio.to_thread(self._keep, update)
+            self._unkept = update
+            self._has_unkept.set()
+
+    async def keep(self) -> None:
+        """Keep the newest table for the next start, until cancelled; apart from ``follow``, which must not wait for a
+        disk: a key that was just made is in the very next table."""
+        while True:
+            await self._has_unkept.wait()
+            self._has_unkept.clear()
+            if self._unkept is not None:
+                await asyncio.to_thread(self._keep, self._unkept)
 
     async def report(self) -> None:
         """Report every second, until cancelled."""
