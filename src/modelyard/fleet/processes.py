@@ -8,7 +8,7 @@ import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -80,23 +80,6 @@ def die_with_parent(parent: int) -> None:
 def become_subreaper() -> None:
     """Make this process the parent of descendants whose own parent dies, so that they can be reaped."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def reap_orphans(own: Collection[int] = ()) -> list[int]:
-    """Reap the zombies among this process's children that somebody else started; return their pids.
-
-    ``own`` are children whose exit status somebody here waits for; they are left alone.
-    """
-    me = os.getpid()
-    reaped: list[int] = []
-    for pid in _all_pids():
-        fields = _stat(pid)
-        if fields is None or fields[0] != "Z" or int(fields[1]) != me or pid in own:
-            continue
-        with contextlib.suppress(ChildProcessError):
-            if os.waitpid(pid, os.WNOHANG)[0]:
-                reaped.append(pid)
-    return reaped
 
 
 def _prctl(option: int, value: int) -> None:

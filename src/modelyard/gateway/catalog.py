@@ -5,7 +5,6 @@ keys and tenants, dispatchers of endpoints) stay. Everything here is in memory:
 the data plane asks nobody while a request waits.
 """
 
-import hashlib
 import hmac
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Generic, TypeVar
 from modelyard.domain.demand import EndpointDemand, ReplicaReport, Report
 from modelyard.domain.routing_table import EndpointRoute, RoutingTable
 from modelyard.domain.tenants import ApiKey, Identity, Limits, Scope, Tenant
-from modelyard.ids import parse_api_key
+from modelyard.ids import hash_secret, parse_api_key
 from modelyard.policy.dispatch import Dispatcher, ReplicaLoad
 from modelyard.policy.limits import Allowance, share
 
@@ -123,31 +122,25 @@ class Catalog(Generic[W]):
         self._keys = keys
         self._take_endpoints(table, now_s)
 
-    def key(self, token: bytes, pepper: bytes) -> tuple[KeyState | None, bool]:
+    def key(self, token: bytes, pepper: bytes, *, now_unix_s: float) -> tuple[KeyState | None, bool]:
         """Return the key that ``token`` proves (or None), and whether its id is known at all.
 
-        An unknown id goes through the same comparison as a wrong secret, so that time tells nothing (S16).
+        After a rotation the secret before it counts too, until it expires. An unknown id goes through the same
+        comparison as a wrong secret, so that time tells nothing (S16).
         """
         state = self._keys.get(token[3:11])
         if state is not None and state.proven and hmac.compare_digest(token, state.proven):
             return state, True
-        digest = hmac.digest(pepper, token[12:55], hashlib.sha256)
+        text = token.decode("latin-1")
+        digest = hash_secret(pepper, text[12:55])
         record = state.record if state is not None else None
-        is_right = hmac.compare_digest(digest, record.secret_hash if record is not None else _NOBODY)
-        if is_right and state is not None and parse_api_key(token.decode("latin-1")) is not None:
+        is_new = hmac.compare_digest(digest, record.secret_hash if record is not None else _NOBODY)
+        is_proven = is_new or (record is not None and _proves_previous(record, digest, now_unix_s))
+        if not is_proven or state is None or parse_api_key(text) is None:
+            return None, state is not None
+        if is_new:
             state.proven = token
-            return state, True
-        return None, state is not None
-
-    def previous_key(self, token: bytes, pepper: bytes, *, now_unix_s: float) -> KeyState | None:
-        """Return the key whose secret before its rotation ``token`` proves, while that still counts."""
-        state = self._keys.get(token[3:11])
-        if state is None or state.record.previous_hash is None or len(token) != 62:
-            return None
-        digest = hmac.digest(pepper, token[12:55], hashlib.sha256)
-        if not hmac.compare_digest(digest, state.record.previous_hash):
-            return None
-        return state if now_unix_s < (state.record.previous_expires_at or 0) else None
+        return state, True
 
     def endpoint(self, key: KeyState, name: str) -> EndpointState[W] | None:
         """Return the endpoint that ``key`` may call under ``name`` (its own tenant's before a shared one)."""
@@ -244,6 +237,13 @@ class Catalog(Generic[W]):
     def _slots(self, slots: int) -> int:
         # Every worker must be able to use every replica, or a request could wait for ever at one of them.
         return slots if self._workers == 1 else max(1, slots // self._workers + (self._worker < slots % self._workers))
+
+
+def _proves_previous(record: ApiKey, digest: bytes, now_unix_s: float) -> bool:
+    previous = record.previous_hash
+    if previous is None or not hmac.compare_digest(digest, previous):
+        return False
+    return now_unix_s < (record.previous_expires_at or 0)
 
 
 _NOBODY = bytes(32)

@@ -27,7 +27,7 @@ from modelyard.gateway.exchange import Exchange
 from modelyard.gateway.openai import DECODERS, Call
 from modelyard.gateway.server import ClientConnection, Request
 from modelyard.gateway.upstream import UpstreamPool
-from modelyard.ids import RequestIds
+from modelyard.ids import KEY_LENGTH, RequestIds
 from modelyard.metering.journal import Journal
 from modelyard.observe.metrics import GatewayMetrics
 from modelyard.policy.dispatch import ReplicaLoad, Verdict
@@ -110,12 +110,10 @@ class Gateway:
             ApiError: 401 for no good key, 403 for a missing scope, 503 when the key cannot be judged now.
         """
         token = bearer_token(request)
-        state, is_known = self.catalog.key(token, self._pepper)
         now_unix_s = self.clock.unix_s()
+        state, is_known = self.catalog.key(token, self._pepper, now_unix_s=now_unix_s)
         if state is None:
-            state = self.catalog.previous_key(token, self._pepper, now_unix_s=now_unix_s)
-        if state is None:
-            if not is_known and len(token) == 62 and not self.presence.is_authoritative:
+            if not is_known and len(token) == KEY_LENGTH and not self.presence.is_authoritative:
                 raise errors.auth_unavailable()
             raise errors.invalid_api_key()
         record = state.record

@@ -51,7 +51,6 @@ class StreamRelay:
     __slots__ = (
         "_buffer",
         "_carry",
-        "_events",
         "_first",
         "_has_role",
         "_is_chat",
@@ -88,7 +87,6 @@ class StreamRelay:
         self._carry = bytearray()
         self._left = 0
         self._buffer = bytearray()
-        self._events: list[bytes] = []
         self._sample = b""
 
     @property
@@ -132,11 +130,11 @@ class StreamRelay:
                 return data
         return self._feed_slowly(data)
 
-    def finish(self, estimate: Usage) -> bytes:
-        """Return the last bytes of a complete answer, ``[DONE]`` included; ``estimate`` serves if none was told."""
+    def finish(self, usage: Usage) -> bytes:
+        """Return the last bytes of a complete answer, ``[DONE]`` included, and ``usage`` if it is still owed."""
         out = b""
         if self._wants_usage and not self.has_usage_event and self._sample:
-            out = usage_event(self._sample, self.usage or estimate) + b"\n\n"
+            out = usage_event(self._sample, usage) + b"\n\n"
         return out + DONE
 
     def _feed_slowly(self, data: bytes) -> bytes:

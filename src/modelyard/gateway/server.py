@@ -100,7 +100,6 @@ class ClientConnection(asyncio.Protocol):
         "_waiting",
         "current",
         "is_closing",
-        "peer_is_local",
         "since_s",
         "transport",
     )

@@ -8,6 +8,7 @@ old position, and only the last part moves it.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ BACKOFF_MAX_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-class _Tail(NamedTuple):
+class Tail(NamedTuple):
     """What is not delivered of one segment: from ``offset`` on. ``stamp`` changes with the file."""
 
     source: str
@@ -88,14 +89,14 @@ class Delivery:
         """Return the bytes that were written and not delivered at the last look."""
         return self._backlog
 
-    async def _look(self) -> list[_Tail]:
+    async def _look(self) -> list[Tail]:
         """Return what is new, oldest first within a worker."""
-        tails = await asyncio.to_thread(self._tails, dict(self._positions or {}))
-        self._backlog = sum(tail.size - tail.offset for tail in tails)
+        tails = await asyncio.to_thread(undelivered, self._root, dict(self._positions or {}))
+        self._backlog = _bytes_of(tails)
         # An unfinished or damaged end would else be read, and complained about, at every look.
         return [tail for tail in tails if self._read.get(tail.path) != tail.stamp]
 
-    async def _deliver(self, tail: _Tail, positions: dict[str, JournalPosition]) -> None:
+    async def _deliver(self, tail: Tail, positions: dict[str, JournalPosition]) -> None:
         records, end = await asyncio.to_thread(read_records, tail.path, tail.offset)
         before = positions.get(tail.source, JournalPosition(tail.source, tail.path.name, tail.offset))
         after = JournalPosition(tail.source, tail.path.name, end)
@@ -108,27 +109,6 @@ class Delivery:
         self._read[tail.path] = tail.stamp
         self._backlog = max(0, self._backlog - (end - tail.offset))
 
-    def _tails(self, positions: Mapping[str, JournalPosition]) -> list[_Tail]:
-        """Return what is not delivered. Blocks: for a thread."""
-        if not self._root.is_dir():
-            return []
-        found: list[_Tail] = []
-        for folder in sorted(path for path in self._root.iterdir() if path.is_dir()):
-            files = [(path, path.stat()) for path in segments(folder)]
-            position = positions.get(folder.name)
-            if position is not None and not _is_of(position, files):
-                if any(status.st_size for _, status in files):
-                    _log.warning("the journal of %s was replaced; reading it from its start", folder.name)
-                position = None
-            for path, status in files:
-                offset = 0
-                if position is not None and path.name <= position.segment:
-                    offset = position.offset if path.name == position.segment else status.st_size
-                if status.st_size > offset:
-                    stamp = (status.st_size, status.st_mtime_ns)
-                    found.append(_Tail(folder.name, path, offset, status.st_size, stamp))
-        return found
-
     def _delete_delivered(self, positions: Mapping[str, JournalPosition]) -> None:
         """Delete the segments before the position, but for the newest ones. Blocks: for a thread."""
         for source, position in positions.items():
@@ -136,6 +116,44 @@ class Delivery:
                 if path.name < position.segment:
                     path.unlink(missing_ok=True)
                     self._read.pop(path, None)
+
+
+def undelivered(root: Path, positions: Mapping[str, JournalPosition]) -> list[Tail]:
+    """Return what is behind ``positions`` (by worker), oldest first within a worker. Blocks: for a thread."""
+    if not root.is_dir():
+        return []
+    found: list[Tail] = []
+    for folder in sorted(path for path in root.iterdir() if path.is_dir()):
+        files = list(_files(folder))
+        position = positions.get(folder.name)
+        if position is not None and not _is_of(position, files):
+            if any(status.st_size for _, status in files):
+                _log.warning("the journal of %s was replaced; it counts from its start", folder.name)
+            position = None
+        for path, status in files:
+            offset = 0
+            if position is not None and path.name <= position.segment:
+                offset = position.offset if path.name == position.segment else status.st_size
+            if status.st_size > offset:
+                stamp = (status.st_size, status.st_mtime_ns)
+                found.append(Tail(folder.name, path, offset, status.st_size, stamp))
+    return found
+
+
+def backlog_bytes(root: Path, positions: Sequence[JournalPosition]) -> int:
+    """Return the bytes of all workers' segments behind ``positions``. Blocks: for a thread."""
+    return _bytes_of(undelivered(root, {position.source: position for position in positions}))
+
+
+def _bytes_of(tails: Sequence[Tail]) -> int:
+    return sum(tail.size - tail.offset for tail in tails)
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    for path in segments(folder):
+        # One that was delivered may be deleted between the listing and here.
+        with contextlib.suppress(FileNotFoundError):
+            yield path, path.stat()
 
 
 def _is_of(position: JournalPosition, files: Sequence[tuple[Path, os.stat_result]]) -> bool:

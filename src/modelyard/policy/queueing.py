@@ -46,13 +46,6 @@ class WaitingLine(Generic[W]):
         """Return who is next, without removing."""
         return next(iter(self.waiters), None)
 
-    def position(self, waiter: W) -> int:
-        """Return how many stand before ``waiter``."""
-        for place, other in enumerate(self.waiters):
-            if other is waiter:
-                return place
-        raise KeyError("not in this line")
-
     def expired(self, now_s: float) -> list[W]:
         """Return those whose deadline has passed, without removing."""
         return [waiter for waiter, deadline_s in self.waiters.items() if deadline_s <= now_s]

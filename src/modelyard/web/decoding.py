@@ -50,11 +50,6 @@ def decode(decoder: Decoder[T], body: bytes) -> T:
         raise invalid_json(_short(str(error).removeprefix("JSON is malformed: "))) from None
 
 
-def param_of(error: msgspec.ValidationError) -> str:
-    """Return the path of the parameter that ``error`` is about (``a.b[0]``), "" for the whole body."""
-    return _split(error)[0]
-
-
 def refusal(error: msgspec.ValidationError) -> ApiError:
     """Return the 400 for ``error``, with the code that fits its kind."""
     param, reason = _split(error)

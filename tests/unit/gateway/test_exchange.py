@@ -132,7 +132,7 @@ class Bench:
 
     def assert_at_rest(self) -> None:
         (key,) = self.gateway.catalog.table.keys  # type: ignore[union-attr]
-        state, _ = self.gateway.catalog.key(self.token.encode(), PEPPER)
+        state, _ = self.gateway.catalog.key(self.token.encode(), PEPPER, now_unix_s=0.0)
         assert state is not None
         assert [a.running for a in state.allowances] == [0, 0], key
         assert not self.gateway.exchanges
@@ -239,7 +239,7 @@ def test_a_full_disk_with_a_long_line_refuses_all_and_leaks_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clients = [bench.client() for _ in range(250)]
-    state, _ = bench.gateway.catalog.key(bench.token.encode(), PEPPER)
+    state, _ = bench.gateway.catalog.key(bench.token.encode(), PEPPER, now_unix_s=0.0)
     assert state is not None
     state.allowance.concurrency_limit = None
     state.allowance.tokens_limit = None

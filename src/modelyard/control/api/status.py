@@ -6,12 +6,12 @@ from collections import Counter
 import msgspec
 
 import modelyard
-from modelyard.control.api.backlog import backlog_bytes
 from modelyard.control.context import Context
 from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.fleet import Replica
 from modelyard.domain.routing_table import Heartbeat
 from modelyard.domain.tenants import Scope
+from modelyard.metering.delivery import backlog_bytes
 from modelyard.stores import StoreUnavailableError
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
 

@@ -13,11 +13,11 @@ from typing import Annotated
 import msgspec
 
 from modelyard.control.api.access import find_key, find_tenant, missing
-from modelyard.control.api.backlog import backlog_bytes
 from modelyard.control.context import Context
 from modelyard.domain.tenants import Identity, Scope
 from modelyard.domain.usage import NANO_PER_USD, UsageBucket, UsageRow, UsageStatus
 from modelyard.errors import invalid_value, permission_denied
+from modelyard.metering.delivery import backlog_bytes
 from modelyard.web.paging import LIMIT_DEFAULT, Limit
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
 
