@@ -24,6 +24,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0, le=31_536_000)]  # a year: timers
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Usd = Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
 
 
@@ -46,6 +47,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Most headers in a request."""
     queue_max: PositiveInt = 256
     """Requests that may wait for one endpoint; the next one is refused at once (429, or 503 while it loads)."""
+    queue_bytes_max: PositiveInt = 256 * 1024 * 1024
+    """Bytes of request bodies that may wait for one endpoint."""
     queue_wait_s: Positive = 30.0
     """Longest wait for a busy endpoint before 429."""
     load_wait_s: Positive = 600.0
@@ -56,10 +59,26 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Time from dispatch to the first token of a stream."""
     token_timeout_s: Positive = 30.0
     """Longest pause between two tokens of a stream."""
-    total_timeout_s: Positive = 600.0
-    """Longest request, stream or not. OpenAI's SDKs wait this long."""
+    total_timeout_s: Positive = 120.0
+    """Longest request from its dispatch, stream or not; an endpoint of long answers sets its own."""
+    retry_share_max: Share = 0.1
+    """Retries on other replicas, as a share of an endpoint's requests; more would turn a failure into a storm."""
+    error_share_max: Share = 0.1
+    """Share of failed requests of a replica (never 4xx) above which its circuit opens."""
+    ejection_share_max: Share = 0.5
+    """Largest share of an endpoint's replicas that are kept away from requests at once for failing."""
+    kv_share_max: Share = 0.97
+    """Share of a replica's KV cache that requests may reserve."""
     header_read_timeout_s: Positive = 10.0
-    """Time for a client to send a request head and body; slow senders are closed."""
+    """Time for a client to send a request head; slow senders are closed."""
+    body_bytes_per_s_min: PositiveInt = 1024
+    """Slowest pace of a request body, after a grace of 'header_read_timeout_s'; slower senders are closed."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may call the API from a browser, like ``https://app.example.com``; ``*`` is any."""
+    tls_certificate: str = ""
+    """PEM file with the certificate chain; together with 'tls_key' it turns on TLS."""
+    tls_key: str = ""
+    """PEM file with the private key of 'tls_certificate'."""
     idle_timeout_s: Positive = 75.0
     """Time an idle keep-alive connection of a client is kept."""
     write_stall_timeout_s: Positive = 60.0

@@ -245,6 +245,56 @@ def queue_full(model: str, *, retry_after_s: float) -> ApiError:
     )
 
 
+def quota_exhausted(kind: str, period: str, *, is_tenants: bool, retry_after_s: float) -> ApiError:
+    """Return the error for a spent quota; ``kind`` is ``tokens`` or ``money``, ``period`` ``day`` or ``month``."""
+    whose = "the tenant's" if is_tenants else "this key's"
+    what = "token quota" if kind == "tokens" else "budget"
+    return ApiError(
+        429,
+        code="insufficient_quota",
+        type="insufficient_quota",
+        message=f"What is left of {whose} {what} of this {period} does not cover the request. It is renewed in "
+        f"{retry_after_s:.0f} s; a smaller 'max_tokens' needs less, and 'modelyard keys' or your administrator can "
+        "raise it.",
+        retry_after_s=retry_after_s,
+        should_retry=False,
+    )
+
+
+def overloaded(*, retry_after_s: float) -> ApiError:
+    """Return the error for a request that the gateway itself sheds, since it cannot keep up."""
+    return ApiError(
+        503,
+        code="server_is_overloaded",
+        type="service_unavailable_error",
+        message="The platform is overloaded and turned this request away at once. Please retry.",
+        retry_after_s=retry_after_s,
+    )
+
+
+def no_capacity(model: str) -> ApiError:
+    """Return the error for a request that no replica of the model could ever take."""
+    return ApiError(
+        503,
+        code="no_capacity",
+        type="service_unavailable_error",
+        message=f"No replica of '{model}' has the memory for this request, however long it waited. "
+        "Send a shorter prompt, ask for fewer tokens, or deploy it with a larger KV cache.",
+        should_retry=False,
+    )
+
+
+def request_crashes_engine() -> ApiError:
+    """Return the error for a request that took down the engines it was sent to (a "query of death")."""
+    return ApiError(
+        400,
+        code="request_crashes_engine",
+        message="This request crashed each engine that it was sent to and is not tried again. Change the request, and "
+        "report it to the operator.",
+        should_retry=False,
+    )
+
+
 def engine_busy(model: str, *, retry_after_s: float) -> ApiError:
     """Return the error for a request that its engine itself refused for load, after it was dispatched."""
     return ApiError(
@@ -379,13 +429,44 @@ def shutting_down() -> ApiError:
     )
 
 
-def engine_timeout(what: str, limit_s: float) -> ApiError:
-    """Return the error for an engine that said nothing in time; ``what`` is like ``first token``."""
+def engine_connect_timeout(limit_s: float) -> ApiError:
+    """Return the error for a replica whose host does not answer."""
     return ApiError(
         504,
-        code="engine_timeout",
+        code="engine_connect_timeout",
         type="server_error",
-        message=f"The engine sent no {what} within {limit_s:.3g} s.",
+        message=f"The engine accepted no connection within {limit_s:.3g} s. Please retry.",
+    )
+
+
+def first_token_timeout(limit_s: float) -> ApiError:
+    """Return the error for an engine that began no answer in time."""
+    return ApiError(
+        504,
+        code="engine_first_token_timeout",
+        type="server_error",
+        message=f"The engine gave no first token within {limit_s:.3g} s. Please retry.",
+    )
+
+
+def token_timeout(limit_s: float) -> ApiError:
+    """Return the error for an engine that fell silent in the middle of a stream."""
+    return ApiError(
+        504,
+        code="engine_token_timeout",
+        type="server_error",
+        message=f"The engine gave no further token within {limit_s:.3g} s. What was sent so far is billed.",
+    )
+
+
+def total_timeout(limit_s: float) -> ApiError:
+    """Return the error for an answer that took longer than a request may."""
+    return ApiError(
+        504,
+        code="engine_total_timeout",
+        type="server_error",
+        message=f"The answer was not complete within {limit_s:.3g} s. What was sent so far is billed; a smaller "
+        "'max_tokens' is done sooner.",
     )
 
 

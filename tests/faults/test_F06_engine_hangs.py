@@ -28,7 +28,7 @@ async def test_before_the_first_token_requests_go_elsewhere_or_time_out(yard: Ya
         rows = check_ledger(yard, SEEN)
     for exchange in load.exchanges:
         if exchange.outcome is not Outcome.COMPLETE:
-            assert (exchange.status, exchange.error["code"]) == (504, "engine_timeout"), exchange
+            assert (exchange.status, exchange.error["code"]) == (504, "engine_first_token_timeout"), exchange
         else:
             assert rows[exchange.request_id or ""].replica_id != hung.replica_id
     attempts = [yard.row_of(exchange.request_id)["attempts"] for exchange in load.exchanges]
@@ -43,9 +43,9 @@ async def test_a_single_hung_replica_gives_504_and_is_replaced(yard: Yard) -> No
         stream, plain = (load.start(chat("single", "hello", stream=stream)) for stream in (True, False))
         await load.finish(15)
         SEEN.extend(load.exchanges)
-        assert (stream.status, stream.error["code"]) == (504, "engine_timeout"), stream
+        assert (stream.status, stream.error["code"]) == (504, "engine_first_token_timeout"), stream
         # How long a plain answer may take nobody knows, so it may end only when the hung engine is killed.
-        assert (plain.status, plain.error["code"]) in ((504, "engine_timeout"), (503, "engine_unavailable")), plain
+        assert (plain.status, plain.error["code"]) in ((504, "engine_total_timeout"), (503, "engine_unavailable")), plain
         eventually(lambda: hung.pid not in {engine.pid for engine in yard.engines()}, 15, "the hung engine is killed")
         before = len(load.exchanges)
         again = await load.until_served("single")
@@ -62,7 +62,7 @@ async def test_in_mid_stream_the_client_gets_an_error_event(yard: Yard) -> None:
         yard.signal(yard.engines("mid")[0].pid, signal.SIGSTOP)
         await load.finish(15)
         assert stream.outcome is Outcome.ERROR_EVENT, f"{stream!r} {bytes(stream.received)[-300:]!r}"
-        assert stream.error["code"] == "engine_timeout"
+        assert stream.error["code"] == "engine_token_timeout"
         SEEN.extend(load.exchanges)
         rows = check_ledger(yard, SEEN)
     row = rows[stream.request_id or ""]

@@ -57,11 +57,46 @@ class Scaling(msgspec.Struct, frozen=True):
         return 0 if self.scale_to_zero else self.min_replicas
 
 
+class Timeouts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Seconds an endpoint's engine gets; None is the gateway's setting of the same name."""
+
+    connect_s: float | None = None
+    first_token_s: float | None = None
+    token_s: float | None = None
+    total_s: float | None = None
+
+
+class Sticky(StrEnum):
+    """What keeps requests together on one release and, where the load allows it, on one replica."""
+
+    NONE = "none"
+    KEY = "key"
+    USER = "user"
+    """``user``, ``safety_identifier`` or ``prompt_cache_key`` of the request, else its key."""
+
+
+class Serving(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How gateways treat the requests of an endpoint.
+
+    ``coalesce_ms``: tokens of a stream that come within this time go out in one write (0: each as it comes; the first
+    token never waits).
+    """
+
+    timeouts: Timeouts = Timeouts()
+    coalesce_ms: int = 0
+    sticky: Sticky = Sticky.NONE
+
+
 class Release(msgspec.Struct, frozen=True):
-    """One version inside an endpoint with its share of traffic; weights of an endpoint sum to 100."""
+    """One version inside an endpoint with its share of traffic; weights of an endpoint sum to 100.
+
+    ``shadow`` is the percent of requests that are copied to it without being answered from it; such a release has
+    weight 0.
+    """
 
     version_id: str
     weight: int = 100
+    shadow: int = 0
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -82,3 +117,4 @@ class Endpoint(msgspec.Struct, frozen=True):
     status: EndpointStatus = EndpointStatus.PROVISIONING
     progress: Progress = Progress(Stage.QUEUED)
     failure: str = ""
+    serving: Serving = Serving()

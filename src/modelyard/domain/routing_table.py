@@ -2,13 +2,16 @@
 
 import msgspec
 
-from modelyard.domain.endpoints import Progress
+from modelyard.domain.endpoints import Progress, Serving
 from modelyard.domain.tenants import ApiKey, Tenant
 from modelyard.domain.usage import Price
 
 
 class ReplicaRoute(msgspec.Struct, frozen=True, array_like=True):
-    """Where a ready replica listens. ``slots``: requests it takes at once. ``is_draining``: nothing new goes there."""
+    """Where a ready replica listens. ``slots``: requests it takes at once. ``is_draining``: nothing new goes there.
+
+    ``kv_tokens``: tokens that fit its KV cache, by the engine's own block count; 0 unknown.
+    """
 
     id: str
     host: str
@@ -16,6 +19,7 @@ class ReplicaRoute(msgspec.Struct, frozen=True, array_like=True):
     secret: str
     slots: int
     is_draining: bool = False
+    kv_tokens: int = 0
 
 
 class ReleaseRoute(msgspec.Struct, frozen=True):
@@ -24,6 +28,7 @@ class ReleaseRoute(msgspec.Struct, frozen=True):
     version_id: str
     weight: int
     replicas: tuple[ReplicaRoute, ...]
+    shadow: int = 0
 
 
 class EndpointRoute(msgspec.Struct, frozen=True):
@@ -47,6 +52,7 @@ class EndpointRoute(msgspec.Struct, frozen=True):
     price: Price
     progress: Progress
     failure: str = ""
+    serving: Serving = Serving()
 
 
 class RoutingTable(msgspec.Struct, frozen=True, tag="table"):
@@ -65,3 +71,39 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
 
     is_authoritative: bool
     reason: str = ""
+
+
+class ReplicaSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    """What a replica's own metrics page said ``age_s`` ago; None is not reported, never 0."""
+
+    replica_id: str
+    age_s: float
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+
+
+class Spent(msgspec.Struct, frozen=True, array_like=True):
+    """What a key or tenant with a quota has in the ledger for the current day and month (UTC).
+
+    ``day`` and ``month`` are like ``2026-11-29`` and ``2026-11``.
+    """
+
+    subject_id: str
+    day: str
+    month: str
+    day_tokens: int
+    month_tokens: int
+    day_nanousd: int
+    month_nanousd: int
+
+
+class Tidings(msgspec.Struct, frozen=True, tag="tidings"):
+    """What changes too often for the table: loads of replicas, and sums against quotas.
+
+    ``delivered`` tells how far each gateway's journal is part of ``spent``: the segment and offset by its source.
+    """
+
+    snapshots: tuple[ReplicaSnapshot, ...] = ()
+    spent: tuple[Spent, ...] = ()
+    delivered: dict[str, tuple[str, int]] = {}

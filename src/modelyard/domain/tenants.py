@@ -16,12 +16,39 @@ class Scope(StrEnum):
     ADMIN = "admin"
 
 
-class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Upper bounds over all requests of a key or tenant; None is no bound."""
+class Rates(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Upper bounds in time; None is no bound."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrency: int | None = None
+
+
+class Limits(Rates, frozen=True, omit_defaults=True):
+    """Upper bounds over all requests of a key or tenant; None is no bound.
+
+    Days and months are UTC's. Money is whole nano-dollars. ``models`` bounds single models further, by endpoint name.
+    """
+
+    tokens_per_day: int | None = None
+    tokens_per_month: int | None = None
+    nanousd_per_day: int | None = None
+    nanousd_per_month: int | None = None
+    models: dict[str, Rates] = {}
+
+    @property
+    def has_quota(self) -> bool:
+        """Say whether a day's or month's sum is bounded."""
+        quotas = (self.tokens_per_day, self.tokens_per_month, self.nanousd_per_day, self.nanousd_per_month)
+        return any(quota is not None for quota in quotas)
+
+
+class Plan(StrEnum):
+    """How urgent a tenant's requests are where they ask for nothing else (``service_tier``)."""
+
+    PRIORITY = "priority"
+    STANDARD = "standard"
+    BATCH = "batch"
 
 
 class Tenant(msgspec.Struct, frozen=True):
@@ -32,6 +59,9 @@ class Tenant(msgspec.Struct, frozen=True):
     created_at: int
     limits: Limits = Limits()
     is_suspended: bool = False
+    plan: Plan = Plan.STANDARD
+    weight: float = 1.0
+    """Share of a saturated endpoint against other tenants of the same plan."""
 
 
 class ApiKey(msgspec.Struct, frozen=True):

@@ -63,6 +63,8 @@ class Settings(msgspec.Struct, frozen=True):
     """Estimated memory of one replica: weights, KV cache, overhead."""
     load_s: float
     """Estimated seconds from start to ready, before any was measured."""
+    kv_tokens: int = 0
+    """Tokens that fit the KV cache of one replica; 0 is unknown."""
 
 
 class Engine(Protocol):
@@ -74,7 +76,10 @@ class Engine(Protocol):
     """API paths it serves, like ``/v1/chat/completions``."""
     request_extras: frozenset[str]
     """Request fields beyond OpenAI's that it understands, ``cache_salt`` (set by the gateway) among them, and ``n``
-    when it can give, and count, several choices in one request."""
+    when it can give, and count, several choices in one request. What it can do beyond fields stands here too:
+    ``continue_final_message`` (set by the gateway, with ``add_generation_prompt`` false) or ``assistant_prefill`` (a
+    trailing assistant message is continued as it is) when it can go on in the middle of an answer, and
+    ``functions.custom``, ``best_of`` … for fields of OpenAI's that few honour."""
     needs_artifact: bool
     ready_path: str
     """GET answers 200 when the model is loaded."""

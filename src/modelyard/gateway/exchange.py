@@ -36,6 +36,11 @@ _log = logging.getLogger(__name__)
 
 ATTEMPTS_MAX = 3
 NEVER_S = float("inf")
+_TIMEOUTS = {
+    "first token": errors.first_token_timeout,
+    "next token": errors.token_timeout,
+    "complete answer": errors.total_timeout,
+}
 _SUCCESS = Outcome(UsageStatus.SUCCESS, 200, "")
 _CLIENT_CLOSED = Outcome(UsageStatus.CLIENT_CLOSED, 499, "client_closed")
 
@@ -106,7 +111,7 @@ class Exchange:
         self.deadline_s = NEVER_S
         self.total_deadline_s = NEVER_S
         self.stalled_since_s = NEVER_S
-        self._waits_for = "answer"
+        self._waits_for = "complete answer"
         self._body = b""
         self._connection: UpstreamConnection | None = None
         self._failed_on: list[ReplicaLoad] = []
@@ -339,7 +344,7 @@ class Exchange:
         """End without an answer: an error response, or an error event when the stream's head is out."""
         if self.is_over:
             return
-        status = UsageStatus.TIMEOUT if error.code == "engine_timeout" else UsageStatus.ERROR
+        status = UsageStatus.TIMEOUT if error.status == 504 else UsageStatus.ERROR
         fields = {"request_id": self.request_id, "endpoint_id": self.endpoint.route.id}
         _log.info("failed: %s %s", error.status, error.code, extra=fields)
 
@@ -401,7 +406,7 @@ class Exchange:
             self._count_outcome(is_good=False, reason=f"no {what} in time")
             if self._retry(f"no {what}"):
                 return
-        self.fail(errors.engine_timeout(what, limit_s))
+        self.fail(_TIMEOUTS[what](limit_s))
 
     def _retry(self, reason: str) -> bool:
         """Move on to another replica if there is one that may help; say whether that is under way."""

@@ -7,12 +7,15 @@ named in the header ``x-modelyard-ignored``.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from modelyard import errors
 from modelyard.web.decoding import decode
+
+if TYPE_CHECKING:
+    from modelyard.gateway.dialects import Translation
 
 MODEL_LENGTH_MAX = 256
 
@@ -89,6 +92,12 @@ class Call:
 
     ``text_length`` is the characters of the prompt; ``output_tokens`` the asked limit for all choices together, None
     when the request names none; ``choices`` how many answers (or inputs of an embedding) there will be.
+
+    ``engine_route`` is the path at the engine where it is not the caller's; ``translation`` turns the answer into what
+    the caller's API promises. ``tier`` is the service tier asked for, ``user`` what groups requests of one user.
+    ``can_resume``: the answer may be continued on another replica from its text alone. ``needs`` are names the engine
+    must have among its extras, with the parameter to blame. ``payload`` (with its ``content_type``) is sent in place of
+    the encoded ``request``.
     """
 
     model: str
@@ -99,6 +108,14 @@ class Call:
     is_stream: bool = False
     wants_usage: bool = False
     ignored: tuple[str, ...] = ()
+    engine_route: str = ""
+    translation: "Translation | None" = None
+    tier: str = ""
+    user: str = ""
+    can_resume: bool = False
+    needs: tuple[tuple[str, str], ...] = ()
+    payload: bytes | None = None
+    content_type: bytes = b"application/json"
 
 
 R = TypeVar("R", bound=msgspec.Struct)

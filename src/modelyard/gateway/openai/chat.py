@@ -214,6 +214,9 @@ def decode_chat(body: bytes) -> Call:
         is_stream=bool(request.stream),
         wants_usage=bool(request.stream and options is not None and options.include_usage),
         ignored=ignored,
+        tier=request.service_tier or "",
+        user=request.prompt_cache_key or request.safety_identifier or request.user or "",
+        can_resume=_can_resume(request),
     )
     if request.top_logprobs is not None and not request.logprobs:
         raise errors.invalid_value("top_logprobs", "it needs 'logprobs': true")
@@ -223,6 +226,17 @@ def decode_chat(body: bytes) -> Call:
     request.user = request.service_tier = request.store = request.metadata = None
     request.prompt_cache_key = request.safety_identifier = None
     return call
+
+
+def _can_resume(request: ChatRequest) -> bool:
+    """Say whether the rest of the answer follows from its text so far: one choice of plain text without logprobs."""
+    return (
+        (request.n or 1) == 1
+        and not request.logprobs
+        and (not request.tools or request.tool_choice == "none")
+        and isinstance(request.response_format, TextFormat | None)
+        and request.messages[-1].__class__ is not AssistantMessage
+    )
 
 
 def _text_length(messages: list[Message]) -> int:

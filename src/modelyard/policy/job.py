@@ -1,0 +1,31 @@
+"""What policies may know of a request: the one thing that the line, the admission and the routing share."""
+
+from dataclasses import dataclass, field
+
+from modelyard.domain.tenants import Plan
+
+NEVER_S = float("inf")
+
+BANDS = (Plan.PRIORITY, Plan.STANDARD, Plan.BATCH)
+"""Priority bands, the most urgent first; a job's ``band`` is an index into it."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request before and on a replica. Tokens are estimates until the engine tells; seconds are monotonic.
+
+    ``output_tokens`` is what it will probably generate, ``output_max`` what it may. ``prefix`` are chained hashes of
+    the blocks of its prompt, salted per tenant (``policy/prefixes.py``); ``session`` is a hash of what keeps requests
+    together, 0 for nothing. ``due_s`` orders jobs of one tenant (earliest first; ties: arrival).
+    """
+
+    tenant_id: str
+    weight: float = 1.0
+    band: int = 1
+    prompt_tokens: int = 1
+    output_tokens: int = 1
+    output_max: int = 1
+    size_bytes: int = 0
+    prefix: tuple[int, ...] = field(default=())
+    session: int = 0
+    due_s: float = NEVER_S
