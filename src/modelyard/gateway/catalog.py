@@ -5,17 +5,14 @@ keys and tenants, dispatchers of endpoints) stay. Everything here is in memory:
 the data plane asks nobody while a request waits.
 """
 
-import hmac
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from modelyard.domain.demand import EndpointDemand, ReplicaReport, Report
 from modelyard.domain.routing_table import EndpointRoute, RoutingTable
-from modelyard.domain.tenants import ApiKey, Identity, Limits, Scope, Tenant
-from modelyard.ids import hash_secret, parse_api_key
+from modelyard.gateway.accounts import Accounts, KeyState
 from modelyard.policy.dispatch import Dispatcher, ReplicaLoad
-from modelyard.policy.limits import Allowance, share
 
 W = TypeVar("W")
 
@@ -24,29 +21,6 @@ CHARS_PER_TOKEN = 4.0
 CALIBRATION_WEIGHT = 0.05
 CALIBRATION_CHARS_MIN = 256
 """Shorter prompts say more of the chat template than of the text."""
-
-
-@dataclass(slots=True)
-class TenantState:
-    """A tenant with what is left of its limits."""
-
-    record: Tenant
-    allowance: Allowance
-
-
-@dataclass(slots=True)
-class KeyState:
-    """A key with what is left of its limits; ``allowances`` are the key's and its tenant's."""
-
-    record: ApiKey
-    tenant: TenantState
-    allowance: Allowance
-    allowances: tuple[Allowance, ...]
-    models: frozenset[str] | None
-    identity: Identity
-    may_infer: bool
-    proven: bytes = b""
-    """The last token that proved this key, in memory only: comparing it costs a tenth of a hash."""
 
 
 @dataclass(slots=True, eq=False)
@@ -96,9 +70,8 @@ class Catalog(Generic[W]):
         self._places = places
         self._deliver = deliver
         self._chance = chance
+        self.accounts = Accounts(worker=worker, workers=workers)
         self.table: RoutingTable | None = None
-        self._keys: dict[bytes, KeyState] = {}
-        self._tenants: dict[str, TenantState] = {}
         self._endpoints: dict[str, EndpointState[W]] = {}
         self._own: dict[tuple[str, str], EndpointState[W]] = {}
         self._shared: dict[str, EndpointState[W]] = {}
@@ -114,33 +87,12 @@ class Catalog(Generic[W]):
         if present is not None and present.epoch == table.epoch and table.revision <= present.revision:
             return
         self.table = table
-        self._tenants = {tenant.id: self._tenant(tenant, now_s) for tenant in table.tenants}
-        keys: dict[bytes, KeyState] = {}
-        for record in table.keys:
-            if (tenant := self._tenants.get(record.tenant_id)) is not None:
-                keys[record.id.encode()] = self._key(record, tenant, now_s)
-        self._keys = keys
+        self.accounts.take(table.tenants, table.keys, now_s=now_s)
         self._take_endpoints(table, now_s)
 
     def key(self, token: bytes, pepper: bytes, *, now_unix_s: float) -> tuple[KeyState | None, bool]:
-        """Return the key that ``token`` proves (or None), and whether its id is known at all.
-
-        After a rotation the secret before it counts too, until it expires. An unknown id goes through the same
-        comparison as a wrong secret, so that time tells nothing (S16).
-        """
-        state = self._keys.get(token[3:11])
-        if state is not None and state.proven and hmac.compare_digest(token, state.proven):
-            return state, True
-        text = token.decode("latin-1")
-        digest = hash_secret(pepper, text[12:55])
-        record = state.record if state is not None else None
-        is_new = hmac.compare_digest(digest, record.secret_hash if record is not None else _NOBODY)
-        is_proven = is_new or (record is not None and _proves_previous(record, digest, now_unix_s))
-        if not is_proven or state is None or parse_api_key(text) is None:
-            return None, state is not None
-        if is_new:
-            state.proven = token
-        return state, True
+        """Return the key that ``token`` proves (or None), and whether its id is known at all."""
+        return self.accounts.key(token, pepper, now_unix_s=now_unix_s)
 
     def endpoint(self, key: KeyState, name: str) -> EndpointState[W] | None:
         """Return the endpoint that ``key`` may call under ``name`` (its own tenant's before a shared one)."""
@@ -170,40 +122,6 @@ class Catalog(Generic[W]):
                 for load in endpoint.dispatcher.replicas
             ]
         return Report(endpoints, replicas, *((self.table.epoch, self.table.revision) if self.table else ()))
-
-    def _tenant(self, record: Tenant, now_s: float) -> TenantState:
-        known = self._tenants.get(record.id)
-        limits = self._share(record.limits)
-        if known is None:
-            return TenantState(record, Allowance.full(limits, now_s=now_s))
-        if known.record.limits != record.limits:
-            known.allowance.change(limits, now_s=now_s)
-        known.record = record
-        return known
-
-    def _key(self, record: ApiKey, tenant: TenantState, now_s: float) -> KeyState:
-        known = self._keys.get(record.id.encode())
-        limits = self._share(record.limits)
-        if known is None:
-            allowance = Allowance.full(limits, now_s=now_s)
-        else:
-            allowance = known.allowance
-            if known.record.limits != record.limits:
-                allowance.change(limits, now_s=now_s)
-        models = frozenset(record.models) if record.models is not None else None
-        identity = Identity(record.id, record.tenant_id, record.scopes)
-        return KeyState(
-            record,
-            tenant,
-            allowance,
-            (allowance, tenant.allowance),
-            models,
-            identity,
-            identity.may(Scope.INFERENCE),
-        )
-
-    def _share(self, limits: Limits) -> Limits:
-        return share(limits, index=self._worker, of=self._workers)
 
     def _take_endpoints(self, table: RoutingTable, now_s: float) -> None:
         kept: dict[str, EndpointState[W]] = {}
@@ -237,13 +155,3 @@ class Catalog(Generic[W]):
     def _slots(self, slots: int) -> int:
         # Every worker must be able to use every replica, or a request could wait for ever at one of them.
         return slots if self._workers == 1 else max(1, slots // self._workers + (self._worker < slots % self._workers))
-
-
-def _proves_previous(record: ApiKey, digest: bytes, now_unix_s: float) -> bool:
-    previous = record.previous_hash
-    if previous is None or not hmac.compare_digest(digest, previous):
-        return False
-    return now_unix_s < (record.previous_expires_at or 0)
-
-
-_NOBODY = bytes(32)

@@ -17,8 +17,9 @@ from modelyard import errors
 from modelyard.domain.usage import UsageStatus
 from modelyard.errors import ApiError
 from modelyard.gateway import answers, billing, engine_errors, engine_request
+from modelyard.gateway.accounts import KeyState
 from modelyard.gateway.billing import Outcome
-from modelyard.gateway.catalog import EndpointState, KeyState
+from modelyard.gateway.catalog import EndpointState
 from modelyard.gateway.openai.call import Call
 from modelyard.gateway.progress import StreamProgress
 from modelyard.gateway.relay import EngineStreamError, StreamRelay, as_chunk

@@ -21,7 +21,8 @@ from modelyard.config import GatewayConfig
 from modelyard.domain.tenants import Scope
 from modelyard.errors import ApiError
 from modelyard.gateway import answers
-from modelyard.gateway.catalog import Catalog, EndpointState, KeyState
+from modelyard.gateway.accounts import KeyState
+from modelyard.gateway.catalog import Catalog, EndpointState
 from modelyard.gateway.control_proxy import ControlProxy
 from modelyard.gateway.exchange import Exchange
 from modelyard.gateway.openai import DECODERS, Call
