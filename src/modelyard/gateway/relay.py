@@ -11,6 +11,8 @@ never ends cleanly without ``[DONE]`` (I8). This module does no I/O: ``feed``
 says what to send.
 """
 
+from collections.abc import Callable
+
 from modelyard.gateway.responses import MalformedResponseError, chunk_size
 from modelyard.gateway.sse import (
     Kind,
@@ -46,6 +48,11 @@ class StreamRelay:
 
     ``is_chunked`` is how the engine frames its body. ``feed`` returns bytes
     for the client in chunk framing, without the last chunk.
+
+    ``transform`` makes of each event what the client gets of it, where that is not the event itself. ``transcript``
+    collects what was passed on of the engine's events, raw. ``tokens`` is how many the client had before, of an answer
+    that another engine began: then there is no role to tell and no beginning to hold back, and the usage that the
+    engine tells is not that of the whole answer, so it is kept for ``finish``.
     """
 
     __slots__ = (
@@ -54,10 +61,11 @@ class StreamRelay:
         "_first",
         "_has_role",
         "_is_chat",
+        "_is_continued",
         "_is_steady",
         "_is_trailer",
         "_left",
-        "_sample",
+        "_transform",
         "_wants_usage",
         "error",
         "has_finish",
@@ -65,29 +73,43 @@ class StreamRelay:
         "is_chunked",
         "is_done",
         "is_ended",
+        "sample",
         "tokens",
+        "transcript",
         "usage",
     )
 
-    def __init__(self, *, is_chunked: bool, is_chat: bool, wants_usage: bool) -> None:
+    def __init__(
+        self,
+        *,
+        is_chunked: bool,
+        is_chat: bool,
+        wants_usage: bool,
+        transform: Callable[[bytes], bytes] | None = None,
+        transcript: list[bytes] | None = None,
+        tokens: int = 0,
+    ) -> None:
         self.is_chunked = is_chunked
         self._is_chat = is_chat
         self._wants_usage = wants_usage
-        self.tokens = 0
+        self._transform = transform
+        self.transcript = transcript
+        self.tokens = tokens
+        self._is_continued = tokens > 0
         self.usage: Usage | None = None
         self.error: str | None = None
         self.has_finish = False
         self.has_usage_event = False
         self.is_done = False
         self.is_ended = False
-        self._is_steady = False
+        self._is_steady = self._is_continued
         self._is_trailer = False
-        self._has_role = False
+        self._has_role = self._is_continued
         self._first: list[bytes] = []
         self._carry = bytearray()
         self._left = 0
         self._buffer = bytearray()
-        self._sample = b""
+        self.sample = b""
 
     @property
     def has_begun(self) -> bool:
@@ -112,6 +134,7 @@ class StreamRelay:
         """
         if (
             self._is_steady
+            and self._transform is None
             and self.is_chunked
             and not self._carry
             and not self._left
@@ -127,14 +150,16 @@ class StreamRelay:
             count = _whole_events(data)
             if count:
                 self.tokens += count
+                if self.transcript is not None:
+                    self.transcript.append(data)
                 return data
         return self._feed_slowly(data)
 
     def finish(self, usage: Usage) -> bytes:
         """Return the last bytes of a complete answer, ``[DONE]`` included, and ``usage`` if it is still owed."""
         out = b""
-        if self._wants_usage and not self.has_usage_event and self._sample:
-            out = usage_event(self._sample, usage) + b"\n\n"
+        if self._wants_usage and not self.has_usage_event and self.sample:
+            out = usage_event(self.sample, usage) + b"\n\n"
         return out + DONE
 
     def _feed_slowly(self, data: bytes) -> bytes:
@@ -161,9 +186,10 @@ class StreamRelay:
                 self.error = seen.message or "malformed event"
                 return b""
             case Kind.USAGE:
-                self.has_usage_event = self.has_usage_event or seen.usage is not None
-                is_wanted = self._wants_usage and self._is_steady and seen.usage is not None
-                return one_line(event) + b"\n\n" if is_wanted else b""
+                if not self._wants_usage or not self._is_steady or seen.usage is None or self._is_continued:
+                    return b""
+                self.has_usage_event = True
+                return one_line(event) + b"\n\n"
             case Kind.FINISH:
                 self.has_finish = True
             case Kind.ROLE | Kind.CONTENT:
@@ -174,22 +200,23 @@ class StreamRelay:
         event = one_line(event)
         if seen.usage is not None or (not self._wants_usage and b'"usage"' in event):
             event = without_usage(event)
-        if not self._sample:
-            self._sample = event
+        if not self.sample:
+            self.sample = event
         self._has_role = self._has_role or seen.has_role
         if self._is_chat and not self._has_role:
             event = with_role(event)
             self._has_role = True
-        event += b"\n\n"
-        if self._is_steady:
-            return event
-        self._first.append(event)
-        if seen.kind is Kind.ROLE:
+        if seen.kind is Kind.ROLE and (self._is_continued or not self._is_steady):
+            if not self._is_continued:
+                self._first.append(event)
             return b""
+        if self.transcript is not None:
+            self.transcript.append(event + b"\n\n")
         self._is_steady = True
-        held = b"".join(self._first)
-        self._first.clear()
-        return held
+        held, self._first = [*self._first, event], []
+        if self._transform is None:
+            return b"".join([piece + b"\n\n" for piece in held])
+        return b"".join([self._transform(piece) for piece in held])
 
     def _dechunk(self, data: bytes) -> bytes:
         """Strip chunk framing; a partial chunk is continued by the next call."""
