@@ -200,6 +200,15 @@ def decode_chat(body: bytes) -> Call:
         ApiError: 400 naming what is wrong.
     """
     request, ignored = decode_strict(_decoder, body)
+    return call_of(request, ignored)
+
+
+def call_of(request: ChatRequest, ignored: tuple[str, ...] = ()) -> Call:
+    """Return the call for ``request``, which keeps only what is for the engine.
+
+    Raises:
+        ApiError: 400 for fields that contradict each other.
+    """
     limit = request.max_completion_tokens or request.max_tokens
     # Engines know the older name; both mean the same here.
     request.max_tokens, request.max_completion_tokens = limit, None
