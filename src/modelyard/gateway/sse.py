@@ -21,6 +21,7 @@ class Usage(msgspec.Struct):
     completion_tokens: Tokens | None = None
     total_tokens: Tokens = 0
     prompt_tokens_details: "PromptDetails | None" = None
+    completion_tokens_details: "CompletionDetails | None" = None
 
     @property
     def cached_tokens(self) -> int:
@@ -28,11 +29,23 @@ class Usage(msgspec.Struct):
         details = self.prompt_tokens_details
         return min(details.cached_tokens or 0, self.prompt_tokens) if details is not None else 0
 
+    @property
+    def reasoning_tokens(self) -> int:
+        """Generated tokens that were thought and not said."""
+        details = self.completion_tokens_details
+        return min(details.reasoning_tokens or 0, self.completion_tokens or 0) if details is not None else 0
+
 
 class PromptDetails(msgspec.Struct):
     """Where prompt tokens came from."""
 
     cached_tokens: Tokens | None = None
+
+
+class CompletionDetails(msgspec.Struct):
+    """What generated tokens were for."""
+
+    reasoning_tokens: Tokens | None = None
 
 
 class Kind(enum.Enum):
