@@ -200,18 +200,14 @@ def decode_chat(body: bytes) -> Call:
         ApiError: 400 naming what is wrong.
     """
     request, ignored = decode_strict(_decoder, body)
-    if request.top_logprobs is not None and not request.logprobs:
-        raise errors.invalid_value("top_logprobs", "it needs 'logprobs': true")
-    if request.tool_choice not in (None, "none", "auto") and not request.tools:
-        raise errors.invalid_value("tool_choice", "it needs 'tools'")
-    return call_for(request, ignored)
+    return call_of(request, ignored)
 
 
-def call_for(request: ChatRequest, ignored: tuple[str, ...] = ()) -> Call:
-    """Return the call for a chat, also for one that a dialect made; what is for the platform leaves ``request``.
+def call_of(request: ChatRequest, ignored: tuple[str, ...] = ()) -> Call:
+    """Return the call for ``request``, which keeps only what is for the engine.
 
     Raises:
-        ApiError: 400 for content that is empty, or a link to a picture.
+        ApiError: 400 for fields that contradict each other.
     """
     limit = request.max_completion_tokens or request.max_tokens
     # Engines know the older name; both mean the same here.
@@ -231,6 +227,10 @@ def call_for(request: ChatRequest, ignored: tuple[str, ...] = ()) -> Call:
         user=request.prompt_cache_key or request.safety_identifier or request.user or "",
         can_resume=_can_resume(request),
     )
+    if request.top_logprobs is not None and not request.logprobs:
+        raise errors.invalid_value("top_logprobs", "it needs 'logprobs': true")
+    if request.tool_choice not in (None, "none", "auto") and not request.tools:
+        raise errors.invalid_value("tool_choice", "it needs 'tools'")
     # What is for the platform stays here.
     request.user = request.service_tier = request.store = request.metadata = None
     request.prompt_cache_key = request.safety_identifier = None
