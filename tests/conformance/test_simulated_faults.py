@@ -1,112 +1,17 @@
 """Each fault of the simulated engine does to a real socket what its directive says, and the journal tells the truth."""
 
-import asyncio
 import json
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPResponse, IncompleteRead
+from http.client import IncompleteRead
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.simulated import CHAT, ENGINE, SECRET, Sim, end, launch, ready
 from tests.support.waiting import eventually
-
-from modelyard.clock import SystemClock
-from modelyard.engines import LaunchSpec
-from modelyard.engines.simulated import SimulatedEngine
-from modelyard.fleet.local import LocalFleet
-
-SECRET = "s"
-CHAT = "/v1/chat/completions"
-ENGINE = SimulatedEngine()
-
-
-@dataclass(slots=True)
-class Sim:
-    """A simulated engine and its journal."""
-
-    process: subprocess.Popen[bytes]
-    port: int
-    folder: Path
-
-    @contextmanager
-    def open(self, body: object, *, path: str, rid: str) -> Iterator[HTTPConnection]:
-        with closing(HTTPConnection("127.0.0.1", self.port, timeout=10)) as connection:
-            headers = {"authorization": f"Bearer {SECRET}", "x-request-id": rid}
-            connection.request("POST", path, json.dumps(body), headers)
-            yield connection
-
-    @contextmanager
-    def send(self, body: object, *, path: str = CHAT, rid: str = "req_1") -> Iterator[HTTPResponse]:
-        with self.open(body, path=path, rid=rid) as connection, connection.getresponse() as response:
-            yield response
-
-    def chat(self, text: str, *, rid: str = "req_1", **more: Any) -> AbstractContextManager[HTTPResponse]:
-        return self.send({"messages": [{"role": "user", "content": text}], **more}, rid=rid)
-
-    def stream(self, text: str, *, rid: str = "req_1") -> bytes:
-        """Return all bytes of a stream that ends well."""
-        with self.chat(text, rid=rid, stream=True, stream_options={"include_usage": True}) as response:
-            assert response.status == 200
-            return response.read()
-
-    def get(self, path: str) -> tuple[int, bytes]:
-        with closing(HTTPConnection("127.0.0.1", self.port, timeout=10)) as connection:
-            connection.request("GET", path, headers={"authorization": f"Bearer {SECRET}"})
-            with connection.getresponse() as response:
-                return response.status, response.read()
-
-    def records(self, rid: str = "req_1") -> list[dict[str, Any]]:
-        lines = (self.folder / "tokens.jsonl").read_text().splitlines()
-        return [record for line in lines if (record := json.loads(line))["rid"] == rid]
-
-    def last(self, rid: str = "req_1") -> dict[str, Any]:
-        def look() -> dict[str, Any] | None:
-            return next((record for record in self.records(rid) if record["event"] in ("end", "abort")), None)
-
-        found = eventually(look, 5, f"{rid} has ended")
-        assert found is not None
-        return found
-
-    def running(self) -> int | None:
-        return ENGINE.read_load(self.get("/metrics")[1].decode()).running
-
-
-def launch(folder: Path, **options: Any) -> Sim:
-    port = asyncio.run(LocalFleet(folder / "ports", SystemClock()).reserve("r-1")).port
-    options = {"ttft_ms": 1, "itl_ms": 1, **options}
-    settings = ENGINE.settings(options, artifact_bytes=0)
-    command = ENGINE.command(
-        LaunchSpec(
-            replica_id="r-1",
-            model_name="m",
-            artifact=None,
-            host="127.0.0.1",
-            port=port,
-            secret=SECRET,
-            slots=settings.slots,
-            context_length=settings.context_length,
-            threads=1,
-            options=options,
-            work_dir=folder,
-        )
-    )
-    process = subprocess.Popen(command.argv, env=command.env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    return Sim(process, port, folder)
-
-
-def ready(sim: Sim) -> Sim:
-    eventually(lambda: sim.get("/health")[0] == 200, 10, "ready")
-    return sim
-
-
-def end(sim: Sim) -> None:
-    with sim.process:
-        sim.process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -329,3 +234,82 @@ def test_the_process_refuses_to_start_without_a_secret_or_with_a_bad_journal(tmp
     argv += ["--journal", str(tmp_path / "other")]
     done = subprocess.run(argv, check=False, env={"ENGINE_SECRET": "s"}, capture_output=True, text=True, timeout=20)
     assert (done.returncode, "no token journal" in done.stderr) == (2, True)
+
+
+# --- continuing, and the faults that tell a lost engine from a deadly request ---------------------------------
+
+
+def body_of(sim: Sim, messages: list[dict[str, Any]], *, rid: str = "req_c", **more: Any) -> dict[str, Any]:
+    with sim.send({"messages": messages, **more}, rid=rid) as response:
+        assert response.status == 200
+        found: dict[str, Any] = json.loads(response.read())
+        return found
+
+
+CONTINUE: dict[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
+
+
+def test_a_continued_answer_is_the_rest_and_its_prompt_is_mostly_cached(shared: Sim) -> None:
+    user = {"role": "user", "content": "one two three four five six seven eight nine ten eleven twelve thirteen"}
+    begun = {"role": "assistant", "content": "one two three four five six seven eight nine ten"}
+    whole = body_of(shared, [user], cache_salt="c")
+    rest = body_of(shared, [user, begun], cache_salt="c", **CONTINUE)
+    assert begun["content"] + rest["choices"][0]["message"]["content"] == whole["choices"][0]["message"]["content"]
+    used, more = whole["usage"], rest["usage"]
+    assert more["prompt_tokens"] == used["prompt_tokens"] + 10
+    assert more["completion_tokens"] == used["completion_tokens"] - 10
+    assert more["prompt_tokens_details"]["cached_tokens"] == used["prompt_tokens"] // 16 * 16
+    with shared.send({"messages": [user], **CONTINUE}) as response:
+        assert response.status == 400
+        response.read()
+
+
+def test_what_killed_one_engine_spares_the_next_unless_it_always_does(mortal: Sim) -> None:
+    def text(directive: str) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": f"a b c [[sim: {directive}]]"}, {"role": "assistant", "content": "a"}]
+
+    for spared in ("crash_after=1", "crash_before_first", "cut_after=0", "error_after=0", "http_error=500"):
+        assert body_of(mortal, text(spared), **CONTINUE)["choices"][0]["message"]["content"] == " b c"
+    with pytest.raises((IncompleteRead, ConnectionError)):
+        body_of(mortal, text("crash_always crash_after=1"), **CONTINUE)
+    assert mortal.process.wait(5) == -signal.SIGKILL
+    assert mortal.records("req_c")[-1]["n"] == 1
+
+
+def test_an_engine_that_stalls_is_healthy_busy_and_silent(shared: Sim) -> None:
+    body = {"messages": [{"role": "user", "content": "a b c [[sim: stall_after=1]]"}], "stream": True}
+    with shared.open(body, path=CHAT, rid="req_stall") as first:
+        eventually(lambda: len(shared.records("req_stall")) == 2, 5, "one token")
+        with shared.open({**body, "messages": [{"role": "user", "content": "d"}]}, path=CHAT, rid="req_too") as second:
+            eventually(lambda: shared.running() == 2, 5, "the other hangs too")
+            assert shared.get("/health")[0] == 200
+            with shared.send([], path="/sim/faults") as response:
+                response.read()
+            assert b"[DONE]" in second.getresponse().read()
+        assert b"[DONE]" in first.getresponse().read()
+
+
+def test_the_newest_request_is_preempted_when_the_kv_cache_is_full_and_all_end_well(tmp_path: Path) -> None:
+    sim = ready(launch(tmp_path, kv_blocks=6, context_length=96, itl_ms=2))
+    try:
+        body = {"messages": [{"role": "user", "content": "a [[sim: tokens=70]]"}]}
+        with sim.open(body, path=CHAT, rid="req_a") as first, sim.open(body, path=CHAT, rid="req_b") as second:
+            pages = [json.loads(one.getresponse().read()) for one in (first, second)]
+        assert [page["usage"]["completion_tokens"] for page in pages] == [70, 70]
+        page = sim.get("/metrics")[1].decode()
+        preempted = next(line for line in page.splitlines() if line.startswith("vllm:num_preemptions_total{"))
+        assert float(preempted.split()[-1]) >= 1
+        assert 'vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0\n' in page
+    finally:
+        end(sim)
+
+
+def test_only_the_same_salt_finds_what_was_cached(shared: Sim) -> None:
+    long = [{"role": "user", "content": "salted " * 40}]
+
+    def cached(salt: str) -> int:
+        found = body_of(shared, long, cache_salt=salt, max_tokens=1)["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert isinstance(found, int)
+        return found
+
+    assert (cached("mine"), cached("yours"), cached("mine") > 30, cached("yours") > 30) == (0, 0, True, True)

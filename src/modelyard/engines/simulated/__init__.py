@@ -10,23 +10,32 @@ Answers
     ASCII letters with the blank before it, or one other character (``tokens.py``); with ``byte_tokens`` each byte of a
     character outside ASCII is a token, and its text is held back until it is complete. ``response_format`` gives JSON
     in the shape of the schema; ``tool_choice`` ``required`` or a name gives a tool call, ``auto`` does when the last
-    user message names the tool. ``ignore_eos`` and ``min_tokens`` repeat the echo. Embeddings are unit vectors from a
-    hash. ``logprobs`` are always null.
+    user message names the tool. ``ignore_eos`` and ``min_tokens`` repeat the echo. ``continue_final_message``
+    goes on with the echo of the last user message behind the text of the last, assistant's, message. Embeddings are
+    unit vectors from a hash, and so are ``logprobs``.
+
+KV cache
+    ``kv_blocks`` blocks of 16 tokens; each request holds those of its prompt and of what it has generated, and the one
+    that came last is preempted when they run out (``batching.py``). Whole blocks of prompts are cached by
+    ``cache_salt``; ``usage.prompt_tokens_details.cached_tokens`` is what was found.
 
 Faults
     In the last user message (prompt, or embeddings input), any number of ``[[sim: key=value key …]]``; they are cut out
     of the echo. Or for later requests with ``POST /sim/faults`` (needs the secret) and a JSON list of
     ``{"directive": "crash_after=5", "times": 1, "contains": ""}`` (``times`` 0: for good; ``contains``: only prompts
     with that text); it replaces the list, and may carry ``{"health_status": 503}`` or ``{"health_ms": 5000}`` for
-    ``/health``.
+    ``/health``, or ``{"stalled": true}``: nobody gets a token while ``/health`` and ``/metrics`` answer (the next list
+    ends that).
     ``k`` counts tokens over all choices; a fault ``after=k`` comes when k tokens are out. On answers that are not
-    streamed it comes while they are generated.
+    streamed it comes while they are generated. An answer that is continued suffers none of those that end an attempt
+    (crash, hang, stall, cut, error, garbage): what ended the first attempt does not end the second.
 
     ===================== ==========================================================================================
     ``tokens=N``          the answer has exactly N tokens (the echo repeated), unless ``max_tokens`` is less
     ``slow=MS``           pause between tokens; ``ttft=MS`` the time to the first
     ``crash_before_first``  ``kill -9`` of itself; also ``crash_after=k``; with ``crash_code=C`` it exits with C instead
-    ``hang_before_first``   silence, socket open; also ``hang_after=k``
+    ``crash_always``      before the first token, or with ``crash_after=k`` then; also when the answer is continued
+    ``hang_before_first``   silence, socket open; also ``hang_after=k``; ``stall_after=k`` silence for all requests
     ``cut_after=k``       the socket closes in the middle of the next event (or of the JSON body)
     ``clean_end_after=k`` the chunked body ends well, without finish chunk and ``[DONE]``
     ``error_after=k``     error in the stream, in the form ``error_form=wrapped`` (``data: {"error":…}``), ``event``
@@ -50,6 +59,7 @@ from modelyard.engines import EngineCommand, EngineLoad, LaunchSpec, Options, Se
 from modelyard.engines.options import read_options
 from modelyard.engines.pages import count_of, read_samples
 from modelyard.engines.simulated.options import SimulatedOptions
+from modelyard.engines.simulated.tokens import BLOCK_TOKENS
 
 __all__ = ["SimulatedEngine", "SimulatedOptions"]
 
@@ -62,7 +72,12 @@ class SimulatedEngine:
 
     name = "simulated"
     routes = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
-    request_extras = frozenset({"n", "cache_salt", "top_k", "min_p", "min_tokens", "ignore_eos", "repetition_penalty"})
+    request_extras = frozenset(
+        {
+            "n", "cache_salt", "top_k", "min_p", "min_tokens", "ignore_eos", "repetition_penalty",
+            "continue_final_message",
+        }
+    )  # fmt: skip
     needs_artifact = False
     ready_path = "/health"
     load_path = "/metrics"
@@ -88,6 +103,7 @@ class SimulatedEngine:
             context_length=read.context_length,
             memory_bytes=_PROCESS_BYTES + artifact_bytes,
             load_s=read.load_s + _PROCESS_START_S,
+            kv_tokens=read.blocks * BLOCK_TOKENS,
         )
 
     def command(self, spec: LaunchSpec) -> EngineCommand:

@@ -37,7 +37,7 @@ def chat_choices(request: ChatRequest, text: str, faults: Faults, *, room: int, 
         choice = _tool_choice(request, text, room)
     else:
         answer = _formatted(request, text)
-        choice = _text_choice(request, answer, faults, room=room, by_byte=by_byte)
+        choice = _text_choice(request, answer, faults, room=room, by_byte=by_byte, given=request.given())
     return [choice] * (request.n or 1)
 
 
@@ -62,20 +62,54 @@ def _formatted(request: ChatRequest, text: str) -> str:
     return msgspec.json.encode(shape_of(schema, text=text)).decode()
 
 
-def _text_choice(request: Generate, text: str, faults: Faults, *, room: int, by_byte: bool) -> Choice:
-    limit = _limit(request, room)
+def _text_choice(request: Generate, text: str, faults: Faults, *, room: int, by_byte: bool, given: str = "") -> Choice:
+    """Return the echo of ``text``, or what is left of it behind the ``given`` beginning."""
     pieces = split(text or _EMPTY_ECHO, by_byte=by_byte)
-    wanted = faults.tokens or max(len(pieces), request.min_tokens or 0)
+    before = _beginning(pieces, given.encode("utf-8", "replace"))
+    begun = _whole_tokens(pieces, len(before))
+    most = begun + _limit(request, room)
+    wanted = faults.tokens or max(len(pieces), begun + (request.min_tokens or 0))
     if request.ignore_eos and not faults.tokens:
-        wanted = limit + 1
+        wanted = most + 1
     if wanted > len(pieces):
-        pieces = repeat_to(pieces, min(wanted, limit))
+        pieces = repeat_to(pieces, min(wanted, most))
     elif faults.tokens:
         pieces = pieces[:wanted]
     pieces, is_stopped = _until_stop(pieces, request.stops())
-    if len(pieces) > limit or (len(pieces) == limit and wanted > limit and not is_stopped):
-        return Choice([Token(piece) for piece in pieces[:limit]], "length")
-    return Choice([Token(piece) for piece in pieces], "stop")
+    is_cut = len(pieces) > most or (len(pieces) == most and wanted > most and not is_stopped)
+    left = _behind(pieces[:most], before)
+    return Choice([Token(piece) for piece in left], "length" if is_cut else "stop")
+
+
+def _beginning(pieces: list[bytes], given: bytes) -> bytes:
+    """Return ``given`` if the echo (repeated as often as it takes) begins with it, else nothing."""
+    longest = repeat_to(pieces, len(given) + len(pieces))
+    return given if b"".join(longest).startswith(given) else b""
+
+
+def _whole_tokens(pieces: list[bytes], length: int) -> int:
+    """Return how many tokens of the repeated echo lie within its first ``length`` bytes."""
+    count = 0
+    for piece in repeat_to(pieces, length + len(pieces)):
+        length -= len(piece)
+        if length < 0:
+            break
+        count += 1
+    return count
+
+
+def _behind(pieces: list[bytes], given: bytes) -> list[bytes]:
+    """Return the tokens without the ``given`` bytes that they begin with."""
+    left: list[bytes] = []
+    position = 0
+    for piece in pieces:
+        if position + len(piece) > len(given):
+            left.append(piece[max(0, len(given) - position) :])
+        elif position >= len(given):
+            # A token of a stop string, which carries no text.
+            left.append(piece)
+        position += len(piece)
+    return left
 
 
 def _until_stop(pieces: list[bytes], stops: list[str]) -> tuple[list[bytes], bool]:

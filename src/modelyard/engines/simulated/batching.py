@@ -1,9 +1,12 @@
 """The simulated accelerator: a batch of limited slots over limited KV blocks, and what a step costs.
 
-Requests enter in the order of arrival, each when a slot and all its blocks are
-free (a request that does not fit holds up those behind it, as in vLLM without
-preemption). A longer batch makes every step slower by ``slowdown`` of a step
-for each other request.
+Requests enter in the order of arrival, each when a slot and the blocks of its
+prompt are free (one that does not fit holds up those behind it), and take more
+blocks as they generate. When none is left, the request that entered last is
+preempted as in vLLM: it gives back its blocks, goes to the head of the queue
+and computes everything again. Blocks that requests share count for each of
+them. A longer batch makes every step slower by ``slowdown`` of a step for each
+other request.
 """
 
 import asyncio
@@ -15,21 +18,47 @@ from modelyard.clock import Clock
 from modelyard.engines.simulated.tokens import BLOCK_TOKENS
 
 
-class Batch:
-    """Slots and KV blocks, given out first come first served."""
+class Place:
+    """One request's slot and KV blocks."""
 
-    __slots__ = ("_waiting", "blocks", "blocks_free", "running", "slots")
+    __slots__ = ("_batch", "blocks", "ready", "wanted")
+
+    def __init__(self, batch: "Batch", wanted: int) -> None:
+        self._batch = batch
+        self.blocks = 0
+        self.wanted = wanted
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def hold(self, blocks: int) -> bool:
+        """Hold ``blocks`` in all; return whether the place was lost and won again: all must be computed anew."""
+        was_lost = False
+        while not self.ready.done() or not self._batch.grow(self, blocks):
+            was_lost = True
+            await self.ready
+        return was_lost
+
+
+class Batch:
+    """Slots and KV blocks, given out first come first served; who came last loses its place when blocks run out."""
+
+    __slots__ = ("_running", "_waiting", "blocks", "blocks_free", "preemptions", "slots")
 
     def __init__(self, *, slots: int, blocks: int) -> None:
         self.slots = slots
         self.blocks = blocks
         self.blocks_free = blocks
-        self.running = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self.preemptions = 0
+        self._running: list[Place] = []
+        self._waiting: deque[Place] = deque()
 
     def __repr__(self) -> str:
         blocks = f"{self.blocks_free}/{self.blocks} blocks free"
         return f"<Batch {self.running}/{self.slots} slots, {self.waiting} waiting, {blocks}>"
+
+    @property
+    def running(self) -> int:
+        """Requests in the batch."""
+        return len(self._running)
 
     @property
     def waiting(self) -> int:
@@ -42,39 +71,52 @@ class Batch:
         return 1 - self.blocks_free / self.blocks
 
     @asynccontextmanager
-    async def place(self, blocks: int) -> AsyncIterator[None]:
-        """Hold a slot and ``blocks``, waiting for them; given back whatever happens."""
+    async def place(self, blocks: int) -> AsyncIterator[Place]:
+        """Hold a slot and at first ``blocks``, waiting for them; given back whatever happens."""
         assert blocks <= self.blocks, "a request that can never fit must be refused before"
-        ticket = (blocks, asyncio.get_running_loop().create_future())
-        self._waiting.append(ticket)
+        place = Place(self, blocks)
+        self._waiting.append(place)
         self._admit()
         try:
-            await ticket[1]
-        except asyncio.CancelledError:
-            if ticket in self._waiting:
-                self._waiting.remove(ticket)
-                self._admit()
-            else:
-                self._give_back(blocks)
-            raise
-        try:
-            yield
+            await place.ready
+            yield place
         finally:
-            self._give_back(blocks)
+            self._leave(place)
+
+    def grow(self, place: Place, blocks: int) -> bool:
+        """Give a running ``place`` what it lacks of ``blocks``; say whether it still runs."""
+        assert blocks <= self.blocks, "a request that can never fit must be refused before"
+        missing = max(0, blocks - place.blocks)
+        while missing > self.blocks_free:
+            last = self._running.pop()
+            self.preemptions += 1
+            self.blocks_free += last.blocks
+            last.wanted, last.blocks = max(last.blocks, blocks if last is place else 0), 0
+            last.ready = asyncio.get_running_loop().create_future()
+            self._waiting.appendleft(last)
+            if last is place:
+                return False
+        place.blocks += missing
+        self.blocks_free -= missing
+        return True
 
     def _admit(self) -> None:
-        while self._waiting and self.running < self.slots and self._waiting[0][0] <= self.blocks_free:
-            blocks, ready = self._waiting.popleft()
-            self.running += 1
-            self.blocks_free -= blocks
-            # A waiter that was cancelled in this very turn gives its place back itself, in ``place``.
-            if not ready.done():
-                ready.set_result(None)
+        while self._waiting and self.running < self.slots and self._waiting[0].wanted <= self.blocks_free:
+            place = self._waiting.popleft()
+            self._running.append(place)
+            place.blocks = place.wanted
+            self.blocks_free -= place.blocks
+            # A waiter that was cancelled in this very turn leaves by itself, in ``place``.
+            if not place.ready.done():
+                place.ready.set_result(None)
 
-    def _give_back(self, blocks: int) -> None:
-        self.running -= 1
-        self.blocks_free += blocks
-        assert self.running >= 0, "a slot was given back twice"
+    def _leave(self, place: Place) -> None:
+        if place in self._running:
+            self._running.remove(place)
+            self.blocks_free += place.blocks
+        else:
+            self._waiting.remove(place)
+        assert self.blocks_free <= self.blocks, "blocks were given back twice"
         self._admit()
 
 

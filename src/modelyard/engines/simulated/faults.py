@@ -17,9 +17,11 @@ class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ttft: Milliseconds | None = None
     crash_after: Tokens | None = None
     crash_before_first: bool = False
+    crash_always: bool = False
     crash_code: Annotated[int, msgspec.Meta(ge=0, le=255)] | None = None
     hang_after: Tokens | None = None
     hang_before_first: bool = False
+    stall_after: Tokens | None = None
     cut_after: Tokens | None = None
     clean_end_after: Tokens | None = None
     error_after: Tokens | None = None
@@ -39,6 +41,27 @@ class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     crlf: bool = False
     byte_tokens: bool = False
 
+    def for_continued(self) -> "Faults":
+        """Return what is left of them when an answer is continued that another engine began.
+
+        What the first attempt suffered must not hit the second too, else no failover could be seen to work; only
+        ``crash_always`` does.
+        """
+        crash_after = self.crash_after if self.crash_always else None
+        return msgspec.structs.replace(
+            self,
+            crash_after=crash_after,
+            crash_before_first=False,
+            hang_after=None,
+            hang_before_first=False,
+            stall_after=None,
+            cut_after=None,
+            clean_end_after=None,
+            error_after=None,
+            http_error=None,
+            garbage=None,
+        )
+
 
 class Planned(msgspec.Struct, forbid_unknown_fields=True):
     """One entry of ``POST /sim/faults``."""
@@ -48,6 +71,7 @@ class Planned(msgspec.Struct, forbid_unknown_fields=True):
     contains: str = ""
     health_status: Annotated[int, msgspec.Meta(ge=100, le=599)] | None = None
     health_ms: Milliseconds | None = None
+    stalled: bool = False
 
 
 _DIRECTIVE = re.compile(r"\s?\[\[sim:([^\]]*)\]\]")
@@ -78,12 +102,13 @@ def read_directive(directive: str) -> Faults:
 class FaultPlan:
     """The faults planned over ``POST /sim/faults``; each is used up by the requests that it meets."""
 
-    __slots__ = ("_planned", "health_ms", "health_status")
+    __slots__ = ("_planned", "health_ms", "health_status", "is_stalled")
 
     def __init__(self) -> None:
         self._planned: list[Planned] = []
         self.health_status = 200
         self.health_ms = 0.0
+        self.is_stalled = False
 
     def replace(self, planned: list[Planned]) -> None:
         """Forget what was planned and plan this.
@@ -95,6 +120,7 @@ class FaultPlan:
             read_directive(entry.directive)
         self.health_status = next((e.health_status for e in planned if e.health_status is not None), 200)
         self.health_ms = next((e.health_ms for e in planned if e.health_ms is not None), 0.0)
+        self.is_stalled = any(entry.stalled for entry in planned)
         self._planned = [entry for entry in planned if entry.directive]
 
     def listed(self) -> list[Planned]:

@@ -45,6 +45,11 @@ class Accelerator:
     journal: TokenJournal
     totals: Totals
     clock: Clock
+    moves: asyncio.Event = field(default_factory=asyncio.Event)
+    """Clear while the engine's control thread hangs: no request gets a token."""
+
+    def __post_init__(self) -> None:
+        self.moves.set()
 
 
 @dataclass(slots=True)
@@ -65,10 +70,12 @@ class Generation:
             Interrupted: a fault ends the answer.
         """
         planned = sum(len(choice.tokens) for choice in self.choices)
-        async with on.batch.place(min(on.batch.blocks, blocks_for(self.prompt_tokens + planned))):
+        at_first = min(on.batch.blocks, blocks_for(self.prompt_tokens + bool(planned)))
+        async with on.batch.place(at_first) as place:
             pace = Pace(on.clock)
             await self._fail_first()
             await pace.wait(self._first_token_s(on.options))
+            await on.moves.wait()
             on.totals.prompt_tokens += self.prompt_tokens
             on.totals.cached_tokens += self.cached_tokens
             for step in range(max((len(choice.tokens) for choice in self.choices), default=0)):
@@ -76,11 +83,14 @@ class Generation:
                     await pace.wait(self._step_s(on))
                 for index, choice in enumerate(self.choices):
                     if step < len(choice.tokens):
+                        if await place.hold(blocks_for(self.prompt_tokens + self.made + 1)):
+                            await pace.wait(self._prefill_s(on.options, self.prompt_tokens + self.made))
+                        await on.moves.wait()
                         await self._make(on, emit, index, choice.tokens[step], is_last=step == len(choice.tokens) - 1)
-            await self._fail_at()
+            await self._fail_at(on)
 
     async def _make(self, on: Accelerator, emit: Emit, index: int, token: Token, *, is_last: bool) -> None:
-        await self._fail_at()
+        await self._fail_at(on)
         self.made += 1
         on.totals.generation_tokens += 1
         on.journal.write(self.rid, "token", i=index, n=self.made)
@@ -88,22 +98,28 @@ class Generation:
 
     def _first_token_s(self, options: SimulatedOptions) -> float:
         first_ms = options.ttft_ms if self.faults.ttft is None else self.faults.ttft
+        return first_ms / 1000 + self._prefill_s(options, self.prompt_tokens - self.cached_tokens)
+
+    def _prefill_s(self, options: SimulatedOptions, tokens: int) -> float:
         speed = options.prefill_tokens_per_s
-        return first_ms / 1000 + ((self.prompt_tokens - self.cached_tokens) / speed if speed else 0.0)
+        return tokens / speed if speed else 0.0
 
     def _step_s(self, on: Accelerator) -> float:
         step_ms = on.options.itl_ms if self.faults.slow is None else self.faults.slow
         return step_ms / 1000 * (1 + on.options.batch_slowdown * (on.batch.running - 1))
 
     async def _fail_first(self) -> None:
-        if self.faults.crash_before_first:
+        if self.faults.crash_before_first or (self.faults.crash_always and self.faults.crash_after is None):
             self._crash()
         if self.faults.hang_before_first:
             await _forever()
 
-    async def _fail_at(self) -> None:
+    async def _fail_at(self, on: Accelerator) -> None:
         """Do what is due after ``made`` tokens."""
         faults = self.faults
+        if faults.stall_after == self.made:
+            on.moves.clear()
+            await on.moves.wait()
         if faults.crash_after == self.made:
             self._crash()
         if faults.hang_after == self.made:

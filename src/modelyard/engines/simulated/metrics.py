@@ -24,7 +24,7 @@ def metrics_page(model: str, batch: Batch, totals: Totals, cache: PrefixCache) -
     add("prompt_tokens_total", "counter", totals.prompt_tokens)
     add("prompt_tokens_cached_total", "counter", totals.cached_tokens)
     add("generation_tokens_total", "counter", totals.generation_tokens)
-    add("num_preemptions_total", "counter", 0)
+    add("num_preemptions_total", "counter", batch.preemptions)
     for reason in ("stop", "length", "abort", "error"):
         add("request_success_total", "counter", totals.finished.get(reason, 0), f',finished_reason="{reason}"')
     add("cache_config_info", "gauge", 1, f',block_size="{BLOCK_TOKENS}",num_gpu_blocks="{batch.blocks}"')

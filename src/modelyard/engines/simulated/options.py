@@ -4,6 +4,8 @@ from typing import Annotated
 
 import msgspec
 
+from modelyard.engines.simulated.tokens import blocks_for
+
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=3_600_000)]
 
@@ -26,7 +28,8 @@ class SimulatedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batch_slowdown: Annotated[float, msgspec.Meta(ge=0, le=100)] = 0.0
     """Added share of ``itl_ms`` for each other request in the batch."""
     kv_blocks: Annotated[int, msgspec.Meta(ge=0, le=100_000_000)] = 0
-    """KV blocks of 16 tokens; a request that does not fit waits. 0: enough for all slots at full context."""
+    """KV blocks of 16 tokens; when they run out, the newest request is preempted. 0: enough for all slots at full
+    context."""
     embedding_dimensions: Annotated[int, msgspec.Meta(ge=1, le=8192)] = 64
     """Length of embedding vectors."""
     fail_load: bool = False
@@ -37,3 +40,8 @@ class SimulatedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Each byte of a character outside ASCII is a token of its own."""
     journal: str = ""
     """File of the token journal, absolute; "": ``tokens.jsonl`` in the replica's folder."""
+
+    @property
+    def blocks(self) -> int:
+        """KV blocks of the process."""
+        return self.kv_blocks or self.slots * blocks_for(self.context_length)

@@ -100,7 +100,7 @@ class Generate(msgspec.Struct):
 
 
 class ChatRequest(Generate, kw_only=True):
-    """``POST /v1/chat/completions``."""
+    """``POST /v1/chat/completions``. ``continue_final_message`` goes on where the last, assistant's, message ends."""
 
     messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
     tools: list[Tool] | None = None
@@ -108,29 +108,50 @@ class ChatRequest(Generate, kw_only=True):
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     logprobs: bool | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
     def rendered(self) -> str:
-        """Return the prompt as the model sees it."""
+        """Return the prompt as the model sees it.
+
+        Raises:
+            Refused: a turn of the assistant cannot both be continued and begun, and only its own can be continued.
+        """
         turns = [f"<|{message.role}|>{message.text()}{_calls_text(message)}<|end|>" for message in self.messages]
         tools = "".join(f"<|tool|>{tool.function.name}" for tool in self.tools or [])
-        return f"{tools}{''.join(turns)}<|assistant|>"
+        whole = f"{tools}{''.join(turns)}"
+        if not self.continue_final_message:
+            return f"{whole}<|assistant|>"
+        if self.add_generation_prompt is not False:
+            raise Refused(400, "Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
+        if self.messages[-1].role != "assistant":
+            raise Refused(400, "continue_final_message needs a last message of the assistant")
+        return whole.removesuffix("<|end|>")
+
+    def given(self) -> str:
+        """Return the text that the answer must go on from, "" for a new answer."""
+        return self.messages[-1].text() if self.continue_final_message else ""
+
+    def top(self) -> int | None:
+        """Return how many log probabilities a token shall have, None for no such thing."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     def last_text(self) -> str:
         """Return what is echoed: the last message of the user or of a tool."""
         return next((m.text() for m in reversed(self.messages) if m.role in ("user", "tool")), self.messages[-1].text())
 
     def wanted_tools(self, text: str) -> list[Tool]:
-        """Return the tools to call: named, required, or (auto) those that ``text`` names."""
+        """Return the tools to call: the chosen one, or those that ``text`` names; ``required`` calls at least one."""
         tools = self.tools or []
         choice = self.tool_choice or "auto"
         if isinstance(choice, dict):
             name = choice.get("function", {}).get("name")
             return [tool for tool in tools if tool.function.name == name]
-        if choice == "required":
-            return tools[:1]
-        if choice != "auto" or self.messages[-1].role == "tool":
+        is_required = choice == "required"
+        if not is_required and (choice != "auto" or self.messages[-1].role == "tool"):
             return []
-        named = [tool for tool in tools if tool.function.name in text]
+        named = [tool for tool in tools if tool.function.name in text] or (tools[:1] if is_required else [])
         return named[:1] if self.parallel_tool_calls is False else named
 
 
@@ -139,6 +160,16 @@ class CompletionRequest(Generate, kw_only=True):
 
     prompt: str | list[Any]
     echo: bool | None = None
+    suffix: str | None = None
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+
+    def given(self) -> str:
+        """Return "": a completion goes on from its prompt."""
+        return ""
+
+    def top(self) -> int | None:
+        """Return how many log probabilities a token shall have, None for no such thing."""
+        return self.logprobs
 
     def prompts(self) -> list[str]:
         """Return the prompts as text.

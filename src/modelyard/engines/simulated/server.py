@@ -17,7 +17,6 @@ from modelyard.engines.simulated.metrics import metrics_page
 from modelyard.engines.simulated.options import SimulatedOptions
 from modelyard.engines.simulated.requests import Refused, decode
 from modelyard.engines.simulated.serving import Serving
-from modelyard.engines.simulated.tokens import blocks_for
 
 Route = Callable[[Request, Connection], Awaitable[None]]
 
@@ -33,7 +32,7 @@ class SimulatedServer:
         self._is_ready = False
         self._plan = FaultPlan()
         self._connections: set[Connection] = set()
-        blocks = options.kv_blocks or options.slots * blocks_for(options.context_length)
+        blocks = options.blocks
         self._cache = PrefixCache(blocks)
         self._accelerator = Accelerator(
             options=options,
@@ -123,4 +122,9 @@ class SimulatedServer:
             self._plan.replace(decode(request.body, list[Planned]))
         except ValueError as error:
             raise Refused(400, str(error)) from error
+        moves = self._accelerator.moves
+        if self._plan.is_stalled:
+            moves.clear()
+        else:
+            moves.set()
         connection.respond(200, msgspec.json.encode(self._plan.listed()))

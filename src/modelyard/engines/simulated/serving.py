@@ -65,6 +65,8 @@ class Serving:
         rendered = chat.rendered()
         text, directive = cut_directives(chat.last_text())
         faults = self._faults(rendered, directive)
+        if chat.continue_final_message:
+            faults = faults.for_continued()
         prompt = split(rendered)
         room = self._room(chat, len(prompt))
         by_byte = faults.byte_tokens or self._accelerator.options.byte_tokens
@@ -175,7 +177,7 @@ class Serving:
         self,
         request: Request,
         connection: Connection,
-        asked: Generate,
+        asked: ChatRequest | CompletionRequest,
         prompt: list[bytes],
         choices: list[Choice],
         faults: Faults,
@@ -186,7 +188,14 @@ class Serving:
         self._answers += 1
         answer_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{generation.rid or 'sim'}-{self._answers}"
         created = int(self._accelerator.clock.unix_s())
-        chunks = Chunks(is_chat=is_chat, answer_id=answer_id, created=created, model=self._model, choices=len(choices))
+        chunks = Chunks(
+            is_chat=is_chat,
+            answer_id=answer_id,
+            created=created,
+            model=self._model,
+            choices=len(choices),
+            top=asked.top(),
+        )
         answer = Answer(generation, chunks, is_chat, asked.wants_usage(), connection)
         try:
             if await self._answered_wrongly(connection, faults):
@@ -327,7 +336,7 @@ class _StreamWriter:
             await self._send(self._answer.chunks.role(index))
         lead = self._answer.generation.choices[index].lead
         if lead:
-            await self._send(self._answer.chunks.text(index, lead))
+            await self._send(self._answer.chunks.lead(index, lead))
 
     async def _send(self, chunk: dict[str, Any]) -> None:
         if self._answer.faults.usage_every_chunk:

@@ -14,6 +14,8 @@ import msgspec
 from modelyard.engines.simulated.answers import Choice, Token
 from modelyard.engines.simulated.faults import Faults
 from modelyard.engines.simulated.http import Connection
+from modelyard.engines.simulated.logprobs import Scores
+from modelyard.engines.simulated.tokens import split
 
 _encode = msgspec.json.Encoder().encode
 
@@ -81,13 +83,16 @@ class EventStream:
 class Chunks:
     """Chunks and bodies of one answer: same id, time and model in all."""
 
-    __slots__ = ("_base", "_decoders", "_is_chat")
+    __slots__ = ("_base", "_decoders", "_is_chat", "_scores")
 
-    def __init__(self, *, is_chat: bool, answer_id: str, created: int, model: str, choices: int) -> None:
+    def __init__(
+        self, *, is_chat: bool, answer_id: str, created: int, model: str, choices: int, top: int | None = None
+    ) -> None:
         self._is_chat = is_chat
         kind = "chat.completion.chunk" if is_chat else "text_completion"
         self._base = {"id": answer_id, "object": kind, "created": created, "model": model}
         self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in range(choices)]
+        self._scores = [Scores(top=top, is_chat=is_chat) for _ in range(choices)]
 
     def role(self, index: int) -> dict[str, Any]:
         """Return the first chunk of a chat choice."""
@@ -97,11 +102,17 @@ class Chunks:
         """Return a chunk with text."""
         return self._chunk(index, {"content": text}, None)
 
+    def lead(self, index: int, text: str) -> dict[str, Any]:
+        """Return the chunk that repeats the prompt."""
+        self._score(index, split(text), is_lead=True)
+        return self.text(index, text)
+
     def token(self, index: int, token: Token, *, is_last: bool) -> dict[str, Any] | None:
         """Return the chunk of a token, or None when it completes no character."""
         text = self._decoders[index].decode(token.data, is_last)
         if token.call >= 0:
             return self._chunk(index, {"tool_calls": [_call_delta(self._base["id"], token, text)]}, None)
+        self._score(index, [token.data])
         return self.text(index, text) if text else None
 
     def finish(self, index: int, reason: str) -> dict[str, Any]:
@@ -114,17 +125,31 @@ class Chunks:
 
     def whole(self, choices: list[Choice], usage: dict[str, Any] | None, *, with_usage: bool) -> dict[str, Any]:
         """Return the body of an answer that is not streamed."""
-        form = _chat_choice if self._is_chat else _text_choice
-        body = {**self._base, "choices": [form(self._base["id"], i, choice) for i, choice in enumerate(choices)]}
+        body = {**self._base, "choices": [self._whole(index, choice) for index, choice in enumerate(choices)]}
         body["object"] = "chat.completion" if self._is_chat else "text_completion"
         return {**body, "usage": usage} if with_usage else body
 
+    def _whole(self, index: int, choice: Choice) -> dict[str, Any]:
+        if choice.lead:
+            self._score(index, split(choice.lead), is_lead=True)
+        self._score(index, [token.data for token in choice.tokens if token.call < 0])
+        scores = self._scores[index].take()
+        if self._is_chat:
+            return _chat_choice(self._base["id"], index, choice, scores)
+        text = choice.lead + _joined(choice, -1)
+        return {"index": index, "text": text, "logprobs": scores, "finish_reason": choice.finish}
+
+    def _score(self, index: int, tokens: list[bytes], *, is_lead: bool = False) -> None:
+        for place, token in enumerate(tokens):
+            self._scores[index].add(token, is_first=is_lead and place == 0)
+
     def _chunk(self, index: int, delta: dict[str, Any], finish: str | None) -> dict[str, Any]:
+        scores = self._scores[index].take()
         choice: dict[str, Any]
         if self._is_chat:
-            choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
+            choice = {"index": index, "delta": delta, "logprobs": scores, "finish_reason": finish}
         else:
-            choice = {"index": index, "text": delta.get("content", ""), "logprobs": None, "finish_reason": finish}
+            choice = {"index": index, "text": delta.get("content", ""), "logprobs": scores, "finish_reason": finish}
         return {**self._base, "choices": [choice]}
 
 
@@ -158,7 +183,7 @@ def _joined(choice: Choice, call: int) -> str:
     return b"".join(token.data for token in choice.tokens if token.call == call).decode("utf-8", "replace")
 
 
-def _chat_choice(answer_id: Any, index: int, choice: Choice) -> dict[str, Any]:
+def _chat_choice(answer_id: Any, index: int, choice: Choice, scores: dict[str, Any] | None) -> dict[str, Any]:
     calls = [
         {
             "id": _call_id(answer_id, token.call),
@@ -171,8 +196,4 @@ def _chat_choice(answer_id: Any, index: int, choice: Choice) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": None if calls else _joined(choice, -1), "refusal": None}
     if calls:
         message["tool_calls"] = calls
-    return {"index": index, "message": message, "logprobs": None, "finish_reason": choice.finish}
-
-
-def _text_choice(answer_id: Any, index: int, choice: Choice) -> dict[str, Any]:
-    return {"index": index, "text": choice.lead + _joined(choice, -1), "logprobs": None, "finish_reason": choice.finish}
+    return {"index": index, "message": message, "logprobs": scores, "finish_reason": choice.finish}
