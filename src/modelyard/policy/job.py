@@ -16,7 +16,8 @@ class Job:
 
     ``output_tokens`` is what it will probably generate, ``output_max`` what it may. ``prefix`` are chained hashes of
     the blocks of its prompt, salted per tenant (``policy/prefixes.py``); ``session`` is a hash of what keeps requests
-    together, 0 for nothing. ``due_s`` orders jobs of one tenant (earliest first; ties: arrival).
+    together, 0 for nothing; ``adapter`` is what must be resident beside the base model. ``due_s`` orders jobs of one
+    tenant (earliest first; ties: arrival).
     """
 
     tenant_id: str
@@ -28,4 +29,5 @@ class Job:
     size_bytes: int = 0
     prefix: tuple[int, ...] = field(default=())
     session: int = 0
+    adapter: str = ""
     due_s: float = NEVER_S

@@ -1,12 +1,46 @@
-"""Which replica gets a request: the least loaded one that has room.
+"""Which replica gets a request: the one where it adds the least predicted seconds.
 
-Load is the gateway's own count of what it has running there, never a polled
-gauge, which is always late. Ties go to the replica that waited longest since
-its last dispatch, so that equal replicas take turns.
+What a replica costs is what the request waits for there (prompts not yet
+read), what it takes to read its own prompt (less what the replica has cached),
+what that reading steals from those who run there, and loading an adapter. All
+of it is in seconds, so nothing has to be weighted against anything else.
+
+Load is the gateway's own count of what it has running there; what the engine
+itself reported is only added for the part that is not ours. A polled gauge
+alone is always late: everybody runs to the replica that was idle a second ago.
+Ties go to the replica that waited longest since its last dispatch, so that
+equal replicas take turns.
+
+The formula was fitted on public traces; ``python -m bench.routing`` replays
+them through the functions below.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from hashlib import blake2b
+from math import exp, inf, log
 from typing import Protocol, TypeVar
+
+import msgspec
+
+from modelyard.policy.job import Job
+from modelyard.policy.prefixes import PrefixHolders, PrefixIndex
+
+DECODE_DRAG = 0.5
+"""A full batch makes reading a prompt half as long again."""
+STALL_SHARE = 0.35
+"""Reading a prompt holds up those who run there; from a half full batch on this part of the reading counts as cost."""
+STICKY_S = 1.0
+"""What keeping a session on its replica may cost its caller; a second is what people wait without losing the thread."""
+CROWD = 16
+"""With more replicas than this only some are looked at."""
+LEARN_TOKENS_MIN = 256
+"""Below this the first token tells more of the network than of the engine."""
+RATE_MIN, RATE_MAX = 20.0, 1_000_000.0
+"""Tokens a second that ``learn`` believes: a large model on a laptop, and ten times the fastest GPU."""
+
+_PRIME = (1 << 61) - 1
+"""Multiplying two hashes modulo a prime spreads them as evenly as dearer mixing does, and is the same everywhere."""
+_RELEASES = 0x0C4CEB9FE1A85EC5
 
 
 class Candidate(Protocol):
@@ -14,7 +48,12 @@ class Candidate(Protocol):
 
     @property
     def running(self) -> int:
-        """Requests it has now."""
+        """Requests of ours it has now."""
+        ...
+
+    @property
+    def running_elsewhere(self) -> int:
+        """Requests it has from others: what the engine last reported, less what was ours then; never below 0."""
         ...
 
     @property
@@ -37,12 +76,160 @@ class Candidate(Protocol):
         """Number of its last dispatch; grows."""
         ...
 
+    @property
+    def pending_tokens(self) -> int:
+        """Sum of ``need_tokens`` of what was dispatched to it and has not begun to answer."""
+        ...
+
+    @property
+    def prefixes(self) -> PrefixIndex:
+        """What it probably has cached."""
+        ...
+
+    @property
+    def identity(self) -> int:
+        """``stable_hash`` of its id: the same in every gateway."""
+        ...
+
+    def adapter_s(self, adapter: str) -> float:
+        """Return the seconds until ``adapter`` could be used there; 0 when it is resident."""
+        ...
+
 
 C = TypeVar("C", bound=Candidate)
 
 
-def choose(replicas: Iterable[C], *, now_s: float, avoid: Collection[C] = ()) -> C | None:
-    """Return the replica to use, or None when none has room. ``avoid``: those this request failed on."""
+class EngineModel(msgspec.Struct, frozen=True):
+    """How fast the engine of a release is; the defaults suit a mid-sized model on one GPU until ``learn`` knows better.
+
+    ``block_tokens``: tokens in a block of a prefix. ``running_s``: what one more running request counts. ``samples``:
+    answers that it was learned from.
+    """
+
+    prefill_tokens_per_s: float = 8000.0
+    block_tokens: float = 256.0
+    running_s: float = 0.02
+    samples: int = 0
+
+
+UNKNOWN_ENGINE = EngineModel()
+
+
+def need_tokens(job: Job, matched: int, model: EngineModel) -> int:
+    """Return the tokens that a replica which has ``matched`` blocks of the prompt must still read; at least 1."""
+    return max(1, job.prompt_tokens - int(matched * model.block_tokens)) if matched else job.prompt_tokens
+
+
+def added_seconds(candidate: Candidate, job: Job, model: EngineModel) -> float:
+    """Return what ``job`` costs on ``candidate``: its own wait until the first token, and what it takes from others."""
+    batch = candidate.running + candidate.running_elsewhere
+    load = batch / candidate.slots
+    need_s = need_tokens(job, candidate.prefixes.matched(job.prefix), model) / model.prefill_tokens_per_s
+    cost = candidate.pending_tokens / model.prefill_tokens_per_s + model.running_s * batch
+    cost += need_s * (1.0 + DECODE_DRAG * load + STALL_SHARE * min(1.0, 2.0 * load))
+    return cost + candidate.adapter_s(job.adapter) if job.adapter else cost
+
+
+def choose(
+    replicas: Sequence[C],
+    job: Job | None = None,
+    *,
+    now_s: float,
+    model: EngineModel = UNKNOWN_ENGINE,
+    avoid: Collection[C] = (),
+    fits: Callable[[C], bool] | None = None,
+    chance: Callable[[], float] = lambda: 0.0,
+    holders: PrefixHolders[C] | None = None,
+) -> C | None:
+    """Return the replica to use, or None when none has room.
+
+    ``avoid``: those this request failed on. ``fits``: whether the request fits a replica's memory; asked only of those
+    that would be chosen. ``holders``: who has which prefix, for more than ``CROWD`` replicas.
+    """
+    if len(replicas) == 1:
+        only = replicas[0]
+        return only if _has_room(only, now_s) and only not in avoid and (fits is None or fits(only)) else None
+    if job is None:
+        return _least_loaded(replicas, now_s, avoid)
+    if len(replicas) <= CROWD:
+        best = _least_added(replicas, job, now_s, model, avoid, fits)
+    else:
+        best = _least_added(_some(replicas, job, chance, holders), job, now_s, model, avoid, fits)
+        if best is None:
+            best = _least_added(replicas, job, now_s, model, avoid, fits)
+    if best is None or not job.session:
+        return best
+    home = preferred(replicas, job.session)
+    if home is None or home is best or not _has_room(home, now_s) or home in avoid:
+        return best
+    if added_seconds(home, job, model) > added_seconds(best, job, model) + STICKY_S:
+        return best
+    return home if fits is None or fits(home) else best
+
+
+def _least_added(
+    replicas: Iterable[C],
+    job: Job,
+    now_s: float,
+    model: EngineModel,
+    avoid: Collection[C],
+    fits: Callable[[C], bool] | None,
+) -> C | None:
+    # ``added_seconds`` written out in the loop: calling it costs as much as all the rest. A test compares them.
+    token_s = 1.0 / model.prefill_tokens_per_s
+    running_s = model.running_s
+    prompt_s = job.prompt_tokens * token_s
+    prefix = job.prefix
+    adapter = job.adapter
+    best: C | None = None
+    best_cost = inf
+    for replica in replicas:
+        batch = replica.running
+        slots = replica.slots
+        if batch >= slots or replica.is_draining or replica.ejected_until_s > now_s or (avoid and replica in avoid):
+            continue
+        batch += replica.running_elsewhere
+        load = batch / slots
+        need_s = prompt_s
+        if prefix and (matched := replica.prefixes.matched(prefix)):
+            need_s = max(1, job.prompt_tokens - int(matched * model.block_tokens)) * token_s
+        stall = STALL_SHARE if load > 0.5 else 2.0 * STALL_SHARE * load
+        cost = replica.pending_tokens * token_s + running_s * batch + need_s * (1.0 + DECODE_DRAG * load + stall)
+        if adapter:
+            cost += replica.adapter_s(adapter)
+        if (
+            best is None or cost < best_cost or (cost == best_cost and replica.last_dispatch < best.last_dispatch)
+        ) and (fits is None or fits(replica)):
+            best, best_cost = replica, cost
+    return best
+
+
+def _some(
+    replicas: Sequence[C], job: Job, chance: Callable[[], float], holders: PrefixHolders[C] | None
+) -> Collection[C]:
+    """Return up to 8 replicas that hold most of the prompt, 4 at random, and the 2 emptiest of 8 more at random.
+
+    Random ones find idle replicas (two choices are enough, Mitzenmacher 2001) without a walk over all.
+    """
+    count = len(replicas)
+    drawn = [replicas[int(chance() * count)] for _ in range(12)]
+    emptiest = sorted(drawn[4:], key=_fill)[:2]
+    found = dict.fromkeys(drawn[:4])
+    found.update(dict.fromkeys(emptiest))
+    if holders is not None and job.prefix:
+        found.update(dict.fromkeys(holders.find(job.prefix, at_most=8)))
+    return found
+
+
+def _fill(replica: Candidate) -> float:
+    return (replica.running + replica.running_elsewhere) / replica.slots
+
+
+def _has_room(replica: Candidate, now_s: float) -> bool:
+    return replica.running < replica.slots and not replica.is_draining and replica.ejected_until_s <= now_s
+
+
+def _least_loaded(replicas: Iterable[C], now_s: float, avoid: Collection[C]) -> C | None:
     best: C | None = None
     best_cost = (2.0, 0)
     for replica in replicas:
@@ -55,6 +242,27 @@ def choose(replicas: Iterable[C], *, now_s: float, avoid: Collection[C] = ()) ->
     return best
 
 
+def preferred(replicas: Sequence[C], session: int) -> C | None:
+    """Return the replica that ``session`` belongs to: the one that draws the highest number for it.
+
+    Rendezvous hashing (Thaler and Ravishankar 1998): when a replica goes, only its sessions move; when one comes, it
+    takes an equal share of everybody's. Every gateway finds the same one.
+    """
+    draws = [replica.identity * session % _PRIME for replica in replicas]
+    while draws:
+        home = replicas[draws.index(max(draws))]
+        if not home.is_draining:
+            return home
+        replicas = [replica for replica in replicas if not replica.is_draining]
+        draws = [replica.identity * session % _PRIME for replica in replicas]
+    return None
+
+
+def stable_hash(text: str) -> int:
+    """Return a 60-bit hash of ``text`` that is the same in every process; never 0."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 4 or 1
+
+
 def pick_release(weights: Sequence[int], point: float) -> int:
     """Return the index of the release that ``point`` (0 ≤ point < 1) falls on; all weights 0 means the first."""
     total = sum(weights)
@@ -64,3 +272,41 @@ def pick_release(weights: Sequence[int], point: float) -> int:
         if mark < 0:
             return index
     return 0
+
+
+def release_point(session: int, chance: Callable[[], float]) -> float:
+    """Return the point for ``pick_release``: always the same for a session, by chance without one.
+
+    Because releases are laid out in order, raising one's weight moves only as many sessions as it must.
+    """
+    if not session:
+        return chance()
+    # Multiplied by a constant, so that it has nothing to do with which replica a session prefers.
+    return session * _RELEASES % _PRIME / _PRIME
+
+
+def is_shadowed(percent: int, chance: Callable[[], float]) -> bool:
+    """Return whether this request is also copied to a release with ``shadow`` = ``percent``."""
+    return percent > 0 and chance() * 100.0 < percent
+
+
+def learn(
+    model: EngineModel, *, prompt_tokens: int, cached_tokens: int, ttft_s: float, running: int, slots: int
+) -> EngineModel:
+    """Return the model after one answer whose first token came after ``ttft_s``.
+
+    Pass only answers that did not queue: dispatched when the replica had no ``pending_tokens``. ``running`` of
+    ``slots`` were there at dispatch. What is too short to tell reading from everything else changes nothing.
+    """
+    need = prompt_tokens - cached_tokens
+    if need < LEARN_TOKENS_MIN or ttft_s <= 0.0:
+        return model
+    load = min(1.0, running / slots)
+    seen = need * (1.0 + DECODE_DRAG * load) / ttft_s
+    # The first answers count fully, later ones a tenth. One answer may move the rate by a factor of two at most, and
+    # downwards by less: what delays a first token (another gateway's prompt, a pause) only ever makes it late.
+    surprise = log(min(max(seen, RATE_MIN), RATE_MAX) / model.prefill_tokens_per_s)
+    if model.samples >= 8:
+        surprise = min(max(surprise, -0.35), 0.7)
+    rate = model.prefill_tokens_per_s * exp(surprise * max(0.1, 1.0 / (model.samples + 1)))
+    return msgspec.structs.replace(model, prefill_tokens_per_s=rate, samples=model.samples + 1)
