@@ -73,6 +73,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Time for a client to send a request head; slow senders are closed."""
     body_bytes_per_s_min: PositiveInt = 1024
     """Slowest pace of a request body, after a grace of 'header_read_timeout_s'; slower senders are closed."""
+    connections_max: Count = 0
+    """Open connections of clients to one worker, more are refused with 503; 0: two fifths of the files it may open."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may call the API from a browser, like ``https://app.example.com``; ``*`` is any."""
     tls_certificate: str = ""
@@ -132,7 +134,7 @@ class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PriceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """US dollars per one million tokens."""
+    """US dollars per one million tokens, and per unit."""
 
     input: Usd = 0.0
     """Prompt tokens that the engine had to compute."""
@@ -140,6 +142,9 @@ class PriceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Prompt tokens that the engine had in its cache; unset: the price of ``input``."""
     output: Usd = 0.0
     """Generated tokens."""
+    unit: Usd = 0.0
+    """One unit of what is not counted in tokens: a second of sound, a picture, a character of speech, a search; not
+    per million."""
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -117,7 +117,7 @@ def route_unsupported(model: str, route: str) -> ApiError:
     )
 
 
-# --- 401, 403, 404, 405, 409, 413, 415, 431 ----------------------------------
+# --- 401, 403, 404, 405, 408, 409, 413, 415, 431 ----------------------------------
 
 
 def invalid_api_key() -> ApiError:
@@ -178,6 +178,15 @@ def method_not_allowed(method: str, path: str) -> ApiError:
 def conflict(message: str, *, param: str | None = None) -> ApiError:
     """Return a 409; the SDKs retry 409, so they are told not to."""
     return ApiError(409, code="conflict", message=message, param=param, should_retry=False)
+
+
+def request_timeout() -> ApiError:
+    """Return the error for a client that sends its request too slowly."""
+    return ApiError(
+        408,
+        code="request_timeout",
+        message="The request was not received in time. Send it faster, or raise 'gateway.header_read_timeout_s'.",
+    )
 
 
 def body_too_large(limit_bytes: int) -> ApiError:
@@ -382,6 +391,17 @@ def auth_unavailable() -> ApiError:
         type="service_unavailable_error",
         message="This API key is not known here and cannot be checked right now. Please retry.",
         retry_after_s=5,
+    )
+
+
+def quota_unavailable(*, retry_after_s: float) -> ApiError:
+    """Return the error for a request that a quota bounds, before a gateway that just began was told what is spent."""
+    return ApiError(
+        503,
+        code="quota_unavailable",
+        type="service_unavailable_error",
+        message="This API key has a quota, and what is spent of it is not known here yet. Please retry.",
+        retry_after_s=retry_after_s,
     )
 
 

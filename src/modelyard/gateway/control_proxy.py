@@ -16,14 +16,16 @@ import msgspec
 from modelyard import errors
 from modelyard.domain.tenants import IDENTITY_HEADER, INTERNAL_TOKEN_HEADER
 from modelyard.errors import ApiError
-from modelyard.gateway.server import ClientConnection, Request
+from modelyard.gateway.framing import ChunkReader
+from modelyard.gateway.head import Request, is_public
+from modelyard.gateway.server import ClientConnection
 
 if TYPE_CHECKING:
     from modelyard.gateway.flow import Gateway
 
-PUBLIC = ("/console", "/docs", "/openapi.json", "/favicon.ico")
-"""Paths (and what lies below) that need no key here; the console has its own session."""
-CONNECT_TIMEOUT_S = 2.0
+CONNECT_TIMEOUT_S = 5.0
+"""Longest wait for the controller; one that restarts is back within it."""
+CONNECT_PAUSE_S = 0.05
 ANSWER_TIMEOUT_S = 60.0
 HEAD_BYTES_MAX = 64 * 1024
 NEVER_S = float("inf")
@@ -44,6 +46,7 @@ class ControlProxy:
         self.active: set[ControlExchange] = set()
         self._socket = socket
         self._token = internal_token
+        self._scheme = b"https://" if gateway.settings.tls_certificate else b"http://"
         self._opening: set[asyncio.Task[None]] = set()
 
     def forward(self, client: ClientConnection, request: Request, request_id: str) -> None:
@@ -58,7 +61,7 @@ class ControlProxy:
             client.respond(307, head, b"")
             return
         identity = b""
-        if not _is_public(path):
+        if not is_public(path):
             if not path.startswith("/v1/"):
                 raise errors.unknown_url(request.method.decode("latin-1"), path)
             identity = b"%b: %b\r\n" % (
@@ -98,11 +101,17 @@ class ControlProxy:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await loop.create_unix_connection(lambda: exchange, str(self._socket))
-        except (OSError, TimeoutError):
+                # Nothing has been sent yet, so trying again repeats nothing.
+                while not exchange.is_over:
+                    try:
+                        await loop.create_unix_connection(lambda: exchange, str(self._socket))
+                    except OSError:
+                        await asyncio.sleep(CONNECT_PAUSE_S)
+                    else:
+                        exchange.send(payload)
+                        return
+        except TimeoutError:
             exchange.fail()
-        else:
-            exchange.send(payload)
 
     def _head(self, request: Request, request_id: str, identity: bytes) -> bytes:
         target = request.path.encode("latin-1")
@@ -124,7 +133,7 @@ class ControlProxy:
             INTERNAL_TOKEN_HEADER.encode(),
             self._token.encode(),
             request_id.encode(),
-            self.gateway.settings.public_url.rstrip("/").encode() or b"http://" + request.host,
+            self.gateway.settings.public_url.rstrip("/").encode() or self._scheme + request.host,
             len(request.body),
         )
 
@@ -143,8 +152,8 @@ class ControlExchange(asyncio.Protocol):
         self._head = b""
         self._has_head = False
         self._left: int | None = None
-        self._tail = b""
-        self._is_over = False
+        self._chunks: ChunkReader | None = None
+        self.is_over = False
 
     @property
     def is_followed(self) -> bool:
@@ -153,7 +162,7 @@ class ControlExchange(asyncio.Protocol):
 
     def send(self, payload: bytes) -> None:
         """Write the request."""
-        if self._transport is not None and not self._is_over:
+        if self._transport is not None and not self.is_over:
             self._transport.write(payload)
             if self._client.is_paused:
                 # It has not read its last answer yet, and will not be told again that it is behind.
@@ -161,7 +170,7 @@ class ControlExchange(asyncio.Protocol):
 
     def fail(self) -> None:
         """End without the controller's answer."""
-        if self._is_over:
+        if self.is_over:
             return
         self._finish()
         if self._has_head:
@@ -193,14 +202,14 @@ class ControlExchange(asyncio.Protocol):
         """Keep the transport, unless the client left while it was opened."""
         # uvloop's transports are no subclass of asyncio's.
         opened = cast("asyncio.Transport", transport)
-        if self._is_over:
+        if self.is_over:
             opened.abort()
         else:
             self._transport = opened
 
     def data_received(self, data: bytes) -> None:
         """Pass on what comes."""
-        if self._is_over:
+        if self.is_over:
             return
         if not self._has_head:
             self._head += data
@@ -215,12 +224,12 @@ class ControlExchange(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End: cleanly if the body was whole."""
-        if self._is_over:
+        if self.is_over:
             return
-        is_whole = self._has_head and (self._left == 0 or (self._left is None and self._tail.endswith(b"0\r\n\r\n")))
-        if is_whole:
+        # What has a length or chunks is over when they say so; only a body without both ends with the connection.
+        if self._has_head and self._left is None and self._chunks is None:
             self._finish()
-            self._client.end_raw(is_last=False)
+            self._client.end_raw(is_last=True)
         else:
             self.fail()
 
@@ -231,44 +240,61 @@ class ControlExchange(asyncio.Protocol):
         status = int(lines[0].split(b" ", 2)[1])
         out = [lines[0]]
         has_id = False
+        request = self._request
         for line in lines[1:]:
             name = line.partition(b":")[0].lower()
             if name == b"connection":
                 continue
             if name == b"content-length":
                 self._left = int(line.partition(b":")[2])
+            elif name == b"transfer-encoding":
+                self._chunks = ChunkReader()
+                if request.is_http10:
+                    continue
             has_id = has_id or name == b"x-request-id"
             out.append(line)
-        if self._request.method == b"HEAD" or status in (204, 304):
+        if request.method == b"HEAD" or status in (204, 304):
             self._left = 0
         if not has_id:
             out.append(b"x-request-id: " + self._request_id.encode())
-        if self._client.is_closing or not self._request.keep_alive:
+        if self._client.is_closing or not request.keep_alive or (request.is_http10 and self._left is None):
             out.append(b"connection: close")
-        self._client.send_raw(b"\r\n".join(out) + b"\r\n\r\n")
+        self._client.send_raw(b"\r\n".join(out) + b"\r\n" + request.cors + b"\r\n")
 
     def _pass_body(self, data: bytes) -> None:
-        if data and self._left != 0:
-            self._client.send_raw(data)
         if self._left is None:
-            self._tail = (self._tail + data)[-5:]
-        else:
-            self._left = max(0, self._left - len(data))
+            self._pass_unmeasured(data)
+            return
+        if data and self._left:
+            self._client.send_raw(data)
+        self._left = max(0, self._left - len(data))
         if self._left == 0:
             self._finish()
             self._client.end_raw(is_last=False)
+
+    def _pass_unmeasured(self, data: bytes) -> None:
+        """Pass on a piece of a body without a length; HTTP/1.0 knows no chunks, and learns the end from the close."""
+        chunks = self._chunks
+        if chunks is None:
+            self._client.send_raw(data)
+            return
+        try:
+            payload = chunks.feed(data)
+        except ValueError:
+            self.fail()
+            return
+        is_old = self._request.is_http10
+        if data:
+            self._client.send_raw(payload if is_old else data)
+        if chunks.is_ended:
+            self._finish()
+            self._client.end_raw(is_last=is_old)
 
     def _refuse(self, refusal: ApiError) -> None:
         self._proxy.gateway.refuse(self._client, refusal, self._request_id)
 
     def _finish(self) -> None:
-        self._is_over = True
+        self.is_over = True
         self._proxy.active.discard(self)
         if self._transport is not None:
             self._transport.abort()
-
-
-def _is_public(path: str) -> bool:
-    if ".." in path or "%" in path or "//" in path:
-        return False
-    return any(path == prefix or path.startswith(prefix + "/") for prefix in PUBLIC)

@@ -1,14 +1,12 @@
 """The client side: strict HTTP/1.1 on ``asyncio.Protocol``.
 
-Parsing is llhttp's (httptools), the strictest of those measured; what it lets
-through and we do not: no Host or two, a path that is not one, header blocks
-over the limit, compressed bodies. Requests of one connection are answered in
-order, one at a time. After a protocol error the connection is closed, so that
-nothing behind it can be taken for a request (``reference/security.md`` S24).
+Parsing is llhttp's (httptools), the strictest of those measured; ``head.py``
+refuses what it lets through. Requests of one connection are answered in order,
+one at a time. After a protocol error the connection is closed, so that nothing
+behind it can be taken for a request (``reference/security.md`` S24).
 """
 
 import asyncio
-import http
 import logging
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -16,51 +14,24 @@ import httptools
 
 from modelyard import errors
 from modelyard.errors import ApiError
+from modelyard.gateway import cors
+from modelyard.gateway.framing import status_line, without_framing
+from modelyard.gateway.head import Request, check_headers, is_public, origin_of
 from modelyard.gateway.upgrades import head_without_upgrade
 
 if TYPE_CHECKING:
     from modelyard.gateway.flow import Gateway
 
+__all__ = ["ClientConnection", "Exchange", "Request"]
+
 _log = logging.getLogger(__name__)
 
 WRITE_HIGH_WATER = 64 * 1024
 PIPELINED_MAX = 8
-
-_REASONS = {status.value: status.phrase.encode() for status in http.HTTPStatus}
-
-
-_OK = b"HTTP/1.1 200 OK\r\n"
-_CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
-_WATCHED = _CREDENTIALS | {b"host", b"content-length", b"content-encoding", b"transfer-encoding", b"expect"}
-
-
-def status_line(status: int) -> bytes:
-    """Return the first line of a response."""
-    return _OK if status == 200 else b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b"Status"))
-
-
-class Request:
-    """A whole request as the client sent it; ``headers`` have lower-case names."""
-
-    __slots__ = ("body", "credentials", "headers", "host", "is_http10", "keep_alive", "method", "path", "query")
-
-    def __init__(self) -> None:
-        self.method = b""
-        self.path = ""
-        self.query = b""
-        self.host = b""
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.credentials: list[tuple[bytes, bytes]] = []
-        self.body = b""
-        self.keep_alive = True
-        self.is_http10 = False
-
-    def header(self, name: bytes) -> bytes | None:
-        """Return the first header of this name."""
-        for known, value in self.headers:
-            if known == name:
-                return value
-        return None
+UNPROVEN_BODY_BYTES_MAX = 64 * 1024
+"""Most of a body that is kept for a caller who has not shown a good key."""
+RETIRED_IDLE_S = 1.0
+"""Time without a request after which a connection of a retiring worker is closed: its client is not about to send."""
 
 
 class Exchange(Protocol):
@@ -85,6 +56,7 @@ class ClientConnection(asyncio.Protocol):
     __slots__ = (
         "_body",
         "_body_bytes",
+        "_connections_max",
         "_gateway",
         "_has_head",
         "_head_bytes",
@@ -104,8 +76,9 @@ class ClientConnection(asyncio.Protocol):
         "transport",
     )
 
-    def __init__(self, gateway: "Gateway") -> None:
+    def __init__(self, gateway: "Gateway", *, connections_max: int = 2**31) -> None:
         self._gateway = gateway
+        self._connections_max = connections_max
         self._parser = httptools.HttpRequestParser(self)
         self.transport: asyncio.Transport | None = None
         self.current: Exchange | None = None
@@ -135,9 +108,10 @@ class ClientConnection(asyncio.Protocol):
             return
         is_last = self._is_last(request)
         content = b"" if request.method == b"HEAD" else body
+        close = b"connection: close\r\n" if is_last else b""
         transport.write(
-            b"%b%b%bcontent-length: %d\r\n\r\n%b"
-            % (status_line(status), headers, b"connection: close\r\n" if is_last else b"", len(body), content)
+            b"%b%b%b%bcontent-length: %d\r\n\r\n%b"
+            % (status_line(status), headers, request.cors, close, len(body), content)
         )
         self._next(is_last=is_last)
 
@@ -148,8 +122,10 @@ class ClientConnection(asyncio.Protocol):
         if transport is None or transport.is_closing() or request is None:
             return
         self._is_streaming = True
-        framing = b"connection: close\r\n\r\n" if request.is_http10 else b"transfer-encoding: chunked\r\n\r\n"
-        transport.write(status_line(200) + headers + framing)
+        framing = b"transfer-encoding: chunked\r\n\r\n"
+        if request.is_http10 or self._is_last(request):
+            framing = b"connection: close\r\n" + (b"\r\n" if request.is_http10 else framing)
+        transport.write(status_line(200) + headers + request.cors + framing)
 
     def write_stream(self, chunks: bytes) -> None:
         """Send whole HTTP chunks of a stream."""
@@ -157,7 +133,7 @@ class ClientConnection(asyncio.Protocol):
         if transport is not None:
             request = self._serving
             if request is not None and request.is_http10:
-                chunks = _without_framing(chunks)
+                chunks = without_framing(chunks)
             transport.write(chunks)
 
     def end_stream(self, chunks: bytes, *, is_last: bool = False) -> None:
@@ -167,7 +143,7 @@ class ClientConnection(asyncio.Protocol):
         if transport is None or transport.is_closing() or request is None:
             return
         if request.is_http10:
-            transport.write(_without_framing(chunks))
+            transport.write(without_framing(chunks))
             is_last = True
         else:
             transport.write(chunks + b"0\r\n\r\n")
@@ -196,23 +172,41 @@ class ClientConnection(asyncio.Protocol):
         if self.current is None and self._serving is None and self.transport is not None:
             self.transport.close()
 
+    def retire(self) -> None:
+        """Close after the next answer, or when nothing was asked for a while.
+
+        Closing an idle connection at once would meet the requests that are just on their way with a reset.
+        """
+        self.is_closing = True
+
     def check_time(self, now_s: float) -> None:
         """Close a connection that is idle, sends its request too slowly, or does not read its last answer."""
-        settings = self._gateway.settings
-        if self.current is not None or self.transport is None:
+        transport = self.transport
+        if self.current is not None or transport is None:
             return
-        unsent = self.transport.get_write_buffer_size()
+        settings = self._gateway.settings
+        unsent = transport.get_write_buffer_size()
         if unsent:
             if unsent != self._unsent:
                 self._unsent, self.since_s = unsent, now_s
             elif now_s - self.since_s > settings.write_stall_timeout_s:
                 # Closing would wait for the client to read the rest.
-                self.transport.abort()
+                transport.abort()
             return
-        has_begun = self._has_head or self._head_bytes > 0
-        limit_s = settings.header_read_timeout_s if has_begun else settings.idle_timeout_s
-        if now_s - self.since_s > limit_s:
-            self.transport.close()
+        spent_s = now_s - self.since_s
+        if not self._has_head and not self._head_bytes:
+            if spent_s > (RETIRED_IDLE_S if self.is_closing else settings.idle_timeout_s):
+                transport.close()
+            return
+        limit_s = settings.header_read_timeout_s
+        if self._has_head:
+            # A pace, not an end: a big body over a slow line is honest.
+            limit_s += self._body_bytes / settings.body_bytes_per_s_min
+        if spent_s > limit_s:
+            if self._is_deaf:
+                transport.close()
+            else:
+                self._refuse(errors.request_timeout())
 
     # --- asyncio.Protocol ---
 
@@ -221,6 +215,12 @@ class ClientConnection(asyncio.Protocol):
         # uvloop's transports are no subclass of asyncio's.
         self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
+        if len(self._gateway.connections) >= self._connections_max:
+            # Better a word now than no file left for engines and the journal.
+            self._write_refusal(self.transport, errors.overloaded(retry_after_s=1))
+            self._is_deaf = True
+            self.transport.close()
+            return
         self._gateway.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -250,7 +250,8 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse a read."""
-        if self._is_deaf or (self.is_closing and self._serving is None):
+        transport = self.transport
+        if self._is_deaf or transport is None or transport.is_closing():
             return
         # Bytes since the last of a body: of a head, but also of trailers and chunk extensions, however long.
         self._head_bytes += len(data)
@@ -292,6 +293,8 @@ class ClientConnection(asyncio.Protocol):
         self._has_head = True
         try:
             self._check_head(self._request)
+            if self._request.length > UNPROVEN_BODY_BYTES_MAX or self._request.expects:
+                self._check_caller(self._request)
         except ApiError as refusal:
             # httptools turns what a callback raises into its own error; the reason is kept beside it.
             self._refusal = refusal
@@ -305,6 +308,12 @@ class ClientConnection(asyncio.Protocol):
         if self._body_bytes > limit:
             self._refusal = errors.body_too_large(limit)
             raise self._refusal
+        if self._body_bytes > UNPROVEN_BODY_BYTES_MAX >= self._body_bytes - len(body) and not self._request.length:
+            try:  # a chunked body; one with a length was judged by that
+                self._check_caller(self._request)
+            except ApiError as refusal:
+                self._refusal = refusal
+                raise
         if self._body:
             self._rest += body
         else:
@@ -349,55 +358,37 @@ class ClientConnection(asyncio.Protocol):
         request.is_http10 = version == "1.0"
         request.method = parser.get_method()
         request.keep_alive = parser.should_keep_alive()
-        expects = self._check_headers(request)
+        check_headers(request, self._gateway.settings, self._head_bytes)
         path, _, request.query = request.query.partition(b"?")
         if path[:1] != b"/":
             raise errors.bad_request("invalid_target", "The request target must be a path like /v1/models.")
         request.path = path.decode("latin-1")
-        if expects and not request.is_http10 and self._serving is None and self.transport is not None:
+
+    def _check_caller(self, request: Request) -> None:
+        """Refuse a big body, or one that the client has not sent yet, whose answer is known to be 401 without it."""
+        if not is_public(request.path):
+            self._gateway.authenticate(request, None)
+        if request.expects and not request.is_http10 and self._serving is None:
+            self._ask_for_body(request)
+
+    def _ask_for_body(self, request: Request) -> None:
+        request.expects = False
+        if self.transport is not None:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    def _check_headers(self, request: Request) -> bool:
-        """Judge all headers; say whether the client waits to be asked for its body."""
-        settings = self._gateway.settings
-        headers = request.headers
-        if len(headers) > settings.headers_max or (
-            self._head_bytes > settings.header_bytes_max and _head_size(request) > settings.header_bytes_max
-        ):
-            raise errors.headers_too_large(settings.header_bytes_max)
-        hosts = 0
-        expects = False
-        for header in headers:
-            name = header[0]
-            if name not in _WATCHED:
-                continue
-            if name == b"host":
-                hosts += 1
-                request.host = header[1]
-            elif name in _CREDENTIALS:
-                request.credentials.append(header)
-            elif name == b"expect":
-                expects = header[1].lower() == b"100-continue"
-            else:
-                self._check_body_header(*header)
-        if hosts != 1 and not (hosts == 0 and request.is_http10):
-            raise errors.bad_request("invalid_host", "A request needs exactly one Host header.")
-        return expects
-
-    def _check_body_header(self, name: bytes, value: bytes) -> None:
-        limit = self._gateway.settings.body_bytes_max
-        if name == b"content-length":
-            if int(value) > limit:
-                raise errors.body_too_large(limit)
-        elif name == b"content-encoding":
-            if value.lower() != b"identity":
-                raise errors.unsupported_content_encoding(value.decode("latin-1"))
-        elif value.lower() != b"chunked":
-            raise errors.bad_request("invalid_http", "Transfer-Encoding must be chunked or absent.")
 
     def _serve(self, request: Request) -> None:
         self._serving = request
-        self._gateway.begin(self, request)
+        if request.method == b"OPTIONS" and (lines := cors.options_lines(request)) is not None:
+            self._answer_options(request, lines)
+        else:
+            self._gateway.begin(self, request)
+
+    def _answer_options(self, request: Request, lines: bytes) -> None:
+        """Answer 204, which has no body and so no length."""
+        close = b"connection: close\r\n" if self._is_last(request) else b""
+        request_id = self._gateway.ids.next().encode()
+        self.send_raw(b"%b%b%bx-request-id: %b\r\n%b\r\n" % (status_line(204), lines, request.cors, request_id, close))
+        self.end_raw(is_last=False)
 
     def _next(self, *, is_last: bool) -> None:
         self.current = None
@@ -416,6 +407,8 @@ class ClientConnection(asyncio.Protocol):
             # Not from here: answering a pipeline in one call stack could nest without end.
             self._serving = request
             asyncio.get_running_loop().call_soon(self._serve_if_open, request)
+        elif self._has_head and self._request.expects and not self._request.is_http10:
+            self._ask_for_body(self._request)
 
     def _serve_if_open(self, request: Request) -> None:
         if self.transport is not None:
@@ -435,18 +428,24 @@ class ClientConnection(asyncio.Protocol):
             if current is not None:
                 current.client_left()
             return
+        self._write_refusal(transport, refusal)
+        self.since_s = self._gateway.clock.monotonic_s()
+        # Closing now would reset the connection while the client still sends, and take the answer with it; TLS knows no
+        # half of a close, so there the sweep ends it.
+        self._is_deaf = True
+        if transport.can_write_eof():
+            transport.write_eof()
+
+    def _write_refusal(self, transport: asyncio.Transport, refusal: ApiError) -> None:
         body = refusal.body()
         request_id = self._gateway.ids.next()
         self._gateway.note_refusal(refusal, request_id)
+        lines = "".join(f"{name}: {value}\r\n" for name, value in refusal.headers()).encode()
+        lines += cors.answer_lines(self._gateway.settings.cors_origins, origin_of(self._request.headers))
         transport.write(
-            status_line(refusal.status)
-            + b"content-type: application/json\r\nconnection: close\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n"
-            % (request_id.encode(), len(body))
-            + body
+            b"%b%bcontent-type: application/json\r\nconnection: close\r\nx-request-id: %b\r\n"
+            b"content-length: %d\r\n\r\n%b" % (status_line(refusal.status), lines, request_id.encode(), len(body), body)
         )
-        # Closing now would reset the connection while the client still sends, and take the answer with it.
-        self._is_deaf = True
-        transport.write_eof()
 
     def _is_last(self, request: Request) -> bool:
         return self.is_closing or not request.keep_alive
@@ -465,19 +464,3 @@ class ClientConnection(asyncio.Protocol):
     def is_streaming(self) -> bool:
         """Say whether the head of a stream is out."""
         return self._is_streaming
-
-
-def _head_size(request: Request) -> int:
-    return len(request.query) + sum(len(name) + len(value) + 4 for name, value in request.headers)
-
-
-def _without_framing(chunks: bytes) -> bytes:
-    """Strip chunk framing of our own making, for HTTP/1.0 clients."""
-    out = bytearray()
-    at = 0
-    while at < len(chunks):
-        line_end = chunks.index(b"\r\n", at)
-        size = int(chunks[at:line_end], 16)
-        out += chunks[line_end + 2 : line_end + 2 + size]
-        at = line_end + 2 + size + 2
-    return bytes(out)

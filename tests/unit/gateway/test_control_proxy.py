@@ -1,15 +1,17 @@
 """Management requests on their way to the controller: framed anew, bounded in time, nothing of the client's trusted."""
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.waiting import eventually_async
 
 from modelyard.clock import ManualClock
 from modelyard.config import GatewayConfig
 from modelyard.gateway.control_proxy import ControlExchange, ControlProxy
-from modelyard.gateway.server import Request
+from modelyard.gateway.head import Request
 
 
 class Wire:
@@ -48,7 +50,7 @@ class Client:
         self.sent += data
 
     def end_raw(self, *, is_last: bool) -> None:
-        self.done.append("end")
+        self.done.append("end and close" if is_last else "end")
 
     def abort(self) -> None:
         self.done.append("abort")
@@ -64,7 +66,8 @@ class Desk:
         self.client: Any = Client()
         self.client.is_paused = is_paused
         self.wire: Any = Wire()
-        self.exchange = ControlExchange(self.proxy, self.client, Request(), "req_1")
+        self.request = Request()
+        self.exchange = ControlExchange(self.proxy, self.client, self.request, "req_1")
         self.proxy.active.add(self.exchange)
         self.exchange.connection_made(self.wire)
         self.exchange.send(b"GET")
@@ -102,3 +105,75 @@ def test_a_client_that_reads_on_may_follow_for_ever() -> None:
         desk.proxy.check_time(desk.clock.monotonic_s())
     assert not desk.client.done
     assert not desk.wire.is_paused
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-type: text/plain\r\n\r\n"
+
+
+def test_a_chunked_answer_is_over_with_its_last_chunk() -> None:
+    desk = Desk()
+    desk.exchange.data_received(CHUNKED + b"2\r\nhi\r\n0\r\n\r\n")
+    assert desk.client.done == ["end"]
+    assert desk.client.sent.endswith(b"\r\n\r\n2\r\nhi\r\n0\r\n\r\n")
+    assert desk.wire.is_closed
+
+
+def test_a_controller_that_dies_inside_of_a_chunk_does_not_end_the_answer() -> None:
+    desk = Desk()
+    desk.exchange.data_received(CHUNKED + b"ff\r\nthis looks like an end: 0\r\n\r\n")
+    desk.exchange.connection_lost(None)
+    assert desk.client.done == ["abort"]
+
+
+def test_an_answer_without_any_framing_ends_with_the_connection() -> None:
+    desk = Desk()
+    desk.exchange.data_received(b"HTTP/1.1 200 OK\r\n\r\nhello")
+    desk.exchange.connection_lost(None)
+    assert desk.client.done == ["end and close"]
+
+
+def test_an_http10_client_gets_no_chunks() -> None:
+    desk = Desk()
+    desk.request.is_http10 = True
+    for piece in (CHUNKED, b"2", b"\r\nhi\r", b"\n3;a=b\r\n yo\r\n", b"0\r\nx: y\r\n", b"\r\n"):
+        desk.exchange.data_received(piece)
+    head, _, body = desk.client.sent.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert body == b"hi yo"
+    assert desk.client.done == ["end and close"]
+
+
+def test_broken_framing_of_the_controller_is_not_passed_on() -> None:
+    desk = Desk()
+    desk.exchange.data_received(CHUNKED + b"zz\r\n")
+    assert desk.client.done == ["abort"]
+
+
+def test_a_page_may_read_a_proxied_answer_too() -> None:
+    desk = Desk()
+    desk.request.cors = b"access-control-allow-origin: *\r\nvary: origin\r\n"
+    desk.exchange.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi")
+    head = desk.client.sent.partition(b"\r\n\r\n")[0]
+    assert b"\r\naccess-control-allow-origin: *\r\nvary: origin" in head
+
+
+async def test_a_request_waits_for_a_controller_that_restarts(tmp_path: Path) -> None:
+    seen: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi")
+        await writer.drain()
+        writer.close()
+
+    desk = Desk()
+    desk.proxy._socket = tmp_path / "control.sock"
+    exchange = ControlExchange(desk.proxy, desk.client, Request(), "req_2")
+    waiting = asyncio.create_task(desk.proxy._open(exchange, b"GET / HTTP/1.1\r\n\r\n"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    async with await asyncio.start_unix_server(answer, desk.proxy._socket):
+        await asyncio.wait_for(waiting, 5)
+        await eventually_async(lambda: desk.client.done == ["end"], 5, "answered")
+    assert seen == [b"GET / HTTP/1.1\r\n\r\n"]

@@ -5,27 +5,35 @@ from typing import Any
 
 import pytest
 
+from modelyard import errors
 from modelyard.clock import ManualClock
 from modelyard.config import GatewayConfig
 from modelyard.gateway.server import ClientConnection, Request
 from modelyard.ids import RequestIds
 
 HEAD = b"POST /x HTTP/1.1\r\nHost: h\r\n"
+KEY = b"Authorization: Bearer good\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 class Wire:
     """A client's transport that only notes what is done to it; ``unsent`` bytes are never read."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_tls: bool = False) -> None:
         self.sent = b""
         self.unsent = 0
         self.done: list[str] = []
+        self.is_tls = is_tls
 
     def write(self, data: bytes) -> None:
         self.sent += data
 
+    def can_write_eof(self) -> bool:
+        return not self.is_tls
+
     def write_eof(self) -> None:
+        if self.is_tls:
+            raise NotImplementedError
         self.done.append("write_eof")
 
     def close(self) -> None:
@@ -69,17 +77,28 @@ class Waiting:
 class Edge:
     """A gateway that takes every request; ``/x`` is answered at once, ``/later`` is not."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_tls: bool = False, connections_max: int = 2, **settings: Any) -> None:
         self.taken: list[Request] = []
         self.clock = ManualClock()
         self.refused: list[str] = []
-        gateway: Any = SimpleNamespace(
-            settings=GatewayConfig(), clock=self.clock, connections=set(), ids=RequestIds(), begin=self.begin,
-            note_refusal=lambda refusal, _: self.refused.append(refusal.code),
+        self.gateway: Any = SimpleNamespace(
+            settings=GatewayConfig(**settings), clock=self.clock, connections=set(), ids=RequestIds(), begin=self.begin,
+            note_refusal=lambda refusal, _: self.refused.append(refusal.code), authenticate=self.authenticate,
         )  # fmt: skip
-        self.client = ClientConnection(gateway)
-        self.wire: Any = Wire()
+        self.client = ClientConnection(self.gateway, connections_max=connections_max)
+        self.wire: Any = Wire(is_tls=is_tls)
         self.client.connection_made(self.wire)
+
+    def authenticate(self, request: Request, _: object) -> None:
+        if (b"authorization", b"Bearer good") not in request.credentials:
+            raise errors.invalid_api_key()
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass as a running worker does: it looks at every connection once a second."""
+        for _ in range(int(seconds)):
+            self.clock.advance(1)
+            if self.client.transport is not None and not self.wire.is_closing():
+                self.client.check_time(self.clock.monotonic_s())
 
     def begin(self, client: ClientConnection, request: Request) -> None:
         self.taken.append(request)
@@ -143,7 +162,7 @@ def test_connect_is_refused_once() -> None:
 
 def test_a_body_is_asked_for_once_its_head_is_good() -> None:
     edge = Edge()
-    edge.client.data_received(HEAD + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+    edge.client.data_received(HEAD + KEY + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n")
     assert edge.answers() == [100]
     edge.client.data_received(b"hi")
     assert edge.answers() == [100, 200]
@@ -152,9 +171,11 @@ def test_a_body_is_asked_for_once_its_head_is_good() -> None:
 @pytest.mark.parametrize(
     "head",
     [
-        b"POST /x HTTP/1.0\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n",
+        b"POST /x HTTP/1.0\r\nHost: h\r\n" + KEY + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n",
         HEAD + b"Host: i\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n",
-        HEAD + b"Expect: 100-continue\r\nContent-Length: 999999999\r\n\r\n",
+        HEAD + KEY + b"Expect: 100-continue\r\nContent-Length: 999999999\r\n\r\n",
+        HEAD + KEY + b"Expect: 100-continue\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n",
+        HEAD + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n",
     ],
 )
 def test_a_body_is_not_asked_for_in_vain(head: bytes) -> None:
@@ -168,20 +189,22 @@ def test_a_pipelined_expectation_does_not_break_into_the_answer_before() -> None
     edge.client.data_received(HEAD.replace(b"/x", b"/later") + b"\r\n")
     edge.client.start_stream(b"")
     before = edge.wire.sent
-    edge.client.data_received(HEAD + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+    edge.client.data_received(HEAD + KEY + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n")
     assert edge.wire.sent == before
+    edge.client.end_stream(b"")
+    assert edge.answers() == [200, 100], "its turn has come"
+    edge.client.data_received(b"hi")
+    assert edge.answers() == [200, 100, 200]
 
 
 def test_the_time_to_send_a_request_begins_with_the_request() -> None:
     edge = Edge()
     edge.clock.advance(60)
     edge.client.data_received(HEAD + b"Content-Length: 4\r\n\r\nhi")
-    edge.clock.advance(9)
-    edge.client.check_time(edge.clock.monotonic_s())
+    edge.pass_time(9)
     assert not edge.wire.done
-    edge.clock.advance(2)
-    edge.client.check_time(edge.clock.monotonic_s())
-    assert edge.wire.done == ["close"]
+    edge.pass_time(2)
+    assert edge.answers() == [408]
 
 
 def test_trailers_are_no_headers() -> None:
@@ -232,3 +255,143 @@ def test_a_refused_upload_is_read_off_so_that_its_refusal_arrives() -> None:
     edge.clock.advance(11)
     edge.client.check_time(edge.clock.monotonic_s())
     assert edge.wire.done == ["write_eof", "close"]
+
+
+def test_a_body_of_a_byte_now_and_then_is_408() -> None:
+    edge = Edge()
+    edge.client.data_received(HEAD + b"Content-Length: 1000\r\n\r\n")
+    for _ in range(4):
+        edge.client.data_received(b"x")
+        edge.pass_time(5)
+    assert edge.answers() == [408]
+    assert edge.refused == ["request_timeout"]
+    edge.pass_time(11)
+    assert edge.wire.done == ["write_eof", "close"]
+
+
+def test_a_head_of_a_byte_now_and_then_is_408() -> None:
+    edge = Edge()
+    for byte in HEAD:
+        edge.client.data_received(bytes([byte]))
+        edge.pass_time(1)
+    assert edge.answers() == [408]
+    assert not edge.taken
+
+
+def test_a_big_upload_over_a_slow_line_is_taken_whole() -> None:
+    edge = Edge()
+    pieces = 3000
+    edge.client.data_received(HEAD + KEY + b"Content-Length: %d\r\n\r\n" % (pieces * 10_000))
+    for _ in range(pieces):
+        edge.pass_time(5)
+        edge.client.data_received(b"x" * 10_000)
+    assert edge.answers() == [200]
+    assert len(edge.taken[0].body) == pieces * 10_000
+
+
+def test_a_connection_that_says_nothing_is_closed_without_a_word() -> None:
+    edge = Edge()
+    edge.pass_time(80)
+    assert edge.wire.done == ["close"]
+    assert edge.wire.sent == b""
+
+
+@pytest.mark.parametrize("framing", ["length", "chunks"])
+def test_a_big_body_is_kept_only_for_a_good_key(framing: str) -> None:
+    piece = b"x" * 100_000
+    for key, status in ((b"", 401), (b"Authorization: Bearer bad\r\n", 401), (KEY, 200)):
+        edge = Edge()
+        if framing == "length":
+            edge.client.data_received(HEAD + key + b"Content-Length: 300000\r\n\r\n")
+            pieces = [piece, piece, piece]
+        else:
+            edge.client.data_received(HEAD + key + b"Transfer-Encoding: chunked\r\n\r\n")
+            pieces = [b"186a0\r\n" + piece + b"\r\n"] * 3 + [b"0\r\n\r\n"]
+        for part in pieces:
+            edge.client.data_received(part)
+        assert edge.answers() == [status]
+        assert bool(edge.taken) is (status == 200)
+
+
+def test_a_big_body_may_go_to_a_public_page_without_a_key() -> None:
+    edge = Edge()
+    edge.client.data_received(b"POST /console/x HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n" + b"x" * 100_000)
+    assert edge.answers() == [200]
+
+
+def test_under_tls_a_refusal_is_closed_by_the_sweep() -> None:
+    edge = Edge(is_tls=True)
+    edge.client.data_received(b"nonsense\r\n\r\n")
+    assert edge.answers() == [400]
+    assert not edge.wire.done
+    edge.pass_time(11)
+    assert edge.wire.done == ["close"]
+
+
+def test_one_connection_too_many_is_told_so_and_closed() -> None:
+    edge = Edge(connections_max=1)
+    second = ClientConnection(edge.gateway, connections_max=1)
+    wire: Any = Wire()
+    second.connection_made(wire)
+    assert wire.sent.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: 1\r\n" in wire.sent
+    assert wire.done == ["close"]
+    second.data_received(HEAD + b"\r\n")
+    second.connection_lost(None)
+    assert not edge.taken
+    edge.client.data_received(HEAD + b"\r\n")
+    assert edge.answers() == [200], "the one before is served"
+    edge.client.connection_lost(None)
+    third = ClientConnection(edge.gateway, connections_max=1)
+    third.connection_made(Wire())  # type: ignore[arg-type]
+    assert third in edge.gateway.connections
+
+
+def test_a_retiring_connection_serves_one_more_request_and_says_that_it_was_the_last() -> None:
+    edge = Edge()
+    edge.client.retire()
+    assert not edge.wire.done, "its client may be about to send"
+    edge.client.data_received(HEAD + b"\r\n")
+    assert edge.answers() == [200]
+    assert b"connection: close\r\n" in edge.wire.sent
+    assert edge.wire.done == ["close"]
+
+
+def test_a_retiring_connection_on_which_nothing_comes_is_closed_soon() -> None:
+    edge = Edge()
+    edge.client.retire()
+    edge.pass_time(3)
+    assert edge.wire.done == ["close"]
+
+
+def test_a_stream_that_begins_on_a_retiring_connection_announces_the_close() -> None:
+    edge = Edge()
+    edge.client.data_received(HEAD.replace(b"/x", b"/later") + b"\r\n")
+    edge.client.retire()
+    edge.pass_time(30)
+    assert not edge.wire.done, "what is being answered goes on"
+    edge.client.start_stream(b"")
+    assert b"connection: close\r\n" in edge.wire.sent
+    edge.client.end_stream(b"")
+    assert edge.wire.done == ["close"]
+
+
+@pytest.mark.parametrize("path", [b"/healthz", b"/v1/models", b"/v1/chat/completions"])
+def test_options_is_answered_without_a_key(path: bytes) -> None:
+    edge = Edge()
+    edge.client.data_received(b"OPTIONS " + path + b" HTTP/1.1\r\nHost: h\r\n\r\n")
+    assert edge.answers() == [204]
+    head = edge.wire.sent.partition(b"\r\n\r\n")[0].lower()
+    assert b"\r\nallow: " in head
+    assert b"x-request-id: " in head
+    assert b"content-length" not in head
+    assert b"access-control" not in head
+    assert not edge.taken
+    edge.client.data_received(HEAD + b"\r\n")
+    assert edge.answers() == [204, 200], "the connection goes on"
+
+
+def test_options_of_a_management_path_is_not_ours() -> None:
+    edge = Edge()
+    edge.client.data_received(b"OPTIONS /v1/keys HTTP/1.1\r\nHost: h\r\n\r\n")
+    assert [request.method for request in edge.taken] == [b"OPTIONS"]

@@ -1,0 +1,123 @@
+"""The head of a request: what it says, and what is refused before any of the body is kept.
+
+The parser (llhttp) has read it by then. What it lets through and we do not: no
+Host or two, a target that is not a path, heads over the limit, compressed
+bodies (``reference/security.md`` S24, S26, S28).
+"""
+
+from collections.abc import Iterable
+
+from modelyard import errors
+from modelyard.config import GatewayConfig
+from modelyard.gateway import cors
+
+PUBLIC = ("/console", "/docs", "/openapi.json", "/favicon.ico")
+"""Paths (and what lies below) that need no key here; the console has its own session."""
+
+_CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
+_WATCHED = _CREDENTIALS | {
+    b"host", b"content-length", b"content-encoding", b"transfer-encoding", b"expect", b"origin",
+}  # fmt: skip
+
+
+class Request:
+    """A whole request as the client sent it; ``headers`` have lower-case names.
+
+    ``cors`` are header lines for its answer, empty unless a page of an allowed origin asks.
+    """
+
+    __slots__ = (
+        "body",
+        "cors",
+        "credentials",
+        "expects",
+        "headers",
+        "host",
+        "is_http10",
+        "keep_alive",
+        "length",
+        "method",
+        "path",
+        "query",
+    )
+
+    def __init__(self) -> None:
+        self.method = b""
+        self.path = ""
+        self.query = b""
+        self.host = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.credentials: list[tuple[bytes, bytes]] = []
+        self.body = b""
+        self.cors = b""
+        self.length = 0
+        self.expects = False
+        self.keep_alive = True
+        self.is_http10 = False
+
+    def header(self, name: bytes) -> bytes | None:
+        """Return the first header of this name."""
+        for known, value in self.headers:
+            if known == name:
+                return value
+        return None
+
+
+def check_headers(request: Request, settings: GatewayConfig, read_bytes: int) -> None:
+    """Judge all headers, and note in ``request`` what they say; ``read_bytes`` is an upper bound of their size.
+
+    Raises:
+        ApiError: 400, 413, 415 or 431.
+    """
+    headers = request.headers
+    if len(headers) > settings.headers_max or (
+        read_bytes > settings.header_bytes_max and head_size(request) > settings.header_bytes_max
+    ):
+        raise errors.headers_too_large(settings.header_bytes_max)
+    hosts = 0
+    for header in headers:
+        name = header[0]
+        if name not in _WATCHED:
+            continue
+        if name == b"host":
+            hosts += 1
+            request.host = header[1]
+        elif name in _CREDENTIALS:
+            request.credentials.append(header)
+        elif name == b"origin":
+            request.cors = cors.answer_lines(settings.cors_origins, header[1])
+        elif name == b"expect":
+            request.expects = header[1].lower() == b"100-continue"
+        else:
+            _check_body_header(request, settings.body_bytes_max, *header)
+    if hosts != 1 and not (hosts == 0 and request.is_http10):
+        raise errors.bad_request("invalid_host", "A request needs exactly one Host header.")
+
+
+def _check_body_header(request: Request, limit: int, name: bytes, value: bytes) -> None:
+    if name == b"content-length":
+        request.length = int(value)
+        if request.length > limit:
+            raise errors.body_too_large(limit)
+    elif name == b"content-encoding":
+        if value.lower() != b"identity":
+            raise errors.unsupported_content_encoding(value.decode("latin-1"))
+    elif value.lower() != b"chunked":
+        raise errors.bad_request("invalid_http", "Transfer-Encoding must be chunked or absent.")
+
+
+def head_size(request: Request) -> int:
+    """Return about how many bytes the head took."""
+    return len(request.query) + sum(len(name) + len(value) + 4 for name, value in request.headers)
+
+
+def is_public(path: str) -> bool:
+    """Say whether ``path`` needs no key."""
+    if ".." in path or "%" in path or "//" in path:
+        return False
+    return any(path == prefix or path.startswith(prefix + "/") for prefix in PUBLIC)
+
+
+def origin_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return the Origin of a request that may be half read, empty without one."""
+    return next((value for name, value in headers if name == b"origin"), b"")
