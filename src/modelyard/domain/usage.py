@@ -1,7 +1,12 @@
 """What is metered: journal records, prices and ledger rows.
 
 Money is whole nano-dollars (1e-9 USD): a price of 0.15 USD per million tokens
-is 150 nano-dollars a token, so no rounding is ever added up.
+is 150 nano-dollars a token, so no rounding is ever added up. What is not
+counted in tokens (seconds of sound, pictures, searches) is counted in units,
+kept as whole millionths where they are added up.
+
+Journal records are arrays: a new field goes to the end and has a default, so
+that segments written before it still decode.
 """
 
 from enum import StrEnum
@@ -9,6 +14,18 @@ from enum import StrEnum
 import msgspec
 
 NANO_PER_USD = 1_000_000_000
+MICRO_PER_UNIT = 1_000_000
+
+
+class Unit(StrEnum):
+    """What is counted beside tokens; a request has at most one kind."""
+
+    NONE = ""
+    SECONDS = "seconds"
+    IMAGES = "images"
+    CHARACTERS = "characters"
+    SEARCHES = "searches"
+    BYTES = "bytes"
 
 
 class UsageStatus(StrEnum):
@@ -22,11 +39,12 @@ class UsageStatus(StrEnum):
 
 
 class Price(msgspec.Struct, frozen=True, array_like=True):
-    """Nano-dollars per one million tokens."""
+    """Nano-dollars per one million tokens, and per one million units."""
 
     input: int = 0
     cached_input: int = 0
     output: int = 0
+    unit: int = 0
 
 
 class Intent(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -70,6 +88,8 @@ class Settle(msgspec.Struct, frozen=True, array_like=True, tag=3):
     replica_id: str
     attempts: int
     is_estimated: bool
+    units: float = 0.0
+    unit: Unit = Unit.NONE
 
 
 JournalRecord = Intent | Mark | Settle
@@ -100,10 +120,13 @@ class UsageRow(msgspec.Struct, frozen=True):
     is_estimated: bool
     created_at: float
     settled_at: float
+    units: float = 0.0
+    unit: Unit = Unit.NONE
 
 
 class UsageBucket(msgspec.Struct, frozen=True):
-    """A sum over ledger rows. ``group`` maps each asked dimension to its value, as in ``{"model": "smol"}``."""
+    """A sum over ledger rows. ``group`` maps each asked dimension to its value, as in ``{"model": "smol"}``, and
+    ``units`` each kind of unit that was used to how much of it."""
 
     group: dict[str, str]
     requests: int
@@ -111,3 +134,4 @@ class UsageBucket(msgspec.Struct, frozen=True):
     cached_tokens: int
     completion_tokens: int
     cost_nanousd: int
+    units: dict[str, float] = {}

@@ -1,7 +1,8 @@
 """Prices: configuration in dollars to exact whole numbers.
 
-People write US dollars per million tokens (``0.15``); a float of that is not
-0.15, so the conversion goes through its shortest decimal text.
+People write US dollars per million tokens (``0.15``) and per unit (``0.006``);
+a float of that is not 0.15, so the conversion goes through its shortest decimal
+text.
 """
 
 from collections.abc import Mapping
@@ -10,15 +11,18 @@ from decimal import Decimal
 from modelyard.config import PriceConfig
 from modelyard.domain.usage import NANO_PER_USD, Price
 from modelyard.errors import StartupError
-from modelyard.policy.pricing import cost
+from modelyard.policy.pricing import TOKENS_PER_PRICE, cost, micro_units
 
-__all__ = ["ANY_MODEL", "USD_MAX", "cost", "price_of"]
+__all__ = ["ANY_MODEL", "USD_MAX", "cost", "micro_units", "price_of"]
 
 ANY_MODEL = "*"
 """The name whose price all models have that are not named."""
 
 USD_MAX = 1_000_000
 """Highest price per million tokens; a dollar a token. Keeps every cost and sum within 64 bits."""
+
+UNIT_USD_MAX = 10
+"""Highest price of a unit, for the same reason."""
 
 
 def price_of(prices: Mapping[str, PriceConfig], name: str) -> Price:
@@ -35,10 +39,11 @@ def price_of(prices: Mapping[str, PriceConfig], name: str) -> Price:
         input=_nano(chosen.input, f"prices.{name}.input"),
         cached_input=_nano(cached, f"prices.{name}.cached_input"),
         output=_nano(chosen.output, f"prices.{name}.output"),
+        unit=_nano(chosen.unit, f"prices.{name}.unit", most=UNIT_USD_MAX) * TOKENS_PER_PRICE,
     )
 
 
-def _nano(usd: float, setting: str) -> int:
-    if not 0 <= usd <= USD_MAX:
-        raise StartupError(f"Bad setting '{setting}': {usd} is not between 0 and {USD_MAX} US dollars.")
+def _nano(usd: float, setting: str, *, most: int = USD_MAX) -> int:
+    if not 0 <= usd <= most:
+        raise StartupError(f"Bad setting '{setting}': {usd} is not between 0 and {most} US dollars.")
     return round(Decimal(str(usd)) * NANO_PER_USD)

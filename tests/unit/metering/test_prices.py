@@ -7,7 +7,7 @@ import pytest
 from modelyard.config import PriceConfig
 from modelyard.domain.usage import Price
 from modelyard.errors import StartupError
-from modelyard.metering.prices import USD_MAX, price_of
+from modelyard.metering.prices import UNIT_USD_MAX, USD_MAX, cost, micro_units, price_of
 
 
 def test_a_price_is_exact_where_a_float_is_not() -> None:
@@ -32,3 +32,11 @@ def test_cached_tokens_cost_what_others_do_unless_said_otherwise() -> None:
 def test_what_is_no_price_is_refused(usd: float) -> None:
     with pytest.raises(StartupError, match=r"prices\.a\.output"):
         price_of({"a": PriceConfig(output=usd)}, "a")
+
+
+def test_a_unit_is_priced_by_itself_and_exact() -> None:
+    price = price_of({"a": PriceConfig(unit=0.0001)}, "a")
+    assert price == Price(unit=100_000 * 1_000_000)
+    assert cost(price, 0, 0, 0, micro_units(2.5)) == 250_000
+    with pytest.raises(StartupError, match=r"prices\.a\.unit"):
+        price_of({"a": PriceConfig(unit=UNIT_USD_MAX * 2.0)}, "a")

@@ -1,5 +1,6 @@
 """A request's cost is exact, rounded once, and half to even."""
 
+import math
 from fractions import Fraction
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelyard.domain.usage import Price
-from modelyard.policy.pricing import cost
+from modelyard.policy.pricing import UNITS_MAX, cost, micro_units
 
 counts = st.integers(0, 2**31 - 1)
 nano = st.integers(0, 10**15)
@@ -46,3 +47,18 @@ def test_cost_is_the_exact_fraction_rounded_half_to_even(
 def test_more_output_never_costs_less(price: Price, first: tuple[int, int, int], more: int) -> None:
     prompt, cached, completion = first
     assert cost(price, prompt, cached, completion + more) >= cost(price, prompt, cached, completion)
+
+
+def test_units_are_added_to_tokens_and_all_is_rounded_once() -> None:
+    price = Price(input=400_000, unit=400_000)
+    assert cost(price, 1, 0, 0, 1_000_000) == 1, "0.4 and 0.4 are 0.8"
+    assert cost(Price(unit=1_000_000), 0, 0, 0, 2_500_000) == 2, "half to even"
+    assert cost(Price(unit=1_000_000), 0, 0, 0, 3_500_000) == 4
+
+
+@pytest.mark.parametrize(
+    ("units", "expected"),
+    [(2.5, 2_500_000), (0.0, 0), (-1.0, 0), (math.nan, 0), (math.inf, int(UNITS_MAX) * 1_000_000), (1e-7, 0)],
+)
+def test_a_broken_number_of_units_is_nothing_or_the_most(units: float, expected: int) -> None:
+    assert micro_units(units) == expected
