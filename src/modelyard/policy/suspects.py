@@ -33,28 +33,42 @@ def fingerprint(body: bytes) -> int:
 
 @dataclass(slots=True, eq=False)
 class _Crash:
-    """One death of one replica start: who was there."""
+    """One death of one replica start: who was there, and how many there must have been."""
 
     began_s: float
-    others_max: int = 0
-    waiting_max: int = 0
+    total: int = 0
+    waiting_total: int = 0
     reports: int = 0
-    waiting: set[int] = field(default_factory=set)
-    """Those without a token yet."""
-    begun: set[int] = field(default_factory=set)
+    waiting_reports: int = 0
+    waiting: dict[int, int] = field(default_factory=dict)
+    """Those without a token yet, and how often each was there."""
+    begun: dict[int, int] = field(default_factory=dict)
+
+    def report(self, print_: int, *, others: int, others_waiting: int, has_begun: bool) -> None:
+        # Those who reported before were others too, though they may no longer hold a slot: the most that any saw.
+        self.total = max(self.total, others + 1 + self.reports)
+        self.waiting_total = max(self.waiting_total, others_waiting + (not has_begun) + self.waiting_reports)
+        self.reports += 1
+        self.waiting_reports += not has_begun
+        there = self.begun if has_begun else self.waiting
+        there[print_] = there.get(print_, 0) + 1
 
     def was_alone(self, print_: int) -> bool:
         """Say whether nobody else can have caused it.
 
         Who waits for its first token is to blame before those whose answers had begun, as engines die at the start
-        of a request. Later reports of one crash see fewer others, so the most that any saw counts.
+        of a request.
         """
         if print_ in self.waiting:
-            return len(self.waiting) == 1 and self.waiting_max == 0
-        return not self.waiting and len(self.begun) == 1 and self.others_max == 0
+            return self.waiting[print_] == self.waiting_total
+        return self.begun.get(print_) == self.total
 
     def is_settled(self, now_s: float) -> bool:
-        return self.reports > self.others_max or now_s - self.began_s >= SETTLED_S
+        return self.reports >= self.total or now_s - self.began_s >= SETTLED_S
+
+    def forget(self, print_: int) -> None:
+        self.waiting.pop(print_, None)
+        self.begun.pop(print_, None)
 
 
 class Suspects:
@@ -94,11 +108,7 @@ class Suspects:
             crash = self._crashes[start_id] = _Crash(now_s)
             while len(self._crashes) > CRASHES_MAX:
                 self._forget(self._crashes.popitem(last=False)[1])
-        # Those who reported before were others too, though they no longer hold a slot.
-        crash.others_max = max(crash.others_max, others + crash.reports)
-        crash.waiting_max = max(crash.waiting_max, others_waiting)
-        crash.reports += 1
-        (crash.begun if has_begun else crash.waiting).add(print_)
+        crash.report(print_, others=others, others_waiting=others_waiting, has_begun=has_begun)
         crashes = self._by_print.setdefault(print_, [])
         if crash not in crashes:
             crashes.append(crash)
@@ -112,8 +122,7 @@ class Suspects:
         self._refused.pop(print_, None)
         # The crashes stay, for whoever else was there.
         for crash in self._by_print.pop(print_, ()):
-            crash.waiting.discard(print_)
-            crash.begun.discard(print_)
+            crash.forget(print_)
         self._look()
 
     def may_retry(self, print_: int) -> bool:
@@ -162,7 +171,7 @@ class Suspects:
             if not all(crash.is_settled(now_s) for crash in crashes):
                 # Somebody else who was there each time may not have been reported yet.
                 return False
-            if len(set.intersection(*(crash.waiting | crash.begun for crash in crashes))) > 1:
+            if len(set.intersection(*({*crash.waiting, *crash.begun} for crash in crashes))) > 1:
                 return False
         self._refuse(print_, now_s + REFUSED_S)
         return True
@@ -175,7 +184,7 @@ class Suspects:
             self._refused.popitem(last=False)
 
     def _forget(self, crash: _Crash) -> None:
-        for print_ in crash.waiting | crash.begun:
+        for print_ in (*crash.waiting, *crash.begun):
             crashes = self._by_print.get(print_)
             if crashes is not None and crash in crashes:
                 crashes.remove(crash)
