@@ -1,17 +1,33 @@
 """Who may ask, and how much: keys and tenants as the gateway holds them.
 
+``Accounts.reserve`` is the one admission by limits: every way in, whatever its
+route, goes through it. It looks at all limits and quotas of key and tenant
+first and then takes from all of them together, so that a refused request costs
+nothing; ``Reservation.settle`` puts what was used in the place of the worst case.
+
 A new routing table replaces records; what a key or tenant has left of its
 limits stays. Everything here is in memory: nobody is asked while a request
 waits.
 """
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from modelyard.domain.tenants import ApiKey, Identity, Limits, Scope, Tenant
+from modelyard import errors
+from modelyard.domain.routing_table import Tidings
+from modelyard.domain.tenants import ApiKey, Identity, Limits, Rates, Scope, Tenant
+from modelyard.domain.usage import Price
+from modelyard.errors import ApiError
+from modelyard.gateway.answers import limit_lines
 from modelyard.ids import hash_secret, parse_api_key
-from modelyard.policy.limits import Allowance, share
+from modelyard.metering.journal import Journal
+from modelyard.policy.limits import Allowance, Refusal, reserve, settle, share
+from modelyard.policy.pricing import billed, cost, micro_units
+from modelyard.policy.quotas import Hold, Quota, QuotaBook, QuotaRefusal
+
+_NO_MODELS: Mapping[str, Allowance] = {}
+_NO_EXTRAS: Mapping[str, tuple[Allowance, ...]] = {}
 
 
 @dataclass(slots=True)
@@ -20,21 +36,71 @@ class TenantState:
 
     record: Tenant
     allowance: Allowance
+    models: Mapping[str, Allowance]
+    quota: Quota | None
 
 
 @dataclass(slots=True)
 class KeyState:
-    """A key with what is left of its limits; ``allowances`` are the key's and its tenant's."""
+    """A key with what is left of its limits.
+
+    ``allowances`` are the key's and its tenant's; ``by_model`` has them together with those for a model, for the models
+    that the key or the tenant has limits for. ``quotas`` are the key's and its tenant's, as far as there are any.
+    """
 
     record: ApiKey
     tenant: TenantState
     allowance: Allowance
     allowances: tuple[Allowance, ...]
+    by_model: Mapping[str, tuple[Allowance, ...]]
+    own_models: Mapping[str, Allowance]
+    quotas: tuple[Quota, ...]
     models: frozenset[str] | None
     identity: Identity
     may_infer: bool
     proven: bytes = b""
     """The last token that proved this key, in memory only: comparing it costs a tenth of a hash."""
+
+
+class Reservation:
+    """What one request holds of its key's and tenant's limits, from its admission to its end.
+
+    ``at_unix_s`` is the arrival that the request must be billed by: the day and month in which it counts.
+    """
+
+    __slots__ = ("_accounts", "_begun_s", "_hold", "_price", "allowances", "at_unix_s", "tokens")
+
+    def __init__(
+        self,
+        accounts: "Accounts",
+        allowances: tuple[Allowance, ...],
+        tokens: int,
+        hold: Hold | None,
+        price: Price,
+        begun_s: float,
+        at_unix_s: float,
+    ) -> None:
+        self._accounts = accounts
+        self._hold = hold
+        self._price = price
+        self._begun_s = begun_s
+        self.allowances = allowances
+        self.tokens = tokens
+        self.at_unix_s = at_unix_s
+
+    def __repr__(self) -> str:
+        return f"<Reservation of {self.tokens} tokens from {len(self.allowances)} allowances>"
+
+    def settle(
+        self, prompt_tokens: int, cached_tokens: int, completion_tokens: int, *, now_s: float, units: float = 0.0
+    ) -> None:
+        """Give back what was not used; exactly once, in the turn in which the settlement goes to the journal."""
+        used = prompt_tokens + completion_tokens
+        settle(self.allowances, reserved_tokens=self.tokens, used_tokens=used, seconds=now_s - self._begun_s)
+        if self._hold is not None:
+            self._accounts.settle(
+                self._hold, billed(self._price, prompt_tokens, cached_tokens, completion_tokens, units)
+            )
 
 
 class Accounts:
@@ -45,6 +111,15 @@ class Accounts:
         self._workers = workers
         self._keys: dict[bytes, KeyState] = {}
         self._tenants: dict[str, TenantState] = {}
+        self._journal: Journal | None = None
+        self.quotas = QuotaBook(f"gateway-{worker}", [f"gateway-{number}" for number in range(workers)])
+
+    # --- records ---
+
+    def attach(self, journal: Journal) -> None:
+        """Follow where settlements stand in ``journal``; until then, requests that a quota bounds are refused."""
+        self._journal = journal
+        self.quotas.required = journal.position
 
     def take(self, tenants: Iterable[Tenant], keys: Iterable[ApiKey], *, now_s: float) -> None:
         """Replace all records; what was used of a limit stays used."""
@@ -54,6 +129,20 @@ class Accounts:
             if (tenant := self._tenants.get(record.tenant_id)) is not None:
                 found[record.id.encode()] = self._key(record, tenant, now_s)
         self._keys = found
+        self.quotas.keep_only(frozenset(self._tenants) | {state.record.id for state in found.values()})
+
+    def hear(self, tidings: Tidings, *, now_unix_s: float) -> None:
+        """Take the ledger's sums for keys and tenants that have quotas."""
+        if self._journal is None:
+            return
+        position = self._journal.position
+        if self.quotas.required is None:
+            self.quotas.required = position
+        if position is not None and self.quotas.has_unplaced:
+            # Their own write had failed; they stand somewhere before this place.
+            self._place()
+        self.quotas.advance(now_unix_s)
+        self.quotas.hear(tidings.spent, tidings.delivered)
 
     def key(self, token: bytes, pepper: bytes, *, now_unix_s: float) -> tuple[KeyState | None, bool]:
         """Return the key that ``token`` proves (or None), and whether its id is known at all.
@@ -75,39 +164,161 @@ class Accounts:
             state.proven = token
         return state, True
 
+    # --- requests ---
+
+    def reserve(  # noqa: PLR0913 - everything that admission looks at
+        self,
+        key: KeyState,
+        *,
+        model: str,
+        price: Price,
+        prompt_tokens: int,
+        output_tokens: int,
+        now_s: float,
+        now_unix_s: float,
+        prompt_max: int = 0,
+        units: float = 0.0,
+    ) -> Reservation:
+        """Take a request at its worst case from everything that bounds it, or from nothing.
+
+        ``model`` is the endpoint's name (not what the caller called it). ``output_tokens`` is the most that all choices
+        together can generate. ``prompt_tokens`` is an estimate, which rates may use; quotas take ``prompt_max`` where
+        that is more, since they must never be exceeded. ``units`` are the most seconds, pictures or the like.
+
+        Raises:
+            ApiError: 429 with ``limits`` set; 503 when nothing is known yet of a quota.
+        """
+        allowances = key.by_model.get(model, key.allowances) if key.by_model else key.allowances
+        tokens = prompt_tokens + output_tokens
+        hold = None
+        quota_tokens = quota_nanousd = 0
+        if key.quotas:
+            prompt_max = max(prompt_max, prompt_tokens)
+            quota_tokens = prompt_max + output_tokens
+            quota_nanousd = _worst(price, prompt_max, output_tokens, units)
+            refused = self.quotas.refusal(key.quotas, quota_tokens, quota_nanousd, now_unix_s=now_unix_s)
+            if refused is not None:
+                raise _out_of_quota(refused, allowances, now_s)
+        refusal = reserve(allowances, needed_tokens=tokens, least_tokens=prompt_tokens, now_s=now_s)
+        if refusal is not None:
+            raise _limited(refusal, prompt_tokens, allowances, now_s)
+        if key.quotas:
+            hold = self.quotas.hold(key.quotas, quota_tokens, quota_nanousd)
+            now_unix_s = self.quotas.arrival(now_unix_s)
+        return Reservation(self, allowances, tokens, hold, price, now_s, now_unix_s)
+
+    def settle(self, hold: Hold, billed: tuple[int, int]) -> None:
+        """End a request's hold on its quotas; ``billed`` are tokens and nano-dollars as the ledger will have them."""
+        self.quotas.settle(hold, *billed)
+        if self._journal is not None and self.quotas.has_unplaced:
+            self._journal.on_written = self._place
+
+    def _place(self) -> None:
+        assert self._journal is not None, "only a journal calls this"
+        if (position := self._journal.position) is not None:
+            self.quotas.placed(position)
+            self._journal.on_written = None
+
+    # --- from records to states ---
+
     def _tenant(self, record: Tenant, now_s: float) -> TenantState:
         known = self._tenants.get(record.id)
-        limits = self._share(record.limits)
+        limits = record.limits
+        quota = self.quotas.quota(record.id, limits, is_tenants=True)
         if known is None:
-            return TenantState(record, Allowance.full(limits, now_s=now_s))
-        if known.record.limits != record.limits:
-            known.allowance.change(limits, now_s=now_s)
+            return TenantState(
+                record,
+                Allowance.full(self._share(limits), now_s=now_s),
+                self._models(limits, _NO_MODELS, Limits(), now_s),
+                quota,
+            )
+        if known.record.limits != limits:
+            known.allowance.change(self._share(limits), now_s=now_s)
+            known.models = self._models(limits, known.models, known.record.limits, now_s)
         known.record = record
+        known.quota = quota
         return known
 
     def _key(self, record: ApiKey, tenant: TenantState, now_s: float) -> KeyState:
         known = self._keys.get(record.id.encode())
-        limits = self._share(record.limits)
+        limits = record.limits
         if known is None:
-            allowance = Allowance.full(limits, now_s=now_s)
+            allowance = Allowance.full(self._share(limits), now_s=now_s)
+            own_models = self._models(limits, _NO_MODELS, Limits(), now_s)
         else:
-            allowance = known.allowance
-            if known.record.limits != record.limits:
-                allowance.change(limits, now_s=now_s)
-        models = frozenset(record.models) if record.models is not None else None
+            allowance, own_models = known.allowance, known.own_models
+            if known.record.limits != limits:
+                allowance.change(self._share(limits), now_s=now_s)
+                own_models = self._models(limits, own_models, known.record.limits, now_s)
+        allowances = (allowance, tenant.allowance)
+        quota = self.quotas.quota(record.id, limits, is_tenants=False)
         identity = Identity(record.id, record.tenant_id, record.scopes)
         return KeyState(
-            record,
-            tenant,
-            allowance,
-            (allowance, tenant.allowance),
-            models,
-            identity,
-            identity.may(Scope.INFERENCE),
+            record=record,
+            tenant=tenant,
+            allowance=allowance,
+            allowances=allowances,
+            by_model=_by_model(allowances, own_models, tenant.models),
+            own_models=own_models,
+            quotas=tuple(one for one in (quota, tenant.quota) if one is not None),
+            models=frozenset(record.models) if record.models is not None else None,
+            identity=identity,
+            may_infer=identity.may(Scope.INFERENCE),
         )
 
-    def _share(self, limits: Limits) -> Limits:
+    def _models(
+        self, limits: Limits, known: Mapping[str, Allowance], before: Limits, now_s: float
+    ) -> Mapping[str, Allowance]:
+        """Return the allowances for single models, those that stay with what is used of them."""
+        found = {}
+        for name, rates in limits.models.items():
+            allowance = known.get(name)
+            if allowance is None:
+                allowance = Allowance.full(share(rates, index=self._worker, of=self._workers), now_s=now_s)
+            elif rates != before.models.get(name):
+                allowance.change(share(rates, index=self._worker, of=self._workers), now_s=now_s)
+            found[name] = allowance
+        return found or _NO_MODELS
+
+    def _share(self, limits: Limits) -> Rates:
         return share(limits, index=self._worker, of=self._workers)
+
+
+def _by_model(
+    allowances: tuple[Allowance, ...], of_key: Mapping[str, Allowance], of_tenant: Mapping[str, Allowance]
+) -> Mapping[str, tuple[Allowance, ...]]:
+    if not of_key and not of_tenant:
+        return _NO_EXTRAS
+    return {
+        name: (*allowances, *(models[name] for models in (of_key, of_tenant) if name in models))
+        for name in {*of_key, *of_tenant}
+    }
+
+
+def _worst(price: Price, prompt_tokens: int, output_tokens: int, units: float) -> int:
+    """Return what this can cost at most, whether a cached prompt is cheaper than a new one or dearer."""
+    micro = micro_units(units)
+    return max(cost(price, prompt_tokens, cached, output_tokens, micro) for cached in (0, prompt_tokens))
+
+
+def _limited(refusal: Refusal, prompt_tokens: int, allowances: tuple[Allowance, ...], now_s: float) -> ApiError:
+    if refusal.retry_after_s is None:
+        error = errors.request_exceeds_token_limit(prompt_tokens, refusal.limit)
+    else:
+        error = errors.rate_limited(refusal.kind, limit=refusal.limit, retry_after_s=refusal.retry_after_s)
+    error.limits = limit_lines(allowances, now_s)
+    return error
+
+
+def _out_of_quota(refused: QuotaRefusal, allowances: tuple[Allowance, ...], now_s: float) -> ApiError:
+    if not refused.kind:
+        error = errors.quota_unavailable(retry_after_s=refused.retry_after_s)
+    else:
+        error = errors.quota_exhausted(
+            refused.kind, refused.period, is_tenants=refused.is_tenants, retry_after_s=refused.retry_after_s
+        )
+    error.limits = limit_lines(allowances, now_s)
+    return error
 
 
 def _proves_previous(record: ApiKey, digest: bytes, now_unix_s: float) -> bool:

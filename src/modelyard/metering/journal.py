@@ -31,6 +31,9 @@ SEGMENT_BYTES = 64 * 1024 * 1024
 RECORD_BYTES_MAX = 64 * 1024
 RETRY_S = 0.5
 
+Position = tuple[str, int]
+"""A place in a worker's journal: the segment's name and an offset into it. Later places compare greater."""
+
 P = ParamSpec("P")
 
 _HEAD = struct.Struct("<II")
@@ -167,7 +170,10 @@ class Journal:
         self._unwritten: list[Settle] = []
         self._is_dirty = False
         self._dirty = asyncio.Event()
-        left_open = self._left_open()
+        self.on_written: Callable[[], None] | None = None
+        """Called after each write of a turn, while it is set: ``position`` is then where that turn's records end."""
+        left_open, self._end_before = self._left_open()
+        self._segment = ""
         self._fd, self._size = self._new_segment(), 0
         now_s = clock.unix_s()
         for request_id, (intent, mark) in left_open.items():
@@ -179,6 +185,16 @@ class Journal:
     def is_writable(self) -> bool:
         """Say whether new work may begin: false while a settlement waits for disk space."""
         return not self._unwritten
+
+    @property
+    def position(self) -> Position | None:
+        """Return where all that was recorded ends, in this run or before; None while some of it is not written.
+
+        A delivery that has come this far has delivered all of it. Nothing recorded yet is ``("", 0)``.
+        """
+        if self._frames or self._unwritten:
+            return None
+        return (self._segment, self._size) if self._size else self._end_before
 
     def begin(self, intent: Intent, then: Callable[[bool], None]) -> None:
         """Record a request, then dispatch it: ``then`` is told whether it was recorded; without that it must not be."""
@@ -210,6 +226,8 @@ class Journal:
                 self._open.pop(intent.request_id, None)
             self._unwritten += [settle for settle, _ in settles]
             self._note_dirty()
+        elif self.on_written is not None:
+            self.on_written()
         for _, dispatch in intents:
             _call(dispatch, is_written)
         for _, answer in settles:
@@ -298,8 +316,11 @@ class Journal:
 
     def _rotate(self) -> None:
         """Go on in a new segment that begins with all open work; stay with the old one if that cannot be written."""
-        old_fd, old_size = self._fd, self._size
+        old_fd, old_size, old_segment = self._fd, self._size, self._segment
+        end_before = self._end_before
         try:
+            if old_size:
+                self._end_before = (old_segment, old_size)
             self._fd, self._size = self._new_segment(), 0
             self._write(b"".join(self._open_frames()))
         except (OSError, JournalError):
@@ -307,7 +328,8 @@ class Journal:
             if self._fd != old_fd:
                 os.close(self._fd)
                 segments(self._folder)[-1].unlink()
-            self._fd, self._size = old_fd, old_size
+            self._fd, self._size, self._segment = old_fd, old_size, old_segment
+            self._end_before = end_before
         else:
             os.close(old_fd)
 
@@ -321,14 +343,22 @@ class Journal:
         existing = segments(self._folder)
         # Numbers follow the clock, so that a folder that was lost or restored never repeats one that was delivered.
         number = max(int(existing[-1].stem) + 1 if existing else 1, int(self._clock.unix_s()))
-        path = self._folder / f"{number:010d}.journal"
-        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        name = f"{number:010d}.journal"
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(self._folder / name, flags, 0o600)
+        self._segment = name
+        return descriptor
 
-    def _left_open(self) -> dict[str, tuple[Intent | None, Mark | None]]:
+    def _left_open(self) -> tuple[dict[str, tuple[Intent | None, Mark | None]], Position]:
+        """Return the work that earlier runs left open, and where their last whole record ends."""
         records: list[JournalRecord] = []
+        ends_at: Position = ("", 0)
         for path in segments(self._folder):
-            records += read_records(path, 0)[0]
-        return open_work(records)
+            found, end = read_records(path, 0)
+            records += found
+            if end:
+                ends_at = (path.name, end)
+        return open_work(records), ends_at
 
 
 def frame_of(record: JournalRecord) -> bytes:

@@ -1,8 +1,9 @@
 """Rate limits: requests a minute, tokens a minute, requests at once.
 
-Each key and each tenant has one ``Allowance``. A request is checked against
-all of them first and then taken from all together, at its worst-case cost;
-``settle`` gives back what was not used. Buckets refill continuously, so a
+Each key and each tenant has one ``Allowance``, and one more for each model that
+it has limits of its own for. A request is checked against all of them first and
+then taken from all together, at its worst-case cost; ``settle`` gives back what
+was not used. Buckets refill continuously, so a
 limit of 60 a minute is one a second with a burst of 60 (the "token bucket" of
 Turner, 1986), and ``retry-after`` is the true time until there is room.
 """
@@ -11,11 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from modelyard.domain.tenants import Limits
+from modelyard.domain.tenants import Rates
 
 REFILL_S = 0.001
 CONCURRENCY_RETRY_S = 1.0
-"""When to try again after the concurrency limit: nobody knows when a running request ends."""
+"""When to try again after the concurrency limit, as long as no request has shown how long one takes."""
+MEAN_WEIGHT = 0.1
+"""What one more request counts in the mean time of an account's requests."""
 
 
 class Refusal(NamedTuple):
@@ -31,7 +34,11 @@ class Refusal(NamedTuple):
 
 @dataclass(slots=True)
 class Allowance:
-    """What one key or tenant has left. Levels are as of ``at_s``; an unlimited kind has a limit of None."""
+    """What one key or tenant has left, in all or for one model.
+
+    Levels are as of ``at_s``; an unlimited kind has a limit of None. ``mean_s`` is the smoothed time that a request
+    runs, 0 unknown; only learnt where there is a limit to concurrency.
+    """
 
     requests_limit: int | None
     tokens_limit: int | None
@@ -40,9 +47,10 @@ class Allowance:
     tokens_left: float
     running: int
     at_s: float
+    mean_s: float = 0.0
 
     @classmethod
-    def full(cls, limits: Limits, *, now_s: float) -> "Allowance":
+    def full(cls, limits: Rates, *, now_s: float) -> "Allowance":
         """Return an allowance nothing was taken from yet."""
         return cls(
             requests_limit=limits.requests_per_minute,
@@ -54,7 +62,7 @@ class Allowance:
             at_s=now_s,
         )
 
-    def change(self, limits: Limits, *, now_s: float) -> None:
+    def change(self, limits: Rates, *, now_s: float) -> None:
         """Take over new limits; what was used stays used, requests in flight stay counted."""
         self.refill(now_s)
         # Without a limit nothing was ever given back to the bucket: its level says nothing.
@@ -86,7 +94,7 @@ class Allowance:
         """Return why a request does not fit now, or None. Call ``refill`` first."""
         limit = self.concurrency_limit
         if limit is not None and self.running >= limit:
-            return Refusal("concurrency", limit, CONCURRENCY_RETRY_S)
+            return Refusal("concurrency", limit, self._free_in_s(limit))
         limit = self.requests_limit
         if limit is not None and self.requests_left < 1:
             return Refusal("requests", limit, _wait_s(1 - self.requests_left, limit))
@@ -99,6 +107,10 @@ class Allowance:
             if self.tokens_left < needed:
                 return Refusal("tokens", limit, _wait_s(needed - self.tokens_left, limit))
         return None
+
+    def _free_in_s(self, limit: int) -> float:
+        # Of requests that began independently the first ends after a fraction of the mean, one over their number.
+        return self.mean_s / limit if self.mean_s and limit else CONCURRENCY_RETRY_S if limit else 60.0
 
 
 def reserve(allowances: Sequence[Allowance], *, needed_tokens: int, least_tokens: int, now_s: float) -> Refusal | None:
@@ -117,8 +129,10 @@ def reserve(allowances: Sequence[Allowance], *, needed_tokens: int, least_tokens
     return None
 
 
-def settle(allowances: Sequence[Allowance], *, reserved_tokens: int, used_tokens: int) -> None:
-    """End a request that was reserved: give back what it did not use."""
+def settle(
+    allowances: Sequence[Allowance], *, reserved_tokens: int, used_tokens: int, seconds: float | None = None
+) -> None:
+    """End a request that was reserved: give back what it did not use. ``seconds``: how long it ran, if that counts."""
     for allowance in allowances:
         allowance.running -= 1
         assert allowance.running >= 0, "settled more often than reserved"
@@ -126,13 +140,16 @@ def settle(allowances: Sequence[Allowance], *, reserved_tokens: int, used_tokens
         if limit is not None:
             level = allowance.tokens_left + reserved_tokens - used_tokens
             allowance.tokens_left = level if level < limit else limit
+        if seconds is not None and allowance.concurrency_limit is not None:
+            mean_s = allowance.mean_s
+            allowance.mean_s = mean_s + MEAN_WEIGHT * (seconds - mean_s) if mean_s else seconds
 
 
-def share(limits: Limits, *, index: int, of: int) -> Limits:
+def share(limits: Rates, *, index: int, of: int) -> Rates:
     """Return worker ``index``'s part when ``of`` gateway workers divide ``limits``; all parts sum to the whole."""
     if of == 1:
         return limits
-    return Limits(
+    return Rates(
         requests_per_minute=_part(limits.requests_per_minute, index, of),
         tokens_per_minute=_part(limits.tokens_per_minute, index, of),
         concurrency=_part(limits.concurrency, index, of),

@@ -1,0 +1,325 @@
+"""Quotas: tokens and money of a key or tenant in a UTC day and month.
+
+The ledger is the truth; it lags a gateway by the time of a delivery. So a
+gateway counts, beside the sums that it hears, what it settled since and the
+worst case of what runs:
+
+    left = limit - heard - settled since - reserved
+
+A settled request leaves ``settled since`` at the very sums that have it: each
+carries the place of its settlement in the gateway's journal, and sums carry
+how far that journal was delivered when they were taken. Nothing is counted
+twice and nothing falls between (a state machine in the tests drives this with
+any order of settling, delivering, hearing and restarts). A request counts in
+the day and month in which it arrived, as in the ledger.
+
+Until sums have been heard once that reach to the end of what a gateway wrote in
+its earlier lives, a quota refuses everything; later it goes on without news for
+as long as the controller is away.
+
+With several workers each may use an equal part of the whole, by the sums of its
+own journal (``equal_part``).
+
+Pure: no clock, no file, no task. One owner, no locks.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from modelyard.domain.routing_table import Spent
+from modelyard.domain.tenants import Limits
+from modelyard.policy.utc import DAY_S, day_name, day_number, day_of, month_name, next_month
+
+ENTRIES_MAX = 512
+"""Settled requests that one quota remembers one by one; then neighbours are put together, to leave a little later."""
+
+KINDS = (("tokens", "day"), ("tokens", "month"), ("money", "day"), ("money", "month"))
+"""What each of the four numbers of a quota is, in the order of every list here."""
+_DAYS, _MONTHS = (0, 2), (1, 3)
+
+Position = tuple[str, int]
+"""Segment and offset; later places of one journal compare greater."""
+
+
+class QuotaRefusal(NamedTuple):
+    """Why a request may not begin: ``kind`` is ``tokens`` or ``money``, empty when nothing was heard of the quota yet;
+    ``period`` is ``day`` or ``month``."""
+
+    kind: str
+    period: str
+    is_tenants: bool
+    retry_after_s: float
+
+
+class _Entry(NamedTuple):
+    """What settled up to ``position`` of the journal and may not be in the heard sums yet."""
+
+    position: Position
+    day: str
+    month: str
+    tokens: int
+    nanousd: int
+
+
+@dataclass(slots=True, eq=False)
+class Quota:
+    """What one key or tenant may use and has used. Lists have four numbers, by ``KINDS``.
+
+    ``used`` is all of it: heard, settled since and reserved; ``heard`` the part that came from the ledger.
+    ``bounds`` are the numbers that are limited, with this gateway's limit.
+    """
+
+    subject_id: str
+    is_tenants: bool
+    limits: tuple[int | None, ...]
+    bounds: tuple[tuple[int, int], ...] = ()
+    used: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+    heard: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+    entries: deque[_Entry] = field(default_factory=deque)
+    is_known: bool = False
+
+    def refusing(self, tokens: int, nanousd: int) -> int | None:
+        """Return the index of the first of the four that has no room for this, or None."""
+        used = self.used
+        for index, limit in self.bounds:
+            # A limit of 0 stops even what costs nothing.
+            if used[index] + (tokens if index < 2 else nanousd) > limit or not limit:
+                return index
+        return None
+
+    def add(self, tokens: int, nanousd: int, *, of_day: bool, of_month: bool) -> None:
+        """Change what is used of the present day and month."""
+        used = self.used
+        if of_day:
+            used[0] += tokens
+            used[2] += nanousd
+        if of_month:
+            used[1] += tokens
+            used[3] += nanousd
+
+    def left(self) -> tuple[int | None, ...]:
+        """Return what is left by ``KINDS``; None is unlimited."""
+        found: list[int | None] = [None] * 4
+        for index, limit in self.bounds:
+            found[index] = max(0, limit - self.used[index])
+        return tuple(found)
+
+
+class Hold(NamedTuple):
+    """The worst case of a running request, as it was taken from its quotas."""
+
+    quotas: tuple[Quota, ...]
+    tokens: int
+    nanousd: int
+    day: str
+    month: str
+
+
+class QuotaBook:
+    """All quotas of one gateway: ``source`` is its journal, ``sources`` all journals that divide the quotas.
+
+    ``required`` is where the journal of its earlier lives ends; None while that is not known.
+    """
+
+    def __init__(self, source: str, sources: Sequence[str]) -> None:
+        self._source = source
+        self._sources = tuple(sources)
+        self.required: Position | None = None
+        self._heard_to: Position = ("", 0)
+        self._rows: dict[str, list[Spent]] = {}
+        self._fresh: list[tuple[Quota, str, str, int, int]] = []
+        self._quotas: dict[str, Quota] = {}
+        self.day = ""
+        self.month = ""
+        self._day = 0
+        self._day_ends_s = float("-inf")
+
+    @property
+    def has_unplaced(self) -> bool:
+        """Say whether something settled whose place in the journal is not known yet."""
+        return bool(self._fresh)
+
+    # --- what there is ---
+
+    def quota(self, subject_id: str, limits: Limits, *, is_tenants: bool) -> Quota | None:
+        """Return the quota of a key or tenant, None when it has none. What was used stays used when limits change."""
+        if not limits.has_quota:
+            self._quotas.pop(subject_id, None)
+            return None
+        wanted = (limits.tokens_per_day, limits.tokens_per_month, limits.nanousd_per_day, limits.nanousd_per_month)
+        quota = self._quotas.get(subject_id)
+        if quota is None:
+            quota = self._quotas[subject_id] = Quota(subject_id, is_tenants, wanted)
+            quota.bounds = self._bounds(quota)
+            self._apply(quota)
+        elif quota.limits != wanted:
+            quota.limits = wanted
+            quota.bounds = self._bounds(quota)
+        return quota
+
+    def keep_only(self, subject_ids: frozenset[str]) -> None:
+        """Forget all other quotas."""
+        for gone in self._quotas.keys() - subject_ids:
+            del self._quotas[gone]
+
+    # --- time ---
+
+    def advance(self, now_unix_s: float) -> None:
+        """Begin a new day or month when it has come. A clock that went back changes nothing: what is spent is spent."""
+        if now_unix_s < self._day_ends_s:
+            return
+        self._begin(day_of(now_unix_s))
+
+    def arrival(self, now_unix_s: float) -> float:
+        """Return the time to bill a request by that arrives now: never before the present day."""
+        return max(now_unix_s, float(self._day * DAY_S))
+
+    def _begin(self, day: int) -> None:
+        is_new_month = self.month != month_name(day)
+        self._day, self.day, self.month = day, day_name(day), month_name(day)
+        self._day_ends_s = float((day + 1) * DAY_S)
+        for quota in self._quotas.values():
+            for index in _DAYS + _MONTHS if is_new_month else _DAYS:
+                quota.used[index] = quota.heard[index] = 0
+            quota.bounds = self._bounds(quota)
+
+    def _renewed_in_s(self, period: str, now_unix_s: float) -> float:
+        if period == "day":
+            return max(1.0, self._day_ends_s - now_unix_s)
+        return max(1.0, next_month(self._day) * DAY_S - now_unix_s)
+
+    # --- requests ---
+
+    def refusal(self, quotas: Sequence[Quota], tokens: int, nanousd: int, *, now_unix_s: float) -> QuotaRefusal | None:
+        """Return why a request of this worst case may not begin now, or None."""
+        self.advance(now_unix_s)
+        for quota in quotas:
+            if not quota.is_known:
+                return QuotaRefusal("", "", quota.is_tenants, 1.0)
+            if (index := quota.refusing(tokens, nanousd)) is not None:
+                kind, period = KINDS[index]
+                return QuotaRefusal(kind, period, quota.is_tenants, self._renewed_in_s(period, now_unix_s))
+        return None
+
+    def hold(self, quotas: tuple[Quota, ...], tokens: int, nanousd: int) -> Hold:
+        """Take the worst case of a request for which there was no ``refusal``."""
+        for quota in quotas:
+            quota.add(tokens, nanousd, of_day=True, of_month=True)
+        return Hold(quotas, tokens, nanousd, self.day, self.month)
+
+    def settle(self, hold: Hold, tokens: int, nanousd: int) -> None:
+        """Put what a request really cost in the place of its worst case. Where it went has to be told by ``placed``."""
+        of_day, of_month = hold.day == self.day, hold.month == self.month
+        for quota in hold.quotas:
+            quota.add(tokens - hold.tokens, nanousd - hold.nanousd, of_day=of_day, of_month=of_month)
+            if tokens or nanousd:
+                self._fresh.append((quota, hold.day, hold.month, tokens, nanousd))
+
+    def placed(self, position: Position) -> None:
+        """Take note that all that settled so far stands before ``position`` of the journal."""
+        for quota, day, month, tokens, nanousd in self._fresh:
+            quota.entries.append(_Entry(position, day, month, tokens, nanousd))
+            if len(quota.entries) > ENTRIES_MAX:
+                quota.entries = _halved(quota.entries)
+        self._fresh.clear()
+
+    # --- news ---
+
+    def hear(self, spent: Sequence[Spent], delivered: Mapping[str, Position]) -> None:
+        """Take sums of the ledger that hold what was delivered up to ``delivered``.
+
+        Nothing is said of a key or tenant that does not occur. Sums from before the end of an earlier life of this
+        gateway say too little and are ignored, and so are sums that are older than those heard last.
+        """
+        position = delivered.get(self._source, ("", 0))
+        if not spent or self.required is None or position < max(self.required, self._heard_to):
+            return
+        newest = max(row.day for row in spent)
+        if newest > self.day:
+            self._begin(day_number(newest))
+        elif newest < self.day:
+            return  # taken before midnight; it does not tell of this day
+        self._heard_to = position
+        self._rows = {}
+        for row in spent:
+            self._rows.setdefault(row.subject_id, []).append(row)
+        for quota in self._quotas.values():
+            self._apply(quota)
+
+    def _apply(self, quota: Quota) -> None:
+        """Put the heard sums in the place of what they hold of this quota."""
+        rows = [row for row in self._rows.get(quota.subject_id, ()) if row.day == self.day]
+        if not rows:
+            return
+        heard = [0, 0, 0, 0]
+        for row in rows:
+            if row.source == self._source or len(self._sources) == 1:
+                for index, amount in enumerate(_amounts(row)):
+                    heard[index] += amount
+        while quota.entries and quota.entries[0].position <= self._heard_to:
+            entry = quota.entries.popleft()
+            quota.add(-entry.tokens, -entry.nanousd, of_day=entry.day == self.day, of_month=entry.month == self.month)
+        for index in range(4):
+            quota.used[index] += heard[index] - quota.heard[index]
+        quota.heard = heard
+        quota.bounds = self._bounds(quota)
+        quota.is_known = True
+
+    def _bounds(self, quota: Quota) -> tuple[tuple[int, int], ...]:
+        """Return the limited numbers with the part of each limit that is this gateway's."""
+        limited = [(index, limit) for index, limit in enumerate(quota.limits) if limit is not None]
+        if len(self._sources) == 1:
+            return tuple(limited)
+        used = {source: [0, 0, 0, 0] for source in self._sources}
+        strange = [0, 0, 0, 0]
+        for row in self._rows.get(quota.subject_id, ()):
+            amounts = used.get(row.source, strange)
+            for index, amount in enumerate(_amounts(row)):
+                is_present = row.day == self.day if index in _DAYS else row.month == self.month
+                amounts[index] += amount if is_present else 0
+        bounds = []
+        for index, limit in limited:
+            by_source = [used[source][index] for source in self._sources]
+            part = equal_part(limit - strange[index], by_source, self._sources.index(self._source))
+            bounds.append((index, part))
+        return tuple(bounds)
+
+
+def equal_part(limit: int, used: Sequence[int], index: int) -> int:
+    """Return how much of ``limit`` gateway ``index`` may have used in all, when each may have the same.
+
+    One that used more already, since it was alone before, keeps that, and the others divide the rest: all parts
+    together never exceed the limit, unless more than that was used already.
+    """
+    over: set[int] = set()
+    while len(over) < len(used):
+        part = max(0, limit - sum(used[one] for one in over)) // (len(used) - len(over))
+        found = {one for one, amount in enumerate(used) if one not in over and amount > part}
+        if not found:
+            return used[index] if index in over else part
+        over |= found
+    return used[index]
+
+
+def _amounts(row: Spent) -> tuple[int, int, int, int]:
+    return row.day_tokens, row.month_tokens, row.day_nanousd, row.month_nanousd
+
+
+def _halved(entries: deque[_Entry]) -> deque[_Entry]:
+    """Put pairs of neighbours of one day together, at the later place."""
+    found: deque[_Entry] = deque()
+    first: _Entry | None = None
+    for entry in entries:
+        if first is not None and first.day == entry.day:
+            tokens, nanousd = first.tokens + entry.tokens, first.nanousd + entry.nanousd
+            found.append(_Entry(entry.position, entry.day, entry.month, tokens, nanousd))
+            first = None
+        else:
+            if first is not None:
+                found.append(first)
+            first = entry
+    if first is not None:
+        found.append(first)
+    return found
