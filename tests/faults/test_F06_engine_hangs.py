@@ -45,7 +45,9 @@ async def test_a_single_hung_replica_gives_504_and_is_replaced(yard: Yard) -> No
         SEEN.extend(load.exchanges)
         assert (stream.status, stream.error["code"]) == (504, "engine_first_token_timeout"), stream
         # How long a plain answer may take nobody knows, so it may end only when the hung engine is killed.
-        assert (plain.status, plain.error["code"]) in ((504, "engine_total_timeout"), (503, "engine_unavailable")), plain
+        assert (plain.status, plain.error["code"]) in ((504, "engine_total_timeout"), (503, "engine_unavailable")), (
+            plain
+        )
         eventually(lambda: hung.pid not in {engine.pid for engine in yard.engines()}, 15, "the hung engine is killed")
         before = len(load.exchanges)
         again = await load.until_served("single")

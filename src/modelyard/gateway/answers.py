@@ -23,6 +23,8 @@ _STREAM = (
     b"cache-control: no-cache, no-transform\r\n"
     b"x-accel-buffering: no\r\n"
 )
+QUEUED_S_MIN = 0.001
+"""A wait in line below this is not worth a header."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -45,8 +47,10 @@ class ModelList(msgspec.Struct):
 # --- heads ---
 
 
-def answer_headers(exchange: "Exchange") -> bytes:
-    """Return the header lines of a JSON answer."""
+def answer_headers(exchange: "Exchange", content_type: bytes = b"") -> bytes:
+    """Return the header lines of a whole answer, JSON if nothing else is said."""
+    if content_type:
+        return b"content-type: %b\r\n%b" % (content_type, _common(exchange))
     return _JSON + _common(exchange)
 
 
@@ -123,6 +127,21 @@ def loading_comment(progress: Progress) -> bytes:
     return (": loading" + ", ".join(part for part in parts if part or part is parts[0]) + "\n").encode()
 
 
+def queue_comment(position: int, wait_s: float | None) -> bytes:
+    """Return the SSE comment for a stream that waits in line; ``position`` 0 is next."""
+    expected = f", ~{max(1, round(wait_s))} s" if wait_s is not None else ""
+    return f": queued, position {position + 1}{expected}\n".encode()
+
+
+def error_event(exchange: "Exchange", error: ApiError) -> bytes:
+    """Return the last event of a stream that broke, in the shape of the caller's API."""
+    if exchange.reply is not None:
+        return exchange.reply.fail(error)
+    if exchange.call.translation is not None:
+        return exchange.call.translation.stream(exchange.request_id).fail(error)
+    return b"data: " + error.body() + b"\n\n"
+
+
 def _common(exchange: "Exchange") -> bytes:
     lines = b"x-request-id: %b\r\n%b" % (
         exchange.request_id.encode(),
@@ -132,6 +151,8 @@ def _common(exchange: "Exchange") -> bytes:
         # Names of unknown fields come from the caller; only plain ones may stand in a header.
         names = [name for name in exchange.call.ignored if name.isascii() and name.isprintable() and len(name) <= 64]
         lines += b"x-modelyard-ignored: %b\r\n" % ", ".join(names[:32]).encode()
+    if exchange.queued_s >= QUEUED_S_MIN:
+        lines += b"x-modelyard-queued-ms: %d\r\n" % (exchange.queued_s * 1000)
     if exchange.attempts > 1:
         lines += b"x-modelyard-attempts: %d\r\n" % exchange.attempts
     return lines

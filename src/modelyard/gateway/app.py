@@ -58,13 +58,12 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
 
     catalog: Catalog[Exchange] = Catalog(
         worker=worker,
-        workers=settings.workers,
-        places=settings.queue_max,
+        settings=settings,
         deliver=lambda exchange, replica: gateway.deliver(exchange, replica),
         chance=random.Random().random,
     )
     presence = ControllerPresence(follower=follower, catalog=catalog, last_table=last_table, clock=clock)
-    pool = UpstreamPool(connect_timeout_s=settings.connect_timeout_s, clock=clock)
+    pool = UpstreamPool(clock=clock)
     gateway = Gateway(
         settings=settings,
         catalog=catalog,
@@ -76,7 +75,7 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
         pepper=pepper,
     )
     _declare_gauges(gateway)
-    presence.on_table(gateway.engine_heads.clear)
+    presence.on_table(gateway.forget_heads)
     presence.recall()
     server = await loop.create_server(lambda: ClientConnection(gateway), sock=listener, backlog=BACKLOG)
     # What was imported stays for good; the collector need not look at it again.
@@ -93,6 +92,8 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
         await asyncio.gather(*tasks, return_exceptions=True)
         server.close()
         await follower.close()
+        for request in list(gateway.side_requests):
+            request.cancel()
         await gateway.control.close()
         await pool.close()
         journal.close()
@@ -120,15 +121,7 @@ async def _sweep(gateway: Gateway) -> None:
     while True:
         await asyncio.sleep(pause_s)
         now_s = gateway.clock.monotonic_s()
-        for exchange in list(gateway.exchanges):
-            if not exchange.is_over:
-                exchange.check_time(now_s)
-        for endpoint in list(gateway.catalog.endpoints):
-            if len(endpoint.dispatcher.line):
-                for waiter in endpoint.dispatcher.line.expired(now_s):
-                    waiter.wait_expired()
-                # An ejection may have ended without anything happening.
-                endpoint.dispatcher.serve(now_s=now_s)
+        gateway.check_time(now_s)
         gateway.control.check_time(now_s)
         gateway.pool.close_old(now_s)
         for connection in list(gateway.connections):

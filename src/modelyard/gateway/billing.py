@@ -59,8 +59,8 @@ def partial_usage(exchange: "Exchange", outcome: Outcome) -> Usage:
     """
     relay = exchange.relay
     tokens = relay.tokens if relay is not None else 0
-    if relay is not None and relay.usage is not None:
-        return relay.usage
+    if relay is not None and relay.usage is not None and exchange.reply is not None:
+        return exchange.reply.usage(relay.usage)
     if not tokens and (outcome.status is not UsageStatus.CLIENT_CLOSED or not exchange.was_sent):
         return Usage(completion_tokens=0)
     return estimate(exchange, tokens)
@@ -104,3 +104,5 @@ def settle(
     gateway.metrics.used(model=endpoint.route.name, prompt=usage.prompt_tokens, cached=cached, completion=completion)
     if not is_estimated:
         endpoint.learn(text_length=exchange.call.text_length, prompt_tokens=usage.prompt_tokens, seconds=seconds)
+        if completion and outcome.status is UsageStatus.SUCCESS:
+            endpoint.outputs.observe(exchange.key.record.tenant_id, completion)

@@ -6,21 +6,44 @@ the data plane asks nobody while a request waits.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
 
+from modelyard.config import GatewayConfig
 from modelyard.domain.demand import EndpointDemand, ReplicaReport, Report
+from modelyard.domain.endpoints import Timeouts
 from modelyard.domain.routing_table import EndpointRoute, RoutingTable
 from modelyard.gateway.accounts import Accounts, KeyState
-from modelyard.policy.dispatch import Dispatcher, ReplicaLoad
+from modelyard.policy.admission import OutputPredictor
+from modelyard.policy.breaker import Tolerance
+from modelyard.policy.dispatch import Dispatcher, DispatchRules, ReplicaLoad, Waiter
 
-W = TypeVar("W")
+W = TypeVar("W", bound=Waiter)
 
 CHARS_PER_TOKEN = 4.0
 """First guess of a model's text length per token, until real usage is known."""
 CALIBRATION_WEIGHT = 0.05
 CALIBRATION_CHARS_MIN = 256
 """Shorter prompts say more of the chat template than of the text."""
+
+
+class Patience(NamedTuple):
+    """How long an endpoint's engine may take: to accept a connection, to its first token, between two, in all."""
+
+    connect_s: float
+    first_token_s: float
+    token_s: float
+    total_s: float
+
+    @classmethod
+    def of(cls, timeouts: Timeouts, settings: GatewayConfig) -> "Patience":
+        """Return the endpoint's own values, and the gateway's where it has none."""
+        return cls(
+            timeouts.connect_s or settings.connect_timeout_s,
+            timeouts.first_token_s or settings.first_token_timeout_s,
+            timeouts.token_s or settings.token_timeout_s,
+            timeouts.total_s or settings.total_timeout_s,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +57,14 @@ class EndpointState(Generic[W]):
     in_flight: int = 0
     chars_per_token: float = CHARS_PER_TOKEN
     mean_s: float = 1.0
-    """Smoothed seconds of an answer, for ``retry-after``."""
+    """Smoothed seconds of an answer, for ``retry-after`` while the line's own rate is unknown."""
+    patience: Patience = field(init=False)
+    outputs: OutputPredictor = field(default_factory=OutputPredictor)
+
+    @property
+    def has_shadow(self) -> bool:
+        """Say whether some requests are copied to another release."""
+        return self.dispatcher.has_shadow
 
     def prompt_tokens(self, text_length: int) -> int:
         """Estimate the tokens of a prompt, from what this model's engine told of earlier ones."""
@@ -49,8 +79,11 @@ class EndpointState(Generic[W]):
 
     def retry_after_s(self) -> float:
         """Return when a place in the line should be free: its length over the rate it drains at."""
-        slots = sum(replica.slots for replica in self.dispatcher.replicas) or 1
-        return max(1.0, min(60.0, (len(self.dispatcher.line) + 1) * self.mean_s / slots))
+        wait_s = self.dispatcher.wait_s()
+        if wait_s is None:
+            slots = sum(replica.slots for replica in self.dispatcher.replicas) or 1
+            wait_s = (len(self.dispatcher.line) + 1) * self.mean_s / slots
+        return max(1.0, min(60.0, wait_s))
 
 
 class Catalog(Generic[W]):
@@ -60,14 +93,23 @@ class Catalog(Generic[W]):
         self,
         *,
         worker: int,
-        workers: int,
-        places: int,
+        settings: GatewayConfig,
         deliver: Callable[[W, ReplicaLoad], bool],
         chance: Callable[[], float],
     ) -> None:
+        workers = settings.workers
         self._worker = worker
         self._workers = workers
-        self._places = places
+        self._settings = settings
+        self._rules = DispatchRules(
+            places=settings.queue_max,
+            bytes_max=settings.queue_bytes_max,
+            kv_share_max=settings.kv_share_max,
+            retry_share_max=settings.retry_share_max,
+            tolerance=Tolerance(
+                error_share_max=settings.error_share_max, ejection_share_max=settings.ejection_share_max
+            ),
+        )
         self._deliver = deliver
         self._chance = chance
         self.accounts = Accounts(worker=worker, workers=workers)
@@ -130,9 +172,10 @@ class Catalog(Generic[W]):
         for route in table.endpoints:
             state = self._endpoints.get(route.id)
             if state is None:
-                dispatcher = Dispatcher(route.id, places=self._places, deliver=self._deliver, chance=self._chance)
+                dispatcher = Dispatcher(route.id, rules=self._rules, deliver=self._deliver, chance=self._chance)
                 state = EndpointState(route, dispatcher, last_request_s=now_s)
             state.route = route
+            state.patience = Patience.of(route.serving.timeouts, self._settings)
             kept[route.id] = state
             own[route.tenant_id, route.name] = own[route.tenant_id, route.id] = state
             if route.is_shared:
@@ -146,8 +189,8 @@ class Catalog(Generic[W]):
             releases = state.route.releases if endpoint_id in live else ()
             state.dispatcher.update(
                 [
-                    (release.version_id, release.weight, [(r, self._slots(r.slots)) for r in release.replicas])
-                    for release in releases
+                    (r.version_id, r.weight, r.shadow, [(one, self._slots(one.slots)) for one in r.replicas])
+                    for r in releases
                 ],
                 now_s=now_s,
             )

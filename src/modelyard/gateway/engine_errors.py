@@ -8,6 +8,7 @@ import msgspec
 
 from modelyard import errors
 from modelyard.errors import ApiError
+from modelyard.gateway.openai.call import Call
 from modelyard.gateway.responses import ResponseHead
 from modelyard.gateway.sse import Usage
 
@@ -76,6 +77,23 @@ def usage_of(body: bytes) -> Usage | None:
     if (answer.error and bytes(answer.error) != b"null") or answer.object == "error":
         raise NotAnAnswerError("error body with status 200")
     return answer.usage
+
+
+def read_answer(call: Call, head: ResponseHead, body: bytes, request_id: str) -> tuple[Usage | None, bytes]:
+    """Return the usage that an answer tells (None when it tells none) and the body for the client.
+
+    Raises:
+        NotAnAnswerError: it is no JSON object, an error in the clothes of a 200, or not what the route promises.
+    """
+    if call.is_passthrough and not head.content_type.startswith(b"application/json"):
+        return None, body
+    usage = usage_of(body)
+    if call.translation is None:
+        return usage, body
+    try:
+        return usage, call.translation.answer(body, usage or Usage(), request_id)
+    except (msgspec.MsgspecError, ValueError):
+        raise NotAnAnswerError("not an answer of its route") from None
 
 
 def count_tokens(body: bytes) -> int:

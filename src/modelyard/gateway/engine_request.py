@@ -15,43 +15,55 @@ from modelyard.policy.dispatch import ReplicaLoad
 
 if TYPE_CHECKING:
     from modelyard.gateway.exchange import Exchange
+    from modelyard.gateway.flow import Gateway
 
 _encode = msgspec.json.Encoder().encode
 
 
-def head_of(exchange: "Exchange", replica: ReplicaLoad, length: int) -> bytes:
+def head_of(
+    gateway: "Gateway",
+    replica: ReplicaLoad,
+    route: str,
+    *,
+    request_id: str,
+    length: int,
+    content_type: bytes = b"application/json",
+) -> bytes:
     """Return the head of the request to ``replica`` for a body of ``length`` bytes."""
-    heads = exchange.gateway.engine_heads
-    key = (replica.route.id, exchange.route)
+    heads = gateway.engine_heads
+    key = (replica.route.id, route)
     head = heads.get(key)
     if head is None:
-        route = replica.route
+        target = replica.route
         head = heads[key] = (
-            b"POST %b HTTP/1.1\r\nhost: %b:%d\r\nauthorization: Bearer %b\r\n"
-            b"content-type: application/json\r\nx-request-id: "
-        ) % (exchange.route.encode(), route.host.encode(), route.port, route.secret.encode())
-    return b"%b%b\r\ncontent-length: %d\r\n\r\n" % (head, exchange.request_id.encode(), length)
+            b"POST %b HTTP/1.1\r\nhost: %b:%d\r\nauthorization: Bearer %b\r\nx-request-id: "
+        ) % (route.encode(), target.host.encode(), target.port, target.secret.encode())
+    return b"%b%b\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n" % (
+        head, request_id.encode(), content_type, length,
+    )  # fmt: skip
 
 
 def body_of(exchange: "Exchange") -> bytes:
     """Return the body; streams are always asked for their usage, whatever the client asked."""
     call = exchange.call
+    if call.payload is not None:
+        return call.payload
     request = call.request
     extras = exchange.endpoint.route.engine_extras
-    if call.is_stream:
-        request.stream_options = INCLUDE_USAGE  # type: ignore[attr-defined]  # streams have it
-    elif hasattr(request, "stream_options"):
-        request.stream_options = None
+    if hasattr(request, "stream_options"):
+        request.stream_options = INCLUDE_USAGE if call.is_stream else None
     call.ignored += tuple(drop_extras(request, extras))
     if call.ignored:
         exchange.gateway.metrics.ignored_fields += len(call.ignored)
     body = _encode(request)
     if "cache_salt" in extras:
-        body = b'%b,"cache_salt":"%b"}' % (body[:-1], _cache_salt(exchange))
+        body = b'%b,"cache_salt":"%b"}' % (body[:-1], exchange.gateway.salt_of(exchange.key.record.tenant_id))
+    elif "cache_prompt" in extras and exchange.endpoint.route.is_shared:
+        # No salt keeps the tenants of this engine apart; only not caching at all does.
+        body = b'%b,"cache_prompt":false}' % body[:-1]
     return body
 
 
-def _cache_salt(exchange: "Exchange") -> bytes:
-    """Return what keeps the tenant's prompts apart from all others' in the engine's cache (S19)."""
-    tenant_id = exchange.key.record.tenant_id.encode()
-    return hmac.digest(exchange.gateway.salt_key, tenant_id, hashlib.sha256).hex()[:32].encode()
+def cache_salt(salt_key: bytes, tenant_id: str) -> bytes:
+    """Return what keeps the tenant's prompts apart from all others' in an engine's cache (S19)."""
+    return hmac.digest(salt_key, tenant_id.encode(), hashlib.sha256).hex()[:32].encode()

@@ -20,6 +20,8 @@ from modelyard.gateway.sse import Usage
 
 CONTINUES = frozenset({"continue_final_message", "assistant_prefill"})
 """Engine extras of which one is needed to go on with a chat."""
+PREFILL = "prefill"
+"""What a call needs that itself ends with the beginning of an answer."""
 _CONTINUE = b',"continue_final_message":true,"add_generation_prompt":false}'
 
 _EVENT = re.compile(rb"data: ?(\{[^\r\n]*\})")

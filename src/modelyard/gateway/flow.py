@@ -18,26 +18,38 @@ from typing import TYPE_CHECKING
 from modelyard import errors
 from modelyard.clock import Clock
 from modelyard.config import GatewayConfig
+from modelyard.domain.endpoints import Sticky
+from modelyard.domain.routing_table import Tidings
 from modelyard.domain.tenants import Scope
 from modelyard.errors import ApiError
-from modelyard.gateway import answers
+from modelyard.gateway import answers, engine_request, side_requests, waiting
 from modelyard.gateway.accounts import KeyState
 from modelyard.gateway.catalog import Catalog, EndpointState
 from modelyard.gateway.control_proxy import ControlProxy
 from modelyard.gateway.exchange import Exchange
-from modelyard.gateway.openai import DECODERS, Call
+from modelyard.gateway.failover import CONTINUES, PREFILL
+from modelyard.gateway.openai import Call, decoder_of
 from modelyard.gateway.server import ClientConnection, Request
+from modelyard.gateway.side_requests import SideRequest
 from modelyard.gateway.upstream import UpstreamPool
 from modelyard.ids import KEY_LENGTH, RequestIds
 from modelyard.metering.journal import Journal
 from modelyard.observe.metrics import GatewayMetrics
 from modelyard.policy.dispatch import ReplicaLoad, Verdict
+from modelyard.policy.job import BANDS, Job
 from modelyard.policy.limits import reserve
+from modelyard.policy.overload import OverloadState, sheds
+from modelyard.policy.prefixes import chain
+from modelyard.policy.routing import stable_hash
+from modelyard.policy.suspects import Suspects, fingerprint
 
 if TYPE_CHECKING:
     from modelyard.gateway.presence import ControllerPresence
 
 _log = logging.getLogger(__name__)
+
+_TIERS = {"flex": 2, "default": 1, "scale": 1}
+"""Bands of OpenAI's service tiers; those not named here get what the tenant's plan gives."""
 
 
 class Gateway:
@@ -72,7 +84,11 @@ class Gateway:
         self.has_public_metrics = (
             _is_loopback(settings.host) if settings.metrics_public is None else settings.metrics_public
         )
-        self.salt_key = hmac.digest(pepper, b"cache salt", hashlib.sha256)
+        self.side_requests: set[SideRequest] = set()
+        self.suspects = Suspects()
+        self.overload = OverloadState()
+        self._salts: dict[str, bytes] = {}
+        self._salt_key = hmac.digest(pepper, b"cache salt", hashlib.sha256)
         self._pepper = pepper
 
     def begin(self, client: ClientConnection, request: Request) -> None:
@@ -80,17 +96,17 @@ class Gateway:
         request_id = self.ids.next()
         exchange = None
         try:
-            if (decoder := DECODERS.get(request.path)) is None:
+            if (decoder := decoder_of(request.path)) is None:
                 self._answer_other(client, request, request_id)
                 return
             self._check_call(request)
             key = self.authenticate(request, Scope.INFERENCE)
-            call = decoder(request.body)
+            call = decoder(request)
             endpoint = self._find(key, call, request.path)
             exchange = self._limit(client, request, request_id, key, call, endpoint)
             self._admit(exchange)
         except ApiError as refusal:
-            self.refuse(client, refusal, request_id)
+            self.refuse(client, refusal, request_id, route=request.path)
         except Exception:  # noqa: BLE001 - boundary: one request must not end the worker; the id finds the traceback in the log
             _log.exception("a request failed", extra={"request_id": request_id})
             if exchange is None:
@@ -133,11 +149,15 @@ class Gateway:
         endpoint = self.catalog.endpoint(key, call.model)
         if endpoint is None:
             raise errors.model_not_found(call.model)
-        if route not in endpoint.route.routes:
+        if (call.engine_route or route) not in endpoint.route.routes:
             raise errors.route_unsupported(call.model, route)
-        if call.choices > 1 and call.output_tokens != 0 and "n" not in endpoint.route.engine_extras:
+        extras = endpoint.route.engine_extras
+        if call.choices > 1 and call.output_tokens != 0 and "n" not in extras:
             param = "n" if getattr(call.request, "n", None) not in (None, 1) else "prompt"
             raise errors.unsupported_parameter(param, f"the engine of '{call.model}' gives one choice a request")
+        for need, param in call.needs:
+            if need not in extras and not (need == PREFILL and not CONTINUES.isdisjoint(extras)):
+                raise errors.unsupported_parameter(param, f"the engine of '{call.model}' cannot do that ({need})")
         return endpoint
 
     def _limit(
@@ -153,7 +173,9 @@ class Gateway:
         if not self.journal.is_writable:
             raise errors.storage_full()
         prompt = endpoint.prompt_tokens(call.text_length)
-        needed = prompt + self._output_tokens(call, prompt, endpoint.route.context_length)
+        output = self._output_tokens(call, prompt, endpoint.route.context_length)
+        job = self._job(request, key, call, endpoint, prompt, output)
+        needed = prompt + output
         now_s = self.clock.monotonic_s()
         refusal = reserve(key.allowances, needed_tokens=needed, least_tokens=prompt, now_s=now_s)
         if refusal is not None:
@@ -171,9 +193,39 @@ class Gateway:
             endpoint=endpoint,
             call=call,
             route=request.path,
-            prompt_estimate=prompt,
+            job=job,
             reserved_tokens=needed,
         )
+
+    def _job(
+        self,
+        request: Request,
+        key: KeyState,
+        call: Call,
+        endpoint: EndpointState[Exchange],
+        prompt: int,
+        output: int,
+    ) -> Job:
+        """Return what policies may know of the request; refuse it if the gateway itself sheds its kind."""
+        tenant = key.tenant.record
+        band = _TIERS.get(call.tier, 0)
+        own = BANDS.index(tenant.plan)
+        # A caller may always be patient, but urgency is the plan's to give.
+        band = own if band <= own else band
+        if self.overload.level and sheds(self.overload.level, band):
+            raise errors.overloaded(retry_after_s=self.overload.retry_after_s)
+        job = Job(tenant.id, tenant.weight, band, prompt, output, output, len(request.body))
+        if output:
+            job.output_tokens = endpoint.outputs.predict(tenant.id, output)
+        sticky = endpoint.route.serving.sticky
+        if sticky is not Sticky.NONE:
+            group = call.user if sticky is Sticky.USER and call.user else key.record.id
+            job.session = stable_hash(f"{tenant.id}/{group}")
+        if endpoint.dispatcher.is_crowd:
+            job.prefix = chain(call.prompt_bytes(), salt=hash(self.salt_of(tenant.id)))
+            if call.user and not job.session:
+                job.session = stable_hash(f"{tenant.id}/{call.user}")
+        return job
 
     def _output_tokens(self, call: Call, prompt: int, context_length: int) -> int:
         """Return the most the request can generate; a chat that names no limit gets the default."""
@@ -201,16 +253,25 @@ class Gateway:
         if is_cold and route.failure:
             exchange.fail(errors.model_failed(route.name, route.failure))
             return
+        if self.suspects.has_any and self._is_suspect(exchange):
+            exchange.fail(errors.request_crashes_engine())
+            return
         wait_s = self.settings.load_wait_s if is_cold else self.settings.queue_wait_s
         verdict = endpoint.dispatcher.arrive(exchange, now_s=now_s, deadline_s=now_s + wait_s)
         if isinstance(verdict, ReplicaLoad):
             exchange.dispatch(verdict)
         elif verdict is Verdict.FULL:
             exchange.fail(self._full(endpoint, is_cold=is_cold))
+        elif verdict is Verdict.NEVER:
+            exchange.fail(errors.no_capacity(route.name))
         else:
-            exchange.wait(is_cold=is_cold)
+            waiting.begin(exchange, is_cold=is_cold)
             if is_cold:
                 self.presence.report_now()
+
+    def _is_suspect(self, exchange: Exchange) -> bool:
+        exchange.body = exchange.first_body = engine_request.body_of(exchange)
+        return self.suspects.is_refused(fingerprint(exchange.body), exchange.arrived_s)
 
     def _full(self, endpoint: EndpointState[Exchange], *, is_cold: bool) -> ApiError:
         if is_cold:
@@ -225,10 +286,49 @@ class Gateway:
         exchange.dispatch(replica)
         return True
 
-    def refuse(self, client: ClientConnection, refusal: ApiError, request_id: str) -> None:
-        """Answer with an error."""
+    def refuse(self, client: ClientConnection, refusal: ApiError, request_id: str, *, route: str = "") -> None:
+        """Answer with an error, in the shape that the API of ``route`` has."""
         self.note_refusal(refusal, request_id)
-        client.respond(refusal.status, answers.error_headers(refusal, request_id), refusal.body())
+        body = self.error_body(route, refusal, request_id)
+        client.respond(refusal.status, answers.error_headers(refusal, request_id), body)
+
+    def error_body(self, route: str, error: ApiError, request_id: str) -> bytes:
+        """Return the body of an error in the shape that the API of ``route`` has."""
+        return error.body()
+
+    def salt_of(self, tenant_id: str) -> bytes:
+        """Return what keeps the tenant's prompts apart from all others' in caches (S19)."""
+        salt = self._salts.get(tenant_id)
+        if salt is None:
+            salt = self._salts[tenant_id] = engine_request.cache_salt(self._salt_key, tenant_id)
+        return salt
+
+    def take_tidings(self, tidings: Tidings) -> None:
+        """Take over what changes too often for the table."""
+        snapshots = {snapshot.replica_id: snapshot for snapshot in tidings.snapshots}
+        for endpoint in self.catalog.endpoints:
+            endpoint.dispatcher.observe(snapshots)
+
+    def forget_heads(self) -> None:
+        """Drop what was derived from the last table."""
+        self.engine_heads.clear()
+        self._salts.clear()
+
+    def check_time(self, now_s: float) -> None:
+        """Look at every deadline; called a few times a second, which is far cheaper than a timer a request."""
+        for exchange in list(self.exchanges):
+            if not exchange.is_over:
+                exchange.check_time(now_s)
+        for endpoint in list(self.catalog.endpoints):
+            dispatcher = endpoint.dispatcher
+            if dispatcher.line:
+                for waiter in dispatcher.line.expired(now_s):
+                    waiting.expired(waiter)
+            for replica in dispatcher.probes_due(now_s):
+                side_requests.probe(self, endpoint, replica)
+        for request in list(self.side_requests):
+            request.check_time(now_s)
+        self.suspects.forget_old(now_s)
 
     def note_refusal(self, refusal: ApiError, request_id: str) -> None:
         """Count a refusal, and log it under its id so that a caller's report can be found."""

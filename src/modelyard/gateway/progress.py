@@ -36,7 +36,8 @@ class StreamProgress:
         self.first_token_s = now_s = gateway.clock.monotonic_s()
         self.next_mark = relay.tokens + gateway.settings.mark_tokens
         gateway.metrics.began(model=exchange.endpoint.route.name, seconds=now_s - exchange.arrived_s)
-        exchange.wait_for("next token", gateway.settings.token_timeout_s)
+        exchange.wait_for("next token", exchange.endpoint.patience.token_s)
+        exchange.began(now_s)
 
     def check(self, exchange: "Exchange", relay: StreamRelay, now_s: float) -> None:
         """Move the deadline of a stream that went on since the last sweep; mark what is ``mark_s`` old."""
@@ -44,7 +45,7 @@ class StreamProgress:
             return
         settings = exchange.gateway.settings
         self._swept_tokens = relay.tokens
-        exchange.deadline_s = now_s + settings.token_timeout_s
+        exchange.deadline_s = now_s + exchange.endpoint.patience.token_s
         if relay.tokens != self._marked_tokens and now_s - self._marked_at_s >= settings.mark_s:
             self._mark(exchange, relay)
 
@@ -53,4 +54,7 @@ class StreamProgress:
         self._marked_tokens, self._marked_at_s = relay.tokens, gateway.clock.monotonic_s()
         self.next_mark = relay.tokens + gateway.settings.mark_tokens
         prompt = exchange.endpoint.prompt_tokens(exchange.call.text_length)
+        if relay.transcript is not None and exchange.reply is not None:
+            exchange.reply.fold(relay)
+        exchange.grew(relay.tokens)
         gateway.journal.mark(Mark(exchange.request_id, prompt, relay.tokens))

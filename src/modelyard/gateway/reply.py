@@ -48,13 +48,13 @@ class StreamReply:
             tokens=self._tokens,
         )
 
-    def fold(self) -> None:
+    def fold(self, relay: StreamRelay) -> None:
         """Keep the text of what was relayed so far instead of its events; called now and then."""
         if self.transcript:
             try:
                 failover.fold(self.transcript)
             except failover.NotResumableError:
-                self.transcript = None
+                self.transcript = relay.transcript = None
 
     def interrupt(self, relay: StreamRelay) -> str | None:
         """Return the text that the client has, for another engine to go on with; None when that cannot be."""

@@ -24,6 +24,8 @@ from modelyard.gateway.responses import (
 IDLE_S_MAX = 4.0
 """llama.cpp and uvicorn close idle connections after 5 s; closing first avoids writing into a closing one."""
 LEFTOVER_BYTES_MAX = 1024
+CONNECT_TIMEOUT = "connect timeout"
+"""The reason given to ``unreachable`` when nobody answered in time."""
 JOIN_BYTES_MAX = 256 * 1024
 """Above this length a chunked body is no longer checked at every read."""
 
@@ -285,8 +287,7 @@ class _Leftover:
 class UpstreamPool:
     """All connections to replicas of one gateway worker."""
 
-    def __init__(self, *, connect_timeout_s: float, clock: Clock) -> None:
-        self._connect_timeout_s = connect_timeout_s
+    def __init__(self, *, clock: Clock) -> None:
         self._clock = clock
         self._idle: dict[tuple[str, int], list[UpstreamConnection]] = {}
         self._lingering: set[UpstreamConnection] = set()
@@ -302,9 +303,9 @@ class UpstreamPool:
                 return connection
         return None
 
-    def open(self, address: tuple[str, int], receiver: Receiver) -> None:
+    def open(self, address: tuple[str, int], receiver: Receiver, *, timeout_s: float) -> None:
         """Open a new connection and hand it to ``receiver.connected`` or call ``receiver.unreachable``."""
-        self._start(self._open(address, receiver))
+        self._start(self._open(address, receiver, timeout_s))
 
     def put(self, connection: UpstreamConnection) -> None:
         """Keep an idle connection."""
@@ -351,13 +352,13 @@ class UpstreamPool:
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
-    async def _open(self, address: tuple[str, int], receiver: Receiver) -> None:
+    async def _open(self, address: tuple[str, int], receiver: Receiver, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with asyncio.timeout(timeout_s):
                 _, connection = await loop.create_connection(lambda: UpstreamConnection(self, address), *address)
         except TimeoutError:
-            receiver.unreachable("connect timeout")
+            receiver.unreachable(CONNECT_TIMEOUT)
         except OSError as error:
             receiver.unreachable(error.strerror or "connection refused")
         else:

@@ -16,6 +16,7 @@ NAMES = {
     "modelyard_refused": "Requests refused before dispatch, by error code.",
     "modelyard_tokens": "Tokens metered, by model and kind (prompt, cached, completion).",
     "modelyard_retries": "Requests sent to another replica, by model.",
+    "modelyard_shadowed": "Copies of requests sent to a shadow release, by model, version and whether it answered.",
     "modelyard_ignored_fields": "Unknown request fields that were dropped.",
     "modelyard_control_requests": "Requests forwarded to the controller.",
     "modelyard_in_flight": "Requests that have a replica or wait for one, by model.",
@@ -59,6 +60,7 @@ class GatewayMetrics:
         self.refused: dict[Labels, int] = {}
         self.tokens: dict[Labels, int] = {}
         self.retries: dict[Labels, int] = {}
+        self.shadows: dict[Labels, int] = {}
         self.ignored_fields = 0
         self.control_requests = 0
         self.connections = 0
@@ -91,6 +93,11 @@ class GatewayMetrics:
         """Count a retry."""
         self.retries[(model,)] = self.retries.get((model,), 0) + 1
 
+    def shadowed(self, model: str, version: str, *, is_good: bool) -> None:
+        """Count a shadow copy that ended."""
+        labels = (model, version, "answered" if is_good else "failed")
+        self.shadows[labels] = self.shadows.get(labels, 0) + 1
+
     def render(self) -> bytes:
         """Return the page in Prometheus' text format."""
         from prometheus_client import CollectorRegistry, generate_latest
@@ -107,6 +114,7 @@ class GatewayMetrics:
         yield _counter("modelyard_refused", ("code",), self.refused)
         yield _counter("modelyard_tokens", ("model", "kind"), self.tokens)
         yield _counter("modelyard_retries", ("model",), self.retries)
+        yield _counter("modelyard_shadowed", ("model", "version", "outcome"), self.shadows)
         yield _counter("modelyard_ignored_fields", (), {(): self.ignored_fields})
         yield _counter("modelyard_control_requests", (), {(): self.control_requests})
         for name, (labels, read) in self.gauges.items():

@@ -1,43 +1,57 @@
-"""Before one endpoint: who may start now, who waits, who is refused.
+"""Before one endpoint: who may start now and where, who waits, who is refused.
 
 A state machine without I/O. Effects leave through ``deliver(waiter, replica)``,
 which says whether the waiter was still there: a slot handed to somebody who
 has gone goes to the next instead of leaking. Every request ends in exactly one
 of: (1) starts at once, (2) waits and is delivered, (3) waits and leaves,
-(4) waits and expires, (5) refused because the line is full.
+(4) waits and expires, (5) is refused or displaced because the line is full.
 """
 
 import enum
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
 
-from modelyard.domain.routing_table import ReplicaRoute
-from modelyard.policy.breaker import ejection_s
-from modelyard.policy.queueing import WaitingLine
-from modelyard.policy.routing import choose, pick_release
+import msgspec
 
-W = TypeVar("W")
+from modelyard.domain.routing_table import ReplicaRoute, ReplicaSnapshot
+from modelyard.policy import breaker
+from modelyard.policy.admission import can_ever_fit
+from modelyard.policy.breaker import Failure, Tolerance
+from modelyard.policy.job import NEVER_S, Job
+from modelyard.policy.prefixes import PrefixHolders
+from modelyard.policy.queueing import DrainRate, WaitingLine
+from modelyard.policy.replica_load import ReplicaLoad
+from modelyard.policy.retries import RetryBudget
+from modelyard.policy.routing import (
+    CROWD,
+    EngineModel,
+    choose,
+    is_shadowed,
+    learn,
+    need_tokens,
+    pick_release,
+    release_point,
+)
+
+__all__ = ["DispatchRules", "Dispatcher", "ReplicaLoad", "Verdict"]
+
+HOLDER_BLOCKS_MAX = 200_000
 
 
-@dataclass(slots=True, eq=False)
-class ReplicaLoad:
-    """A replica as its dispatcher sees it; only the dispatcher changes it."""
+class Waiter(Protocol):
+    """Whoever stands in line."""
 
-    route: ReplicaRoute
-    version_id: str
-    slots: int
-    running: int = 0
-    is_draining: bool = False
-    is_gone: bool = False
-    failures: int = 0
-    failure_reason: str = ""
-    ejected_until_s: float = 0.0
-    last_dispatch: int = 0
+    @property
+    def job(self) -> Job:
+        """What the request needs."""
+        ...
 
-    def __repr__(self) -> str:
-        state = "gone" if self.is_gone else "draining" if self.is_draining else "ready"
-        return f"<Replica {self.route.id}: {state}, {self.running}/{self.slots} slots, {self.failures} failures>"
+    def displaced(self) -> None:
+        """Take the news that the place in line went to somebody more urgent."""
+        ...
+
+
+W = TypeVar("W", bound=Waiter)
 
 
 class Verdict(enum.Enum):
@@ -45,12 +59,24 @@ class Verdict(enum.Enum):
 
     WAIT = enum.auto()
     FULL = enum.auto()
+    NEVER = enum.auto()
+    """No replica could hold it even if it were idle."""
 
 
-@dataclass(slots=True)
-class _Release:
+class DispatchRules(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of a dispatcher; ``gateway.*`` of the configuration has the reasons."""
+
+    places: int = 256
+    bytes_max: int = 256 * 1024 * 1024
+    kv_share_max: float = 0.97
+    retry_share_max: float = 0.1
+    tolerance: Tolerance = Tolerance()
+
+
+class _Release(msgspec.Struct):
     version_id: str
     weight: int
+    shadow: int
     replicas: list[ReplicaLoad]
 
 
@@ -61,25 +87,48 @@ class Dispatcher(Generic[W]):
     taken; when it returns False the slot is given on.
     """
 
-    __slots__ = ("_by_id", "_chance", "_deliver", "_dispatches", "_releases", "endpoint_id", "is_cold", "line")
+    __slots__ = (
+        "_by_id",
+        "_chance",
+        "_deliver",
+        "_dispatches",
+        "_has_kv",
+        "_holders",
+        "_releases",
+        "_rules",
+        "drain",
+        "endpoint_id",
+        "has_shadow",
+        "is_cold",
+        "line",
+        "model",
+        "retries",
+    )
 
     def __init__(
         self,
         endpoint_id: str,
         *,
-        places: int,
+        rules: DispatchRules,
         deliver: Callable[[W, ReplicaLoad], bool],
         chance: Callable[[], float],
     ) -> None:
         self.endpoint_id = endpoint_id
-        self.line: WaitingLine[W] = WaitingLine(places)
+        self.line: WaitingLine[W] = WaitingLine(rules.places, rules.bytes_max)
+        self.drain = DrainRate()
+        self.retries = RetryBudget(rules.retry_share_max)
+        self.model = EngineModel()
+        self.is_cold = True
+        """Whether no replica could take a request even if it were idle."""
+        self.has_shadow = False
+        self._rules = rules
         self._deliver = deliver
         self._chance = chance
         self._releases: list[_Release] = []
         self._by_id: dict[str, ReplicaLoad] = {}
+        self._holders: PrefixHolders[ReplicaLoad] | None = None
         self._dispatches = 0
-        self.is_cold = True
-        """Whether no replica could take a request even if it were idle."""
+        self._has_kv = False
 
     def __repr__(self) -> str:
         slots = sum(replica.slots for replica in self._by_id.values())
@@ -91,21 +140,30 @@ class Dispatcher(Generic[W]):
         return self._by_id.values()
 
     @property
+    def is_crowd(self) -> bool:
+        """Say whether there is a choice between replicas, so that prefixes matter."""
+        return len(self._by_id) > 1
+
+    @property
     def running(self) -> int:
         """Return how many requests are on replicas now."""
         return sum(replica.running for replica in self._by_id.values())
 
-    def update(self, releases: Sequence[tuple[str, int, Sequence[tuple[ReplicaRoute, int]]]], *, now_s: float) -> None:
-        """Take over ``(version_id, weight, [(replica, slots)])`` of a new table; loads of known replicas stay."""
+    # --- what there is ---
+
+    def update(
+        self, releases: Sequence[tuple[str, int, int, Sequence[tuple[ReplicaRoute, int]]]], *, now_s: float
+    ) -> None:
+        """Take over ``(version_id, weight, shadow, [(replica, slots)])`` of a new table; known replicas keep theirs."""
         seen: dict[str, ReplicaLoad] = {}
         self._releases = []
-        for version_id, weight, routes in releases:
-            release = _Release(version_id, weight, [])
+        for version_id, weight, shadow, routes in releases:
+            release = _Release(version_id, weight, shadow, [])
             for route, slots in routes:
                 load = self._by_id.get(route.id)
                 if load is None or load.route.port != route.port:
                     load = ReplicaLoad(route, version_id, slots)
-                load.route, load.slots, load.is_draining, load.is_gone = route, slots, route.is_draining, False
+                load.take_route(route, slots)
                 seen[route.id] = load
                 release.replicas.append(load)
             self._releases.append(release)
@@ -115,100 +173,287 @@ class Dispatcher(Generic[W]):
                 seen[replica_id] = load
         self._by_id = seen
         self.is_cold = all(replica.is_draining for replica in seen.values())
+        self.has_shadow = any(release.shadow and release.replicas for release in self._releases)
+        self._has_kv = any(replica.kv.capacity for replica in seen.values())
+        if len(seen) <= CROWD:
+            self._holders = None
+        elif self._holders is None:
+            self._holders = PrefixHolders(HOLDER_BLOCKS_MAX)
+        else:
+            self._holders.keep(seen.values())
+        breaker.reprieve(self._healths(), now_s=now_s)
+        self._note_health()
         self.serve(now_s=now_s)
+
+    def observe(self, snapshots: Mapping[str, ReplicaSnapshot]) -> None:
+        """Take over what engines themselves reported: the load that is not from here."""
+        for replica in self._by_id.values():
+            if (snapshot := snapshots.get(replica.route.id)) is not None:
+                replica.observe(snapshot)
+
+    # --- a request comes, moves and goes ---
 
     def arrive(
         self, waiter: W, *, now_s: float, deadline_s: float, avoid: Collection[ReplicaLoad] = ()
     ) -> ReplicaLoad | Verdict:
-        """Return the replica to use now (its slot is taken), or that the waiter stands in line, or that it is full.
+        """Return the replica to use now (its slot is taken), or that the waiter stands in line, or that it may not.
 
-        Nobody overtakes: while others wait, the newcomer waits behind them.
+        Nobody overtakes within a band: while others wait, the newcomer waits behind them.
         """
-        if not self.line.waiters and (replica := self._take(now_s, avoid)) is not None:
-            return replica
-        if self.line.is_full:
-            return Verdict.FULL
-        self.line.join(waiter, deadline_s=deadline_s)
-        return Verdict.WAIT
+        self.retries.requests += 1
+        return self._arrive(waiter, now_s, deadline_s, avoid)
 
     def retry(
         self, waiter: W, *, failed_on: Sequence[ReplicaLoad], now_s: float, deadline_s: float
     ) -> ReplicaLoad | Verdict | None:
         """Move a request off the last of ``failed_on``, whose slot is given back, to another replica or into the line.
 
-        Returns None, and changes nothing, when no other replica could help.
+        Returns None, and changes nothing, when no other replica could help or the budget of retries is spent.
         """
         if not any(
-            other not in failed_on and not other.is_draining and other.ejected_until_s <= now_s
+            other not in failed_on and not other.is_draining and other.health.is_closed
             for other in self._by_id.values()
         ):
             return None
-        self.finish(failed_on[-1], now_s=now_s)
-        found = self._take(now_s, failed_on)
-        if found is not None:
-            return found
-        return self.arrive(waiter, now_s=now_s, deadline_s=deadline_s, avoid=failed_on)
+        if not self.retries.take(now_s):
+            return None
+        self._free(failed_on[-1], waiter.job)
+        self.line.settled(waiter.job, 0, 0)
+        verdict: ReplicaLoad | Verdict | None = self._take(waiter.job, now_s, failed_on)
+        if verdict is not None:
+            self.line.served(waiter.job)
+        else:
+            verdict = self._arrive(waiter, now_s, deadline_s, failed_on)
+        self.serve(now_s=now_s)
+        return verdict
 
     def leave(self, waiter: W) -> bool:
         """Forget a waiter that went away; say whether it was waiting."""
         return self.line.leave(waiter)
 
-    def finish(self, replica: ReplicaLoad, *, now_s: float) -> None:
-        """Give a slot back and pass it on."""
-        replica.running -= 1
-        assert replica.running >= 0, "finished more often than begun"
+    def began(self, replica: ReplicaLoad, job: Job, *, now_s: float) -> None:
+        """Note the first token of an answer: the prompt has been read."""
+        if job.was_first:
+            job.was_first = False
+            self.model = learn(
+                self.model,
+                prompt_tokens=job.pending_tokens,
+                cached_tokens=0,
+                ttft_s=now_s - job.dispatched_s,
+                running=max(0, replica.running - 1),
+                slots=replica.slots,
+            )
+        replica.pending_tokens -= job.pending_tokens
+        job.pending_tokens = 0
+
+    def grew(self, replica: ReplicaLoad, job: Job, tokens: int) -> None:
+        """Note that an answer has ``tokens`` tokens by now."""
+        if self._has_kv:
+            replica.kv.grow(job, tokens)
+
+    def finish(
+        self, replica: ReplicaLoad, job: Job, *, now_s: float, prompt_tokens: int = 0, output_tokens: int = 0
+    ) -> None:
+        """Give a slot back and pass it on; the tokens are what the request really used."""
+        self._free(replica, job)
+        self.line.settled(job, prompt_tokens, output_tokens)
         if replica.is_gone and not replica.running and self._by_id.get(replica.route.id) is replica:
             del self._by_id[replica.route.id]
-        if self.line.waiters:
+        if self.line:
             self.serve(now_s=now_s)
 
     def serve(self, *, now_s: float) -> None:
         """Hand free slots to those who wait, in order."""
         while (waiter := self.line.first()) is not None:
-            replica = self._take(now_s, ())
+            replica = self._take(waiter.job, now_s, ())
             if replica is None:
                 return
             self.line.leave(waiter)
+            self.line.served(waiter.job)
+            self.drain.note(now_s)
             if not self._deliver(waiter, replica):
-                replica.running -= 1
+                self._free(replica, waiter.job)
+                self.line.settled(waiter.job, 0, 0)
 
-    def failed(self, replica: ReplicaLoad, reason: str, *, now_s: float, has_answered: bool = False) -> None:
-        """Eject a replica after a lost connection, a timeout, or (``has_answered``) a bad answer.
+    def wait_s(self, waiter: W | None = None) -> float | None:
+        """Return how long ``waiter`` (None: a newcomer) will probably wait; None while nobody knows."""
+        ahead = len(self.line) if waiter is None else self.line.position(waiter)
+        return self.drain.wait_s(ahead)
 
-        A replica that does answer is never the last one ejected: one request whose answer is bad must not stop all
-        others of the endpoint.
+    # --- copies for other releases ---
+
+    def shadows(self, job: Job, *, now_s: float) -> list[tuple[ReplicaLoad, Job]]:
+        """Take a slot at each shadow release that wants a copy of this request and has room.
+
+        Each comes with a job of its own, for ``drop_shadow``: copies count neither for fairness nor for the line.
         """
+        taken = []
+        for release in self._releases:
+            if not release.shadow or not is_shadowed(release.shadow, self._chance):
+                continue
+            copy = Job(job.tenant_id, prompt_tokens=job.prompt_tokens, output_tokens=job.output_tokens)
+            copy.output_max = job.output_max
+            replica = choose(
+                release.replicas, copy, now_s=now_s, model=self.model, chance=self._chance, fits=self._fits(copy)
+            )
+            if replica is not None:
+                self._occupy(replica, copy, now_s)
+                taken.append((replica, copy))
+        return taken
+
+    def drop_shadow(self, replica: ReplicaLoad, copy: Job) -> None:
+        """Give back what a copy took."""
+        self._free(replica, copy)
+
+    # --- how replicas do ---
+
+    def failed(self, replica: ReplicaLoad, kind: Failure, reason: str, *, now_s: float) -> None:
+        """Note a failed request; the rules of ``breaker.py`` say whether that ejects its replica."""
         replica.failures += 1
         replica.failure_reason = reason
-        if has_answered and all(
-            other is replica or other.is_draining or other.ejected_until_s > now_s for other in self._by_id.values()
-        ):
-            return
-        replica.ejected_until_s = now_s + ejection_s(replica.failures)
+        is_out = breaker.failed(
+            replica.health, self._healths(), kind, reason, now_s=now_s, tolerance=self._rules.tolerance
+        )
+        if is_out:
+            self.retries.grant(replica.running)
+            self._note_health()
 
     def succeeded(self, replica: ReplicaLoad) -> None:
-        """Note a good answer."""
+        """Note a good answer, or one that blames the request."""
         replica.failures = 0
-        replica.ejected_until_s = 0.0
+        health = replica.health
+        if health.is_closed and not health.bad_in_a_row:
+            health.good += 1
+        else:
+            health.succeeded()
 
-    def _take(self, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
+    def probes_due(self, now_s: float) -> list[ReplicaLoad]:
+        """Return the ejected replicas that should be asked for a token now; called by the sweep."""
+        self.retries.roll(now_s)
+        due = []
+        for replica in self._by_id.values():
+            replica.health.roll(now_s)
+            if replica.health.probe_due(now_s) and not replica.is_draining:
+                due.append(replica)
+        return due
+
+    def probed(self, replica: ReplicaLoad, *, is_good: bool, reason: str, now_s: float) -> None:
+        """Take the verdict of a probe, or of nobody where an endpoint cannot be probed (``is_good`` then)."""
+        if replica.health.state is breaker.State.OPEN:
+            replica.health.probe_began()
+        replica.health.probe_ended(is_good=is_good, now_s=now_s, kind=Failure.UNREACHABLE, reason=reason)
+        if is_good:
+            replica.failures = 0
+        self._note_health()
+        self.serve(now_s=now_s)
+
+    # --- inside ---
+
+    def _arrive(
+        self, waiter: W, now_s: float, deadline_s: float, avoid: Collection[ReplicaLoad]
+    ) -> ReplicaLoad | Verdict:
+        job = waiter.job
+        line = self.line
+        if not line and (replica := self._take(job, now_s, avoid)) is not None:
+            line.served(job)
+            return replica
+        if self._is_hopeless(job):
+            return Verdict.NEVER
+        wait_s = None if self.is_cold else self.drain.wait_s(len(line))
+        if wait_s is not None and line and now_s + wait_s > deadline_s:
+            return Verdict.FULL
+        if line.is_full_for(job) and not self._make_room(job):
+            return Verdict.FULL
+        if not line:
+            self.drain.resume(now_s)
+        line.join(waiter, job, deadline_s=deadline_s)
+        if len(line) > 1 and line.first() is waiter and (replica := self._take(job, now_s, avoid)) is not None:
+            # More urgent than all who wait, and small enough for what is free.
+            line.leave(waiter)
+            line.served(job)
+            return replica
+        return Verdict.WAIT
+
+    def _make_room(self, job: Job) -> bool:
+        displaced = self.line.make_room(job)
+        if displaced is None:
+            return False
+        displaced.displaced()
+        return not self.line.is_full_for(job)
+
+    def _is_hopeless(self, job: Job) -> bool:
+        """Say whether no replica could hold the request even if it were idle."""
+        return (
+            self._has_kv
+            and not self.is_cold
+            and not any(can_ever_fit(job, replica.kv.capacity) for replica in self._by_id.values())
+        )
+
+    def _take(self, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
         releases = self._releases
         if len(releases) == 1:
-            replica = choose(releases[0].replicas, now_s=now_s, avoid=avoid)
+            replica = self._choose(releases[0], job, now_s, avoid)
         else:
-            replica = self._take_by_weight(now_s, avoid)
+            replica = self._take_by_weight(job, now_s, avoid)
         if replica is not None:
-            self._dispatches += 1
-            replica.running += 1
-            replica.last_dispatch = self._dispatches
+            self._occupy(replica, job, now_s)
         return replica
 
-    def _take_by_weight(self, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
+    def _take_by_weight(self, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
         left = [release for release in self._releases if release.replicas and release.weight]
         while left:
-            index = pick_release([release.weight for release in left], self._chance())
-            if (replica := choose(left[index].replicas, now_s=now_s, avoid=avoid)) is not None:
+            point = release_point(job.session, self._chance)
+            index = pick_release([release.weight for release in left], point)
+            if (replica := self._choose(left[index], job, now_s, avoid)) is not None:
                 return replica
             # A release without room must not make its share of requests wait beside idle replicas of another.
             del left[index]
         return None
+
+    def _choose(self, release: _Release, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
+        return choose(
+            release.replicas,
+            job,
+            now_s=now_s,
+            model=self.model,
+            avoid=avoid,
+            fits=self._fits(job) if self._has_kv else None,
+            chance=self._chance,
+            holders=self._holders,
+        )
+
+    def _fits(self, job: Job) -> Callable[[ReplicaLoad], bool]:
+        share_max = self._rules.kv_share_max
+        return lambda replica: replica.kv.fits(job, share_max)
+
+    def _occupy(self, replica: ReplicaLoad, job: Job, now_s: float) -> None:
+        self._dispatches += 1
+        job.dispatched_s = now_s
+        job.was_first = not replica.pending_tokens
+        matched = 0
+        if job.prefix:
+            matched = replica.prefixes.add(job.prefix)
+            if self._holders is not None:
+                self._holders.add(job.prefix, replica)
+        job.pending_tokens = need_tokens(job, matched, self.model)
+        replica.running += 1
+        replica.last_dispatch = self._dispatches
+        replica.pending_tokens += job.pending_tokens
+        replica.running_peak = max(replica.running_peak, replica.running)
+        if self._has_kv:
+            replica.kv.take(job)
+
+    def _free(self, replica: ReplicaLoad, job: Job) -> None:
+        replica.running -= 1
+        assert replica.running >= 0, "finished more often than begun"
+        replica.pending_tokens -= job.pending_tokens
+        job.pending_tokens = 0
+        if job in replica.kv.held:
+            replica.kv.give_back(job)
+
+    def _healths(self) -> list[breaker.Health]:
+        return [replica.health for replica in self._by_id.values() if not replica.is_draining]
+
+    def _note_health(self) -> None:
+        for replica in self._by_id.values():
+            replica.ejected_until_s = 0.0 if replica.health.is_closed else NEVER_S

@@ -31,3 +31,8 @@ class Job:
     session: int = 0
     adapter: str = ""
     due_s: float = NEVER_S
+    pending_tokens: int = 0
+    """Prompt tokens it adds to the replica it was sent to, until its first token comes."""
+    dispatched_s: float = 0.0
+    was_first: bool = False
+    """Whether nothing was pending on its replica when it came: then its first token tells how fast that is."""

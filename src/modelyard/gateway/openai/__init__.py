@@ -5,16 +5,39 @@ body is encoded from that struct again, so a field nobody listed cannot reach
 an engine (``reference/security.md`` S3).
 """
 
+from collections.abc import Callable
+from typing import Protocol
+
 from modelyard.gateway.openai.call import Call
 from modelyard.gateway.openai.chat import decode_chat
 from modelyard.gateway.openai.completions import decode_completion
 from modelyard.gateway.openai.embeddings import decode_embedding
 
-DECODERS = {
-    "/v1/chat/completions": decode_chat,
-    "/v1/completions": decode_completion,
-    "/v1/embeddings": decode_embedding,
-}
-"""How to decode the body of each inference route."""
 
-__all__ = ["DECODERS", "Call"]
+class Incoming(Protocol):
+    """What a decoder may look at of a request (``gateway/server.py`` has the whole)."""
+
+    path: str
+    body: bytes
+
+    def header(self, name: bytes) -> bytes | None:
+        """Return the first header of this lower-case name."""
+        ...
+
+
+Decode = Callable[[Incoming], Call]
+
+DECODERS: dict[str, Decode] = {
+    "/v1/chat/completions": lambda request: decode_chat(request.body),
+    "/v1/completions": lambda request: decode_completion(request.body),
+    "/v1/embeddings": lambda request: decode_embedding(request.body),
+}
+"""How to decode a request of each inference route."""
+
+
+def decoder_of(path: str) -> Decode | None:
+    """Return how to decode a request to ``path``; None for what is no inference route."""
+    return DECODERS.get(path)
+
+
+__all__ = ["DECODERS", "Call", "Decode", "Incoming", "decoder_of"]

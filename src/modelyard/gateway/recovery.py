@@ -1,0 +1,167 @@
+"""What becomes of a request whose engine failed it: another replica, the rest of the answer from there, or an error.
+
+Before the client has anything, the whole request goes to another replica.
+After that only the rest of the answer can, and only where its text is all
+that it depends on (``failover.py``). Both take from the endpoint's retry
+budget, so that a failure of many cannot become a storm. A request that took
+engines down is not tried again (``policy/suspects.py``).
+"""
+
+import logging
+from typing import TYPE_CHECKING
+
+from modelyard import errors
+from modelyard.errors import ApiError
+from modelyard.gateway import failover
+from modelyard.gateway.upstream import CONNECT_TIMEOUT
+from modelyard.policy.breaker import Failure
+from modelyard.policy.dispatch import ReplicaLoad, Verdict
+from modelyard.policy.suspects import fingerprint
+
+if TYPE_CHECKING:
+    from modelyard.gateway.exchange import Exchange
+
+_log = logging.getLogger(__name__)
+
+ATTEMPTS_MAX = 3
+ANSWER = "complete answer"
+FIRST_TOKEN = "first token"  # noqa: S105 - no secret
+NEXT_TOKEN = "next token"  # noqa: S105 - no secret
+NEVER_S = float("inf")
+
+
+def keeps_text(exchange: "Exchange") -> bool:
+    """Say whether the text of the answer is worth keeping: somebody else could go on with it."""
+    endpoint = exchange.endpoint
+    return len(endpoint.dispatcher.replicas) > 1 and failover.can_continue(exchange.call, endpoint.route.engine_extras)
+
+
+def not_reached(exchange: "Exchange", reason: str) -> None:
+    """Go elsewhere: no connection could be opened."""
+    exchange.replica_failed(Failure.UNREACHABLE, reason)
+    if retry(exchange, reason):
+        return
+    if reason == CONNECT_TIMEOUT:
+        exchange.fail(errors.engine_connect_timeout(exchange.endpoint.patience.connect_s))
+    else:
+        exchange.fail(errors.engine_unavailable(exchange.endpoint.route.name))
+
+
+def lost(exchange: "Exchange") -> None:
+    """Deal with an engine that is gone, or closed the connection without its answer."""
+    reason = "connection lost in a stream" if exchange.has_begun else "connection lost"
+    may_retry = not _took_it_down(exchange)
+    exchange.replica_failed(Failure.UNREACHABLE, reason)
+    if not may_retry and exchange.gateway.suspects.is_refused(_print(exchange), _now_s(exchange)):
+        exchange.fail(errors.request_crashes_engine())
+    elif not may_retry or not retry(exchange, reason):
+        exchange.fail(errors.engine_lost() if exchange.has_begun else _unavailable(exchange))
+
+
+def _took_it_down(exchange: "Exchange") -> bool:
+    """Note who was on an engine when it was lost; say whether this request should not be tried on another."""
+    replica = exchange.replica
+    if not exchange.was_sent or replica is None:
+        return False
+    others = [one for one in exchange.gateway.exchanges if one.replica is replica and one is not exchange]
+    suspects = exchange.gateway.suspects
+    suspects.lost(
+        _print(exchange),
+        replica.route.id,
+        others=len(others),
+        others_waiting=sum(not one.has_begun for one in others),
+        has_begun=exchange.has_begun,
+        now_s=_now_s(exchange),
+    )
+    return not suspects.may_retry(_print(exchange))
+
+
+def broke(exchange: "Exchange", error: ApiError) -> None:
+    """Deal with a stream that makes no sense, or in which the engine itself reported an error."""
+    exchange.replica_failed(Failure.BAD_ANSWER, error.code or "error")
+    # What the engine itself calls an error may well be the request's.
+    if error.code != "engine_error" and not exchange.has_begun and retry(exchange, error.message):
+        return
+    exchange.fail(error)
+
+
+def silent(exchange: "Exchange", what: str) -> None:
+    """Deal with an engine that said nothing in time."""
+    relay = exchange.relay
+    if relay is not None and relay.has_finish:
+        exchange.finish_stream(relay, b"")
+        return
+    exchange.replica_failed(Failure.SILENT, f"no {what} in time")
+    if retry(exchange, f"no {what}"):
+        return
+    patience = exchange.endpoint.patience
+    if what == FIRST_TOKEN:
+        exchange.fail(errors.first_token_timeout(patience.first_token_s))
+    else:
+        exchange.fail(errors.token_timeout(patience.token_s))
+
+
+def took_too_long(exchange: "Exchange") -> None:
+    """End an answer that hit the total limit; that says nothing about the replica."""
+    relay = exchange.relay
+    if relay is not None and relay.has_finish:
+        exchange.finish_stream(relay, b"")
+    else:
+        exchange.fail(errors.total_timeout(exchange.endpoint.patience.total_s))
+
+
+def retry(exchange: "Exchange", reason: str) -> bool:
+    """Move on to another replica if there is one that may help; say whether that is under way."""
+    replica = exchange.replica
+    if replica is None or exchange.attempts >= ATTEMPTS_MAX:
+        return False
+    dispatcher = exchange.endpoint.dispatcher
+    gateway = exchange.gateway
+    now_s = gateway.clock.monotonic_s()
+    body = b""
+    if exchange.has_begun and not (body := _rest(exchange)):
+        return False
+    exchange.failed_on.append(replica)
+    exchange.drop_connection()
+    deadline_s = now_s + gateway.settings.queue_wait_s
+    verdict = dispatcher.retry(exchange, failed_on=exchange.failed_on, now_s=now_s, deadline_s=deadline_s)
+    if verdict is None:
+        return False
+    exchange.replica = None
+    exchange.deadline_s = NEVER_S
+    if body:
+        exchange.body = body
+        exchange.comment_due_s = now_s + gateway.settings.loading_comment_s
+    else:
+        exchange.relay = None
+    fields = {"request_id": exchange.request_id, "replica_id": replica.route.id}
+    _log.warning("%s on another replica: %s", "going on" if body else "retry", reason, extra=fields)
+    gateway.metrics.retried(exchange.endpoint.route.name)
+    if isinstance(verdict, ReplicaLoad):
+        exchange.dispatch(verdict)
+        return True
+    return verdict is Verdict.WAIT
+
+
+def _rest(exchange: "Exchange") -> bytes:
+    """Return the engine's request for the rest of the answer, nothing when there can be none."""
+    reply, relay = exchange.reply, exchange.relay
+    assert reply is not None, "a stream has a reply"
+    assert relay is not None, "an answer that has begun has a relay"
+    if (text := reply.interrupt(relay)) is None:
+        return b""
+    exchange.flush()
+    extras = exchange.endpoint.route.engine_extras
+    return failover.continued_body(exchange.first_body, exchange.call, text, relay.tokens, extras)
+
+
+def _print(exchange: "Exchange") -> int:
+    return fingerprint(exchange.first_body)
+
+
+def _now_s(exchange: "Exchange") -> float:
+    return exchange.gateway.clock.monotonic_s()
+
+
+def _unavailable(exchange: "Exchange") -> ApiError:
+    return errors.engine_unavailable(exchange.endpoint.route.name)

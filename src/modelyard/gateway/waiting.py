@@ -1,0 +1,60 @@
+"""A request that waits: for a cold model, or in the line of a busy one.
+
+A stream is told how it goes: ``: loading 42 %, ~8 s`` at once, since a load
+takes long anyway, and ``: queued, position 3, ~4 s`` only after a while, since
+a request that is refused before that gets a proper status.
+"""
+
+from typing import TYPE_CHECKING
+
+from modelyard import errors
+from modelyard.gateway import answers
+from modelyard.gateway.relay import as_chunk
+
+if TYPE_CHECKING:
+    from modelyard.gateway.exchange import Exchange
+
+
+def begin(exchange: "Exchange", *, is_cold: bool) -> None:
+    """Stand in line."""
+    if not exchange.call.is_stream:
+        return
+    if is_cold:
+        comment(exchange)
+    else:
+        exchange.comment_due_s = exchange.arrived_s + exchange.gateway.settings.loading_comment_s
+
+
+def comment(exchange: "Exchange") -> None:
+    """Tell a stream that waits how it goes."""
+    endpoint = exchange.endpoint
+    if not exchange.client.is_streaming:
+        exchange.client.start_stream(answers.stream_headers(exchange))
+    if endpoint.dispatcher.is_cold:
+        text = answers.loading_comment(endpoint.route.progress)
+    elif exchange in endpoint.dispatcher.line:
+        line = endpoint.dispatcher.line
+        text = answers.queue_comment(line.position(exchange), endpoint.dispatcher.wait_s(exchange))
+    else:
+        text = b": working\n"
+    exchange.client.write_stream(as_chunk(text))
+    exchange.comment_due_s = exchange.gateway.clock.monotonic_s() + exchange.gateway.settings.loading_comment_s
+
+
+def expired(exchange: "Exchange") -> None:
+    """Give up the place in line."""
+    waited_s = exchange.gateway.clock.monotonic_s() - exchange.arrived_s
+    endpoint = exchange.endpoint
+    route = endpoint.route
+    if exchange.has_begun:
+        exchange.fail(errors.engine_lost())
+    elif endpoint.dispatcher.is_cold:
+        exchange.fail(errors.model_loading(route.name, retry_after_s=route.progress.eta_s or 30.0))
+    else:
+        exchange.fail(errors.queue_timeout(route.name, waited_s, retry_after_s=endpoint.retry_after_s()))
+
+
+def displaced(exchange: "Exchange") -> None:
+    """Give the place to a more urgent request."""
+    endpoint = exchange.endpoint
+    exchange.fail(errors.queue_full(endpoint.route.name, retry_after_s=endpoint.retry_after_s()))

@@ -1,0 +1,64 @@
+"""One replica as its dispatcher sees it."""
+
+from dataclasses import dataclass, field
+
+from modelyard.domain.routing_table import ReplicaRoute, ReplicaSnapshot
+from modelyard.policy.admission import KvAccount
+from modelyard.policy.breaker import Health
+from modelyard.policy.prefixes import PrefixIndex
+from modelyard.policy.routing import UNKNOWN_ENGINE, stable_hash
+
+BLOCKS_UNKNOWN = 4000
+"""Blocks of prompts that a replica is thought to keep while its cache's size is unknown: about a million tokens."""
+
+
+@dataclass(slots=True, eq=False)
+class ReplicaLoad:
+    """What runs there and how it does; only the dispatcher changes it.
+
+    ``ejected_until_s`` is 0 or never: a probe says when an ejection ends, not the clock.
+    """
+
+    route: ReplicaRoute
+    version_id: str
+    slots: int
+    running: int = 0
+    running_elsewhere: int = 0
+    running_peak: int = 0
+    """Most that was running from here since the last snapshot."""
+    pending_tokens: int = 0
+    is_draining: bool = False
+    is_gone: bool = False
+    ejected_until_s: float = 0.0
+    failures: int = 0
+    failure_reason: str = ""
+    last_dispatch: int = 0
+    identity: int = 0
+    health: Health = field(default_factory=Health)
+    kv: KvAccount = field(default_factory=KvAccount)
+    prefixes: PrefixIndex = field(default_factory=lambda: PrefixIndex(BLOCKS_UNKNOWN))
+
+    def __post_init__(self) -> None:
+        self.identity = stable_hash(self.route.id)
+
+    def __repr__(self) -> str:
+        state = "gone" if self.is_gone else "draining" if self.is_draining else "ready"
+        return f"<Replica {self.route.id}: {state}, {self.running}/{self.slots} slots, {self.health!r}>"
+
+    def take_route(self, route: ReplicaRoute, slots: int) -> None:
+        """Take over what a new table says."""
+        self.route, self.slots = route, slots
+        self.is_draining, self.is_gone = route.is_draining, False
+        self.kv.capacity = route.kv_tokens
+        if route.kv_tokens:
+            self.prefixes.blocks_max = max(16, int(route.kv_tokens / UNKNOWN_ENGINE.block_tokens))
+
+    def observe(self, snapshot: ReplicaSnapshot) -> None:
+        """Take over what the engine reported: what is more than anything sent from here must come from elsewhere."""
+        if snapshot.running is not None:
+            self.running_elsewhere = max(0, snapshot.running + (snapshot.waiting or 0) - self.running_peak)
+        self.running_peak = self.running
+
+    def adapter_s(self, adapter: str) -> float:
+        """Return the seconds until ``adapter`` could be used: every adapter of a release is loaded with it."""
+        return 0.0
