@@ -15,7 +15,7 @@ import msgspec
 
 from modelyard import errors
 from modelyard.clock import Clock
-from modelyard.domain.routing_table import Heartbeat, RoutingTable
+from modelyard.domain.routing_table import Heartbeat, RoutingTable, Tidings
 from modelyard.gateway.catalog import Catalog
 from modelyard.gateway.exchange import Exchange
 from modelyard.stores import TableFollower
@@ -43,10 +43,15 @@ class ControllerPresence:
         self._unkept: RoutingTable | None = None
         self._has_unkept = asyncio.Event()
         self._on_table: Callable[[], None] = lambda: None
+        self._on_tidings: Callable[[Tidings], None] = lambda tidings: None
 
     def on_table(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` after each new table."""
         self._on_table = listener
+
+    def on_tidings(self, listener: Callable[[Tidings], None]) -> None:
+        """Call ``listener`` with what changes too often for the table."""
+        self._on_tidings = listener
 
     @property
     def silence_s(self) -> float:
@@ -86,6 +91,9 @@ class ControllerPresence:
             self._heard_s = self.clock.monotonic_s()
             if isinstance(update, Heartbeat):
                 self._heartbeat = update
+                continue
+            if isinstance(update, Tidings):
+                self._on_tidings(update)
                 continue
             self._catalog.take(update, now_s=self._heard_s)
             self._on_table()

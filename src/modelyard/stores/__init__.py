@@ -4,7 +4,7 @@ This is the contract. Every method is one transaction: it happens wholly or
 not at all. ``tests/conformance`` runs the same suites against every backend.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Protocol
 
 import msgspec
@@ -13,7 +13,7 @@ from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import Report
 from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress
 from modelyard.domain.fleet import Replica
-from modelyard.domain.routing_table import Heartbeat, RoutingTable
+from modelyard.domain.routing_table import Heartbeat, RoutingTable, Tidings
 from modelyard.domain.tenants import ApiKey, Tenant
 from modelyard.domain.usage import JournalRecord, UsageBucket, UsageRow
 
@@ -146,6 +146,18 @@ class JournalPosition(msgspec.Struct, frozen=True):
     offset: int
 
 
+class SpentRow(msgspec.Struct, frozen=True):
+    """What a key spent in a day and its month, as far as it came from the journal of ``source``."""
+
+    tenant_id: str
+    key_id: str
+    source: str
+    day_tokens: int
+    month_tokens: int
+    day_nanousd: int
+    month_nanousd: int
+
+
 class UsageStore(Protocol):
     """The ledger and its roll-ups: a projection of the journals, at least once and idempotent by request id."""
 
@@ -182,6 +194,13 @@ class UsageStore(Protocol):
         """
         ...
 
+    async def spent(self, tenant_ids: Collection[str], *, day: int) -> tuple[list[SpentRow], list[JournalPosition]]:
+        """Return what each key of these tenants has in the ledger for ``day`` (since 1970) and for its whole month.
+
+        The sums are exact, by the arrival of requests, and hold at least all that the returned positions cover.
+        """
+        ...
+
     async def rows(
         self, *, tenant_id: str | None, since: float, limit: int, request_id: str | None = None
     ) -> list[UsageRow]:
@@ -200,6 +219,10 @@ class TableFeed(Protocol):
         """Push a heartbeat."""
         ...
 
+    def tell(self, tidings: Tidings) -> None:
+        """Push tidings to all gateways, and to each that connects later, ahead of a table that waits."""
+        ...
+
     def reports(self) -> dict[str, Report]:
         """Return the last report of each connected gateway by its id."""
         ...
@@ -212,7 +235,7 @@ class TableFeed(Protocol):
 class TableFollower(Protocol):
     """A gateway's end of the feed. It reconnects for ever, with a growing pause up to a second."""
 
-    def updates(self) -> AsyncIterator[RoutingTable | Heartbeat | None]:
+    def updates(self) -> AsyncIterator[RoutingTable | Heartbeat | Tidings | None]:
         """Yield what arrives; None when the connection was lost."""
         ...
 

@@ -1,8 +1,8 @@
 """The routing-table feed over a unix socket: the controller pushes, gateways follow.
 
 A frame is a 4-byte big-endian length and the msgpack of one tagged struct.
-Only the newest state matters, so a connection's outbox holds one table and
-one heartbeat, not a queue: a gateway that reads slowly skips what is out of
+Only the newest state matters, so a connection's outbox holds one table, one
+heartbeat and one set of tidings, not a queue: a gateway that reads slowly skips what is out of
 date, costs bounded memory, and delays nobody else.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from modelyard.domain.demand import Hello, Report
-from modelyard.domain.routing_table import Heartbeat, RoutingTable
+from modelyard.domain.routing_table import Heartbeat, RoutingTable, Tidings
 from modelyard.errors import StartupError
 
 FRAME_BYTES_MAX = 64 * 1024 * 1024
@@ -40,13 +40,13 @@ _log = logging.getLogger(__name__)
 _encode = msgspec.msgpack.Encoder().encode
 _decode_hello = msgspec.msgpack.Decoder(Hello).decode
 _decode_report = msgspec.msgpack.Decoder(Report).decode
-_decode_push = msgspec.msgpack.Decoder(RoutingTable | Heartbeat).decode
+_decode_push = msgspec.msgpack.Decoder(RoutingTable | Heartbeat | Tidings).decode
 
 _LOST = (OSError, EOFError, TimeoutError, msgspec.MsgspecError, asyncio.LimitOverrunError)
 """All the ways in which a connection ends; the other side starts anew."""
 
 
-def _frame(message: Hello | Report | RoutingTable | Heartbeat) -> bytes:
+def _frame(message: Hello | Report | RoutingTable | Heartbeat | Tidings) -> bytes:
     body = _encode(message)
     if len(body) > FRAME_BYTES_MAX:
         raise ValueError(f"a frame of {len(body)} bytes is larger than {FRAME_BYTES_MAX}")
@@ -63,7 +63,7 @@ async def _read_frame(reader: asyncio.StreamReader, *, bytes_max: int) -> bytes:
 class _Connection:
     """The server's side of one gateway."""
 
-    __slots__ = ("_beat", "_filled", "_table", "_taken", "gateway_id", "report", "writer")
+    __slots__ = ("_beat", "_filled", "_table", "_taken", "_tidings", "gateway_id", "report", "writer")
 
     def __init__(self, gateway_id: str, writer: asyncio.StreamWriter) -> None:
         self.gateway_id = gateway_id
@@ -71,6 +71,7 @@ class _Connection:
         self.report: Report | None = None
         self._table: bytes | None = None
         self._beat: bytes | None = None
+        self._tidings: bytes | None = None
         self._filled = asyncio.Event()
         self._taken = asyncio.Event()
         self._taken.set()
@@ -91,6 +92,11 @@ class _Connection:
         self._beat = frame
         self._filled.set()
 
+    def put_tidings(self, frame: bytes) -> None:
+        """Send these tidings next, before a table that waits too, instead of older ones that have not gone yet."""
+        self._tidings = frame
+        self._filled.set()
+
     def give_up(self) -> None:
         """Let nobody wait for this connection any more."""
         self._taken.set()
@@ -109,7 +115,9 @@ class _Connection:
                 self._filled.clear()
                 table, self._table = self._table, None
                 beat, self._beat = self._beat, None
-                for frame in (table, beat):
+                tidings, self._tidings = self._tidings, None
+                # Sums for a key before the key itself: its first request must not be turned away for want of them.
+                for frame in (tidings, table, beat):
                     if frame is not None:
                         self.writer.write(frame)
                 async with asyncio.timeout(SILENCE_S):
@@ -132,6 +140,7 @@ class FeedServer:
         self._listeners: list[Callable[[str, Report], None]] = []
         self._table: bytes | None = None
         self._beat: bytes | None = None
+        self._tidings: bytes | None = None
 
     async def start(self) -> None:
         """Listen. A socket file that a killed controller left behind is replaced.
@@ -181,6 +190,12 @@ class FeedServer:
         for connection in self._connections:
             connection.put_beat(self._beat)
 
+    def tell(self, tidings: Tidings) -> None:
+        """Push tidings to all gateways, and to each that connects later."""
+        self._tidings = _frame(tidings)
+        for connection in self._connections:
+            connection.put_tidings(self._tidings)
+
     def reports(self) -> dict[str, Report]:
         """Return the last report of each connected gateway by its id; an empty one before its first."""
         return {connection.gateway_id: connection.report or Report([], []) for connection in self._connections}
@@ -223,6 +238,8 @@ class FeedServer:
             connection.put_table(self._table)
         if self._beat is not None:  # a gateway may judge unknown keys from its first second on
             connection.put_beat(self._beat)
+        if self._tidings is not None:
+            connection.put_tidings(self._tidings)
         _log.info("gateway %s follows the feed", connection.gateway_id)
         sending = asyncio.get_running_loop().create_task(connection.send_all())
         try:
@@ -269,7 +286,7 @@ class FeedClient:
         self._writer: asyncio.StreamWriter | None = None
         self._closed = asyncio.Event()
 
-    async def updates(self) -> AsyncIterator[RoutingTable | Heartbeat | None]:
+    async def updates(self) -> AsyncIterator[RoutingTable | Heartbeat | Tidings | None]:
         """Yield what arrives; None when a connection that had brought something was lost. Ends at ``close``."""
         pause_s = PAUSE_FIRST_S
         while not self._closed.is_set():
@@ -304,7 +321,7 @@ class FeedClient:
         if self._writer is not None:
             self._writer.transport.abort()
 
-    async def _follow(self) -> AsyncGenerator[RoutingTable | Heartbeat, None]:
+    async def _follow(self) -> AsyncGenerator[RoutingTable | Heartbeat | Tidings, None]:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             reader, writer = await asyncio.open_unix_connection(os.fspath(self._path))
         try:

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from modelyard.domain.catalog import Artifact, ModelVersion, VersionStatus
 from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress, Release, Scaling
 from modelyard.domain.fleet import Replica, ReplicaState
-from modelyard.domain.tenants import ApiKey, Limits, Scope, Tenant
+from modelyard.domain.tenants import ApiKey, Limits, Plan, Scope, Tenant
 from modelyard.domain.usage import UsageRow, UsageStatus
 from modelyard.stores import Event
 
@@ -44,6 +44,8 @@ def tenant_values(tenant: Tenant) -> Values:
         "created_at": tenant.created_at,
         "limits": _json(tenant.limits),
         "is_suspended": tenant.is_suspended,
+        "plan": tenant.plan.value,
+        "weight": tenant.weight,
     }
 
 
@@ -55,6 +57,8 @@ def tenant_of(row: sa.RowMapping) -> Tenant:
         created_at=row["created_at"],
         limits=_limits(row["limits"]),
         is_suspended=row["is_suspended"],
+        plan=Plan(row["plan"]),
+        weight=row["weight"],
     )
 
 

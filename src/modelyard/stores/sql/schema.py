@@ -7,13 +7,13 @@ its version and the canary weight are rows of ``releases``, the accelerator is
 the version's ``gpu_requirement``, the replicas that run are rows of
 ``replicas``. Structured leftovers are JSON text.
 
-The ledger (``inference_requests``, ``usage_hourly``) has no foreign keys: it
+The ledger (``inference_requests``, ``usage_hourly``, ``usage_daily``) has no foreign keys: it
 outlives everything that it bills. Times are unix seconds.
 """
 
 import sqlalchemy as sa
 
-HEAD = "0001"
+HEAD = "0002"
 """The newest migration; a fresh database is created at it directly. A test holds it equal to Alembic's head."""
 
 metadata = sa.MetaData(
@@ -65,6 +65,9 @@ tenants = sa.Table(
     _count("created_at"),
     _text("limits"),
     _flag("is_suspended"),
+    # Written by a release before this one too, which does not know them.
+    sa.Column("plan", sa.Text, nullable=False, server_default="standard"),
+    sa.Column("weight", sa.Double, nullable=False, server_default="1"),
     sa.UniqueConstraint("name"),
 )
 
@@ -231,6 +234,19 @@ usage_hourly = sa.Table(
     _count("completion_tokens"),
     _count("cost_nanousd"),
     sa.PrimaryKeyConstraint("hour", "customer_id", "api_key_id", "model_name", "status"),
+)
+
+usage_daily = sa.Table(
+    "usage_daily",
+    metadata,
+    # Days since 1970; by source, so that what each worker spent of a quota is known.
+    _text("customer_id"),
+    _text("api_key_id"),
+    _count("day"),
+    _text("source"),
+    _count("tokens"),
+    _count("cost_nanousd"),
+    sa.PrimaryKeyConstraint("customer_id", "api_key_id", "day", "source"),
 )
 
 usage_open = sa.Table(

@@ -1,13 +1,13 @@
 """``UsageStore`` in SQL: the ledger as a projection of the journals.
 
 ``apply`` is at-least-once on its input and exactly-once in its effect: a
-request id has one ledger row for good, and the hourly roll-up is added to only
-for rows that were really inserted, in the same transaction. Reading is in
+request id has one ledger row for good, and the hourly and daily roll-ups are
+added to only for rows that were really inserted, in the same transaction. Reading is in
 ``usage_reports.py``.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -15,8 +15,8 @@ import sqlalchemy as sa
 
 from modelyard.domain.usage import Intent, JournalRecord, Mark, Settle, UsageBucket, UsageRow
 from modelyard.policy.pricing import cost
-from modelyard.stores import JournalPosition
-from modelyard.stores.sql import schema, usage_reports
+from modelyard.stores import JournalPosition, SpentRow
+from modelyard.stores.sql import schema, spending, usage_reports
 from modelyard.stores.sql.database import CHUNK, Database, insert
 from modelyard.stores.sql.mapping import Values
 
@@ -79,8 +79,7 @@ class SqlUsageStore:
 
     async def positions(self) -> list[JournalPosition]:
         """Return how far each journal was read, by source."""
-        query = sa.select(_POSITIONS.c.source, _POSITIONS.c.segment, _POSITIONS.c.offset).order_by(_POSITIONS.c.source)
-        return await self._database.read(lambda c: [JournalPosition(*row) for row in c.execute(query)])
+        return await self._database.read(_positions)
 
     async def open_requests(self) -> int:
         """Return how many intents have no settle yet."""
@@ -102,11 +101,26 @@ class SqlUsageStore:
         filters = usage_reports.Filters(tenant_id, key_id, model)
         return await self._database.read(lambda c: usage_reports.buckets(c, filters, since, until, dimensions))
 
+    async def spent(self, tenant_ids: Collection[str], *, day: int) -> tuple[list[SpentRow], list[JournalPosition]]:
+        """Return what each key of these tenants has in the ledger for ``day`` and for its month; see the contract."""
+
+        def look(connection: sa.Connection) -> tuple[list[SpentRow], list[JournalPosition]]:
+            # Positions first: should a database not show one view to both, the sums are the newer ones.
+            positions = _positions(connection)
+            return spending.sums(connection, tenant_ids, day), positions
+
+        return await self._database.read(look)
+
     async def rows(
         self, *, tenant_id: str | None, since: float, limit: int, request_id: str | None = None
     ) -> list[UsageRow]:
         """Return ledger rows, newest first."""
         return await self._database.read(lambda c: usage_reports.rows(c, tenant_id, since, limit, request_id))
+
+
+def _positions(connection: sa.Connection) -> list[JournalPosition]:
+    query = sa.select(_POSITIONS.c.source, _POSITIONS.c.segment, _POSITIONS.c.offset).order_by(_POSITIONS.c.source)
+    return [JournalPosition(*row) for row in connection.execute(query)]
 
 
 def _apply(connection: sa.Connection, records: Sequence[JournalRecord], position: JournalPosition) -> list[Settle]:
@@ -117,6 +131,7 @@ def _apply(connection: sa.Connection, records: Sequence[JournalRecord], position
     intents = batch.intents | _opened(connection, [rid for rid in batch.settles if rid not in batch.intents])
     billed = _bill(connection, [_row(intents[rid], settle) for rid, settle in batch.settles.items() if rid in intents])
     _roll_up(connection, billed)
+    spending.add(connection, billed, position.source)
     _close(connection, [rid for rid in batch.settles if rid in intents])
     _open(connection, batch)
     _remember(connection, position)
