@@ -7,10 +7,11 @@ its weight; whoever has the smallest goes first. The whole predicted cost is
 charged at dispatch and corrected when the real one is known, which keeps the
 counters closer together than charging while tokens come.
 
-What it promises, with U the largest cost of one request over its weight: two
-tenants that both wait all the time differ by at most 2 U in weighted service,
-plus twice what the predictions of requests in flight are wrong by; and a tenant that was
-away has no credit, only its place. Pure: no clock, no chance.
+What it promises, with U the largest cost of one request over its weight, and
+E what the predictions of all requests in flight can be wrong by together: two
+tenants that both wait all the time differ by at most 2 U + 4 E in weighted
+service (2 U where predictions are right: theorem 4.4 of the paper), and a
+tenant that was away has no credit, only its place. No clock, no chance.
 """
 
 import heapq
@@ -21,8 +22,8 @@ from modelyard.policy.job import BANDS, Job
 OUTPUT_WEIGHT = 2
 """What a generated token costs in tokens of the prompt (``w_out`` of the paper, whose ``w_in`` is 1)."""
 
-RESERVED_SHARE = 0.05
-"""The part of all served tokens that a less urgent band gets at least, as long as somebody waits in it."""
+RESERVED_ONE_IN = 20
+"""One in so many served tokens goes to a less urgent band at least, as long as somebody waits in it: 5 %."""
 
 _FORGET_FROM = 1024
 
@@ -76,8 +77,8 @@ class FairShares:
         counters = self._counters
         counter = counters.get(tenant_id)
         if counter is None:
-            if len(counters) >= self._forget_from:
-                self._forget()
+            self._make_room()
+            counters = self._counters
             counter = self._floor
         elif counter < self._floor and tenant_id not in self._active:
             counter = self._floor
@@ -103,6 +104,8 @@ class FairShares:
                 self._push((counter, entry[1], tenant_id))
         elif change > 0:
             # Lifted first: whether its counter was forgotten must make no difference.
+            if counter is None:
+                self._make_room()
             self._counters[tenant_id] = max(self._floor, counter or 0.0) + change / job.weight
         elif counter is not None:
             self._counters[tenant_id] = counter + change / job.weight
@@ -116,9 +119,10 @@ class FairShares:
         waiting = active.get(tenant_id, 0)
         if not waiting:
             floor = self._raise_floor()
-            counter = self._counters.get(tenant_id, floor)
-            counter = max(counter, floor)
-            self._counters[tenant_id] = counter
+            counter = self._counters.get(tenant_id)
+            if counter is None:
+                self._make_room()
+            self._counters[tenant_id] = counter = max(floor, counter or 0.0)
             self._activations += 1
             self._push((counter, self._activations, tenant_id))
         active[tenant_id] = waiting = waiting + 1
@@ -176,6 +180,10 @@ class FairShares:
         else:
             heapq.heappush(heap, entry)
 
+    def _make_room(self) -> None:
+        if len(self._counters) >= self._forget_from:
+            self._forget()
+
     def _forget(self) -> None:
         if self._active:
             self._raise_floor()
@@ -191,22 +199,23 @@ class FairShares:
 class BandShares:
     """Which band is next: the most urgent, unless a less urgent one is owed its reserved share.
 
-    Each less urgent band earns ``RESERVED_SHARE`` of every cost that is served. While it is owed something it goes
-    first, and then owes the cost of its job, which it earns back before it may go first again. It saves up nothing
-    while nobody waits in it, and owes nothing for what it got when nobody more urgent waited. So over any time in
-    which a band has waiters it gets its share, less at most the cost of one job that it owed at the start and one
-    that is in between. Costs are the predicted ones, in tokens.
+    Each less urgent band earns what is served, whoever gets it, and pays ``RESERVED_ONE_IN`` times the cost of a job
+    that goes before more urgent ones; it does so as soon as it has any credit, and must earn back what it then owes
+    before the next. It saves up nothing while nobody waits in it, and owes nothing for what it got when nobody more
+    urgent waited. So over any time in which a band has waiters it gets its share, less the cost of one job that it
+    owed at the start and a fraction of one while others have their turn. Costs are the predicted ones, in tokens;
+    credits are whole numbers, so that looking ahead comes to exactly the same answers.
     """
 
     __slots__ = ("_credits", "has_debts")
 
-    def __init__(self, credits: Sequence[float] = (0.0,) * len(BANDS)) -> None:
+    def __init__(self, credits: Sequence[int] = (0,) * len(BANDS)) -> None:
         self._credits = list(credits)
         self.has_debts = any(credit < 0 for credit in credits)
         """Whether a band owes something; without debts and waiters there is nothing to ``charge``."""
 
     def __repr__(self) -> str:
-        return f"<BandShares: {', '.join(f'{credit:+.0f}' for credit in self._credits)}>"
+        return f"<BandShares: {', '.join(f'{credit:+}' for credit in self._credits)}>"
 
     def copy(self) -> "BandShares":
         """Return the same credits, to look ahead with."""
@@ -217,29 +226,30 @@ class BandShares:
         best = 0
         while not waiting[best]:
             best += 1
-        most = 0.0
+        most = 0
         for band in range(best + 1, len(waiting)):
             if waiting[band] and self._credits[band] > most:
                 best, most = band, self._credits[band]
         return best
 
-    def charge(self, served: int, cost: float, waiting: Sequence[int]) -> None:
+    def charge(self, served: int, cost: int, waiting: Sequence[int]) -> None:
         """Note that a job of band ``served`` starts; ``waiting`` is without it."""
         credits = self._credits
-        earned = RESERVED_SHARE * cost
         self.has_debts = False
-        is_ahead = bool(waiting[0])
+        before = waiting[0]
         for band in range(1, len(credits)):
             waits = waiting[band]
-            credit = credits[band] + earned
+            credit = credits[band]
             if band == served:
-                if is_ahead:
-                    credit -= cost
-                elif credit > earned:
-                    credit = max(earned, credit - cost)
+                paid = credit - RESERVED_ONE_IN * cost
+                if before or paid > 0:
+                    credit = paid
+                elif credit > 0:
+                    credit = 0
+            credit += cost
             if credit < 0:
                 self.has_debts = True
             elif not waits:
-                credit = 0.0
+                credit = 0
             credits[band] = credit
-            is_ahead = is_ahead or bool(waits)
+            before = before or waits

@@ -24,7 +24,7 @@ from math import exp
 from typing import Generic, TypeVar
 
 from modelyard.domain.tenants import Plan
-from modelyard.policy.fairness import RESERVED_SHARE, BandShares, FairShares, cost_of
+from modelyard.policy.fairness import RESERVED_ONE_IN, BandShares, FairShares, cost_of
 from modelyard.policy.job import BANDS, NEVER_S, Job
 
 W = TypeVar("W")
@@ -277,7 +277,7 @@ class WaitingLine(Generic[W]):
                     head = other.heap[0][2]
                     ahead += min(other.cost, (mark - counter) * head.job.weight + head.cost)
         for less in range(band + 1, len(BANDS)):
-            ahead += min(self._costs[less], RESERVED_SHARE * ahead)
+            ahead += min(self._costs[less], ahead / RESERVED_ONE_IN)
         return int(ahead)
 
     def _looked_ahead(self) -> dict[W, tuple[int, int]]:
@@ -352,10 +352,10 @@ class DrainRate:
         self._last_s = now_s
         if last_s is None:
             return
-        fade = exp(min(0.0, last_s - now_s) / self.window_s)
-        self._amount = self._amount * fade + amount
-        self._departures = self._departures * fade + 1.0
-        self._time_s = self._time_s * fade + self.window_s * (1.0 - fade)
+        fade, seen_s, part = self._since(last_s, now_s)
+        self._amount = self._amount * fade + amount * part
+        self._departures = self._departures * fade + part
+        self._time_s = self._time_s * fade + seen_s
         self._noted += 1
 
     def wait_s(self, ahead: int, now_s: float | None = None) -> float | None:
@@ -366,10 +366,19 @@ class DrainRate:
         amount, departures, time_s = self._amount, self._departures, self._time_s
         if self._noted < self._NOTED_MIN or time_s < self._TIME_MIN_S or amount <= 0:
             return None
-        wait_s = (ahead + amount / departures) * time_s / amount
+        each = amount / departures
+        wait_s = (ahead + each) * time_s / amount
         if now_s is not None and self._last_s is not None:
             # As if one had left now, if that is slower than what was seen.
-            fade = exp(min(0.0, self._last_s - now_s) / self.window_s)
-            stalled = (amount * fade + amount / departures) / (time_s * fade + self.window_s * (1.0 - fade))
-            wait_s = max(wait_s, (ahead + amount / departures) / stalled)
+            fade, seen_s, part = self._since(self._last_s, now_s)
+            wait_s = max(wait_s, (ahead + each) * (time_s * fade + seen_s) / (amount * fade + each * part))
         return min(wait_s, WAIT_MAX_S)
+
+    def _since(self, last_s: float, now_s: float) -> tuple[float, float, float]:
+        """Return what is left of the past, and the faded length of the gap and of something spread evenly over it."""
+        gap_s = now_s - last_s
+        if gap_s <= 0:
+            return 1.0, 0.0, 1.0
+        fade = exp(-gap_s / self.window_s)
+        seen_s = self.window_s * (1.0 - fade)
+        return fade, seen_s, seen_s / gap_s
