@@ -32,7 +32,7 @@ from modelyard.gateway.server import ClientConnection
 from modelyard.gateway.sse import Usage
 from modelyard.gateway.upstream import UpstreamConnection
 from modelyard.policy.breaker import Failure
-from modelyard.policy.dispatch import ReplicaLoad
+from modelyard.policy.dispatch import ReplicaLoad, Verdict
 from modelyard.policy.job import Job
 from modelyard.policy.limits import settle
 from modelyard.policy.suspects import fingerprint
@@ -459,7 +459,7 @@ class Exchange:
                 output_tokens=usage.completion_tokens or 0,
             )
         else:
-            endpoint.dispatcher.leave(self)
+            endpoint.dispatcher.leave(self, now_s=now_s)
         if not self.has_intent:
             say()
 
@@ -509,6 +509,6 @@ class Exchange:
             now_s = self.gateway.clock.monotonic_s()
             self.endpoint.dispatcher.failed(self.replica, kind, reason, now_s=now_s)
 
-    def displaced(self) -> None:
-        """Give the place in line to a more urgent request."""
-        waiting.displaced(self)
+    def turned_away(self, verdict: Verdict) -> None:
+        """Take the news that the place in line is lost."""
+        waiting.turned_away(self, verdict)

@@ -124,7 +124,7 @@ def retry(exchange: "Exchange", reason: str) -> bool:
     exchange.failed_on.append(replica)
     exchange.drop_connection()
     deadline_s = now_s + gateway.settings.queue_wait_s
-    verdict = dispatcher.retry(exchange, failed_on=exchange.failed_on, now_s=now_s, deadline_s=deadline_s)
+    verdict = dispatcher.retry(exchange, now_s=now_s, deadline_s=deadline_s)
     if verdict is None:
         return False
     exchange.replica = None

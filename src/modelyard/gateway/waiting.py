@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from modelyard import errors
 from modelyard.gateway import answers
 from modelyard.gateway.relay import as_chunk
+from modelyard.policy.dispatch import Verdict
 
 if TYPE_CHECKING:
     from modelyard.gateway.exchange import Exchange
@@ -54,7 +55,10 @@ def expired(exchange: "Exchange") -> None:
         exchange.fail(errors.queue_timeout(route.name, waited_s, retry_after_s=endpoint.retry_after_s()))
 
 
-def displaced(exchange: "Exchange") -> None:
-    """Give the place to a more urgent request."""
+def turned_away(exchange: "Exchange", verdict: Verdict) -> None:
+    """Give up the place in line to a more urgent request, or because no replica could ever hold this one."""
     endpoint = exchange.endpoint
-    exchange.fail(errors.queue_full(endpoint.route.name, retry_after_s=endpoint.retry_after_s()))
+    if verdict is Verdict.NEVER:
+        exchange.fail(errors.no_capacity(endpoint.route.name))
+    else:
+        exchange.fail(errors.queue_full(endpoint.route.name, retry_after_s=endpoint.retry_after_s()))

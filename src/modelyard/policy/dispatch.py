@@ -46,8 +46,13 @@ class Waiter(Protocol):
         """What the request needs."""
         ...
 
-    def displaced(self) -> None:
-        """Take the news that the place in line went to somebody more urgent."""
+    @property
+    def failed_on(self) -> "Sequence[ReplicaLoad]":
+        """The replicas that it should not be sent to again."""
+        ...
+
+    def turned_away(self, verdict: "Verdict") -> None:
+        """Take the news that the place in line is lost: to somebody more urgent (``FULL``), or for good (``NEVER``)."""
         ...
 
 
@@ -193,23 +198,20 @@ class Dispatcher(Generic[W]):
 
     # --- a request comes, moves and goes ---
 
-    def arrive(
-        self, waiter: W, *, now_s: float, deadline_s: float, avoid: Collection[ReplicaLoad] = ()
-    ) -> ReplicaLoad | Verdict:
+    def arrive(self, waiter: W, *, now_s: float, deadline_s: float) -> ReplicaLoad | Verdict:
         """Return the replica to use now (its slot is taken), or that the waiter stands in line, or that it may not.
 
         Nobody overtakes within a band: while others wait, the newcomer waits behind them.
         """
         self.retries.requests += 1
-        return self._arrive(waiter, now_s, deadline_s, avoid)
+        return self._arrive(waiter, now_s, deadline_s)
 
-    def retry(
-        self, waiter: W, *, failed_on: Sequence[ReplicaLoad], now_s: float, deadline_s: float
-    ) -> ReplicaLoad | Verdict | None:
-        """Move a request off the last of ``failed_on``, whose slot is given back, to another replica or into the line.
+    def retry(self, waiter: W, *, now_s: float, deadline_s: float) -> ReplicaLoad | Verdict | None:
+        """Move a request off the last replica it failed on, whose slot is given back, to another one or into the line.
 
         Returns None, and changes nothing, when no other replica could help or the budget of retries is spent.
         """
+        failed_on = waiter.failed_on
         if not any(
             other not in failed_on and not other.is_draining and other.health.is_closed
             for other in self._by_id.values()
@@ -223,13 +225,17 @@ class Dispatcher(Generic[W]):
         if verdict is not None:
             self.line.served(waiter.job)
         else:
-            verdict = self._arrive(waiter, now_s, deadline_s, failed_on)
+            verdict = self._arrive(waiter, now_s, deadline_s)
         self.serve(now_s=now_s)
         return verdict
 
-    def leave(self, waiter: W) -> bool:
+    def leave(self, waiter: W, *, now_s: float) -> bool:
         """Forget a waiter that went away; say whether it was waiting."""
-        return self.line.leave(waiter)
+        if not self.line.leave(waiter):
+            return False
+        # Whoever is next may be small enough for what was too little for the one who left.
+        self.serve(now_s=now_s)
+        return True
 
     def began(self, replica: ReplicaLoad, job: Job, *, now_s: float) -> None:
         """Note the first token of an answer: the prompt has been read."""
@@ -265,9 +271,13 @@ class Dispatcher(Generic[W]):
     def serve(self, *, now_s: float) -> None:
         """Hand free slots to those who wait, in order."""
         while (waiter := self.line.first()) is not None:
-            replica = self._take(waiter.job, now_s, ())
+            replica = self._take(waiter.job, now_s, self._avoided(waiter))
             if replica is None:
-                return
+                if not self._is_hopeless(waiter.job):
+                    return
+                self.line.leave(waiter)
+                waiter.turned_away(Verdict.NEVER)
+                continue
             self.line.leave(waiter)
             self.line.served(waiter.job)
             self.drain.note(now_s)
@@ -349,10 +359,9 @@ class Dispatcher(Generic[W]):
 
     # --- inside ---
 
-    def _arrive(
-        self, waiter: W, now_s: float, deadline_s: float, avoid: Collection[ReplicaLoad]
-    ) -> ReplicaLoad | Verdict:
+    def _arrive(self, waiter: W, now_s: float, deadline_s: float) -> ReplicaLoad | Verdict:
         job = waiter.job
+        avoid = waiter.failed_on
         line = self.line
         if not line and (replica := self._take(job, now_s, avoid)) is not None:
             line.served(job)
@@ -374,11 +383,18 @@ class Dispatcher(Generic[W]):
             return replica
         return Verdict.WAIT
 
+    def _avoided(self, waiter: W) -> Collection[ReplicaLoad]:
+        """Return the replicas it should not be sent to again, none when there are no others."""
+        avoid = waiter.failed_on
+        if avoid and all(replica.is_draining or replica in avoid for replica in self._by_id.values()):
+            return ()
+        return avoid
+
     def _make_room(self, job: Job) -> bool:
         displaced = self.line.make_room(job)
         if displaced is None:
             return False
-        displaced.displaced()
+        displaced.turned_away(Verdict.FULL)
         return not self.line.is_full_for(job)
 
     def _is_hopeless(self, job: Job) -> bool:

@@ -76,7 +76,7 @@ class Pool(UpstreamPool):
     """A pool whose connections open at once, onto wires that the test holds."""
 
     def __init__(self, clock: ManualClock) -> None:
-        super().__init__(connect_timeout_s=1, clock=clock)
+        super().__init__(clock=clock)
         self.opened: list[tuple[UpstreamConnection, Any]] = []
 
     def open(self, address: tuple[str, int], receiver: Receiver) -> None:
@@ -102,7 +102,10 @@ class Bench:
             frozenset({"/v1/chat/completions"}), frozenset(), 0, Price(1, 1, 1), Progress(Stage.READY),
         )  # fmt: skip
         catalog: Catalog[Exchange] = Catalog(
-            worker=0, workers=1, places=300, deliver=lambda e, r: self.gateway.deliver(e, r), chance=lambda: 0.0
+            worker=0,
+            settings=GatewayConfig(queue_max=300),
+            deliver=lambda e, r: self.gateway.deliver(e, r),
+            chance=lambda: 0.0,
         )
         catalog.take(RoutingTable("e", 1, (Tenant("t", "t", 0),), (key,), (route,)), now_s=self.clock.monotonic_s())
         self.pool = Pool(self.clock)

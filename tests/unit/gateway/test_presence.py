@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from modelyard.clock import SystemClock
+from modelyard.config import GatewayConfig
 from modelyard.domain.demand import Report
 from modelyard.domain.routing_table import Heartbeat, RoutingTable
 from modelyard.gateway.catalog import Catalog
@@ -36,7 +37,7 @@ async def test_a_table_is_in_use_while_the_one_before_is_still_being_kept_on_a_s
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     catalog: Catalog[Exchange] = Catalog(
-        worker=0, workers=1, places=1, deliver=lambda exchange, replica: False, chance=lambda: 0.0
+        worker=0, settings=GatewayConfig(queue_max=1), deliver=lambda exchange, replica: False, chance=lambda: 0.0
     )
     feed, disk_is_free = Feed(), threading.Event()
     presence = ControllerPresence(follower=feed, catalog=catalog, last_table=tmp_path / "table", clock=SystemClock())
@@ -56,7 +57,7 @@ async def test_a_table_is_in_use_while_the_one_before_is_still_being_kept_on_a_s
         assert not (tmp_path / "table").exists()
         disk_is_free.set()
         again: Catalog[Exchange] = Catalog(
-            worker=0, workers=1, places=1, deliver=lambda exchange, replica: False, chance=lambda: 0.0
+            worker=0, settings=GatewayConfig(queue_max=1), deliver=lambda exchange, replica: False, chance=lambda: 0.0
         )
         while again.table is None or again.table.revision != 3:
             await asyncio.sleep(0.01)

@@ -66,7 +66,7 @@ class Caller:
 
 
 def connect(pool: UpstreamPool | None = None) -> tuple[UpstreamConnection, UpstreamPool, Wire]:
-    pool = pool or UpstreamPool(connect_timeout_s=1, clock=ManualClock())
+    pool = pool or UpstreamPool(clock=ManualClock())
     connection = UpstreamConnection(pool, ADDRESS)
     wire = Wire()
     connection.connection_made(wire)  # type: ignore[arg-type]

@@ -4,33 +4,68 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from modelyard.domain.routing_table import ReplicaRoute
-from modelyard.policy.breaker import EJECTION_S_MAX, ejection_s
-from modelyard.policy.dispatch import Dispatcher, ReplicaLoad, Verdict
+from modelyard.domain.routing_table import ReplicaRoute, ReplicaSnapshot
+from modelyard.policy.breaker import EJECTION_S_MAX, Failure, ejection_s
+from modelyard.policy.dispatch import Dispatcher, DispatchRules, ReplicaLoad, Verdict
+from modelyard.policy.job import Job
 from modelyard.policy.routing import pick_release
+
+PRIORITY, STANDARD, BATCH = range(3)
+
+
+class Waiter:
+    """A request that can stand in line."""
+
+    def __init__(self, name: str, job: Job) -> None:
+        self.name = name
+        self.job = job
+        self.is_displaced = False
+        self.failed_on: list[ReplicaLoad] = []
+
+    def turned_away(self, verdict: Verdict) -> None:
+        assert verdict in (Verdict.FULL, Verdict.NEVER)
+        self.is_displaced = True
 
 
 class Story:
     """A dispatcher with a notebook of what was delivered to whom."""
 
-    def __init__(self, *replicas: tuple[str, int], places: int = 3) -> None:
+    def __init__(self, *replicas: tuple[str, int], places: int = 3, kv_tokens: int = 0) -> None:
         self.delivered: list[tuple[str, ReplicaLoad]] = []
         self.gone: set[str] = set()
-        self.dispatcher: Dispatcher[str] = Dispatcher("ep", places=places, deliver=self._deliver, chance=lambda: 0.0)
+        self.waiters: dict[str, Waiter] = {}
+        self.kv_tokens = kv_tokens
+        self.dispatcher: Dispatcher[Waiter] = Dispatcher(
+            "ep", rules=DispatchRules(places=places), deliver=self._deliver, chance=lambda: 0.0
+        )
         self.table(*replicas)
 
-    def _deliver(self, waiter: str, replica: ReplicaLoad) -> bool:
-        if waiter in self.gone:
+    def _deliver(self, waiter: Waiter, replica: ReplicaLoad) -> bool:
+        if waiter.name in self.gone:
             return False
-        self.delivered.append((waiter, replica))
+        self.delivered.append((waiter.name, replica))
         return True
 
     def table(self, *replicas: tuple[str, int], draining: frozenset[str] = frozenset(), now_s: float = 0.0) -> None:
-        routes = [(ReplicaRoute(name, "127.0.0.1", 1, "s", slots, name in draining), slots) for name, slots in replicas]
-        self.dispatcher.update([("v1", 100, routes)], now_s=now_s)
+        routes = [
+            (ReplicaRoute(name, "127.0.0.1", 1, "s", slots, name in draining, self.kv_tokens), slots)
+            for name, slots in replicas
+        ]
+        self.dispatcher.update([("v1", 100, 0, routes)], now_s=now_s)
 
-    def arrive(self, waiter: str, now_s: float = 0.0) -> ReplicaLoad | Verdict:
-        return self.dispatcher.arrive(waiter, now_s=now_s, deadline_s=now_s + 30)
+    def arrive(
+        self, name: str, now_s: float = 0.0, *, band: int = STANDARD, prompt: int = 1, output: int = 1
+    ) -> ReplicaLoad | Verdict:
+        job = Job("t", band=band, prompt_tokens=prompt, output_tokens=output, output_max=output)
+        self.waiters[name] = Waiter(name, job)
+        return self.dispatcher.arrive(self.waiters[name], now_s=now_s, deadline_s=now_s + 30)
+
+    def finish(self, name: str, replica: ReplicaLoad, now_s: float = 1.0) -> None:
+        self.dispatcher.finish(replica, self.waiters[name].job, now_s=now_s)
+
+    def retry(self, name: str, failed_on: list[ReplicaLoad]) -> ReplicaLoad | Verdict | None:
+        self.waiters[name].failed_on = failed_on
+        return self.dispatcher.retry(self.waiters[name], now_s=0.0, deadline_s=9.0)
 
 
 def start(story: Story, waiter: str) -> ReplicaLoad:
@@ -55,7 +90,7 @@ def test_a_full_line_refuses_and_a_freed_slot_serves_in_order() -> None:
     story = Story(("a", 1), places=2)
     first = start(story, "1")
     assert [story.arrive(w) for w in "234"] == [Verdict.WAIT, Verdict.WAIT, Verdict.FULL]
-    story.dispatcher.finish(first, now_s=1.0)
+    story.finish("1", first, 1.0)
     assert [w for w, _ in story.delivered] == ["2"]
 
 
@@ -64,7 +99,7 @@ def test_nobody_overtakes_those_who_wait() -> None:
     first = start(story, "1")
     story.arrive("2")
     story.gone.add("2")
-    story.dispatcher.finish(first, now_s=1.0)
+    story.finish("1", first, 1.0)
     assert story.delivered == []
     assert start(story, "3").running == 1
 
@@ -75,7 +110,7 @@ def test_a_slot_for_someone_who_left_goes_to_the_next() -> None:
     story.arrive("2")
     story.arrive("3")
     story.gone.add("2")
-    story.dispatcher.finish(first, now_s=1.0)
+    story.finish("1", first, 1.0)
     assert [w for w, _ in story.delivered] == ["3"]
     assert first.running == 1
 
@@ -84,30 +119,51 @@ def test_a_client_that_leaves_the_line_frees_its_place() -> None:
     story = Story(("a", 1), places=1)
     start(story, "1")
     story.arrive("2")
-    assert story.dispatcher.leave("2")
-    assert not story.dispatcher.leave("2")
+    assert story.dispatcher.leave(story.waiters["2"], now_s=0.0)
+    assert not story.dispatcher.leave(story.waiters["2"], now_s=0.0)
     assert story.arrive("3") is Verdict.WAIT
 
 
-def test_one_failure_ejects_and_a_success_brings_back() -> None:
+def test_a_lost_connection_ejects_until_a_probe_succeeds() -> None:
     story = Story(("a", 4), ("b", 4))
     bad = start(story, "1")
-    story.dispatcher.failed(bad, "connection refused", now_s=0.0)
+    story.dispatcher.failed(bad, Failure.UNREACHABLE, "connection refused", now_s=0.0)
     assert {start(story, str(n)).route.id for n in range(2, 5)} == {"b"}
-    story.dispatcher.succeeded(bad)
-    assert start(story, "6").route.id == "a"
+    assert story.dispatcher.probes_due(0.5) == []
+    assert story.dispatcher.probes_due(1.5) == [bad]
+    bad.health.probe_began()
+    assert start(story, "6").route.id == "b", "a half-open replica takes nothing but its probe"
+    assert story.dispatcher.probes_due(1.6) == []
+    story.dispatcher.probed(bad, is_good=True, reason="", now_s=1.7)
+    assert start(story, "7").route.id == "a"
+
+
+def test_a_good_probe_serves_those_who_wait() -> None:
+    story = Story(("a", 1))
+    first = start(story, "1")
+    story.dispatcher.failed(first, Failure.UNREACHABLE, "lost", now_s=0.0)
+    story.finish("1", first)
+    assert story.arrive("2") is Verdict.WAIT
+    first.health.probe_began()
+    story.dispatcher.probed(first, is_good=False, reason="lost", now_s=2.0)
+    assert story.delivered == []
+    first.health.probe_began()
+    story.dispatcher.probed(first, is_good=True, reason="", now_s=9.0)
+    assert story.delivered == [("2", first)]
 
 
 def test_a_replica_that_answers_badly_is_not_ejected_when_it_is_the_last() -> None:
-    story = Story(("a", 4), ("b", 4))
+    story = Story(("a", 8), ("b", 8))
     first = start(story, "1")
-    story.dispatcher.failed(first, "engine answered 500", now_s=0.0, has_answered=True)
     other = start(story, "2")
-    assert other is not first
-    story.dispatcher.failed(other, "engine answered 500", now_s=0.0, has_answered=True)
+    for _ in range(5):
+        story.dispatcher.failed(first, Failure.BAD_ANSWER, "engine answered 500", now_s=0.0)
     assert start(story, "3") is other
-    story.dispatcher.failed(other, "connection lost", now_s=0.0)
-    assert story.arrive("4") is Verdict.WAIT
+    for _ in range(5):
+        story.dispatcher.failed(other, Failure.BAD_ANSWER, "engine answered 500", now_s=0.0)
+    assert start(story, "4") is other
+    story.dispatcher.failed(other, Failure.UNREACHABLE, "connection lost", now_s=0.0)
+    assert start(story, "5") is first, "one that answers badly is better than none"
 
 
 def test_ejection_grows_to_a_bound() -> None:
@@ -125,7 +181,7 @@ def test_a_draining_replica_gets_nothing_new_and_is_forgotten_when_empty() -> No
     assert story.dispatcher.is_cold
     story.table()
     assert len(story.dispatcher.replicas) == 1
-    story.dispatcher.finish(first, now_s=1.0)
+    story.finish("1", first, 1.0)
     assert len(story.dispatcher.replicas) == 0
 
 
@@ -139,20 +195,20 @@ def test_a_new_table_serves_those_who_waited_for_a_cold_endpoint() -> None:
 def test_a_retry_avoids_the_replicas_that_failed() -> None:
     story = Story(("a", 2), ("b", 2))
     first = start(story, "1")
-    other = story.dispatcher.retry("1", failed_on=[first], now_s=0.0, deadline_s=9.0)
+    other = story.retry("1", [first])
     assert isinstance(other, ReplicaLoad)
     assert other is not first
     assert (first.running, other.running) == (0, 1)
-    assert story.dispatcher.retry("1", failed_on=[first, other], now_s=0.0, deadline_s=9.0) is None
+    assert story.retry("1", [first, other]) is None
     assert other.running == 1
 
 
 def test_a_retry_waits_for_another_replica_that_is_full() -> None:
     story = Story(("a", 1), ("b", 1))
     first, second = start(story, "1"), start(story, "2")
-    assert story.dispatcher.retry("1", failed_on=[first], now_s=0.0, deadline_s=9.0) is Verdict.WAIT
-    story.dispatcher.failed(first, "lost", now_s=0.0)
-    story.dispatcher.finish(second, now_s=0.0)
+    assert story.retry("1", [first]) is Verdict.WAIT
+    story.dispatcher.failed(first, Failure.UNREACHABLE, "lost", now_s=0.0)
+    story.finish("2", second, 0.0)
     assert story.delivered == [("1", second)]
 
 
@@ -163,100 +219,206 @@ def test_releases_get_their_share_of_traffic() -> None:
 
 
 def test_a_full_release_does_not_hold_back_requests_that_another_can_take() -> None:
-    delivered: list[str] = []
-    dispatcher: Dispatcher[str] = Dispatcher(
-        "ep", places=9, deliver=lambda w, r: not delivered.append(w), chance=lambda: 0.0
-    )
+    story = Story(places=9)
     routes = {name: [(ReplicaRoute(name, "127.0.0.1", 1, "s", 1), 1)] for name in "ab"}
-    dispatcher.update([("v1", 90, routes["a"]), ("v2", 10, routes["b"])], now_s=0.0)
-    chosen = [dispatcher.arrive(w, now_s=0.0, deadline_s=9.0) for w in "12"]
+    story.dispatcher.update([("v1", 90, 0, routes["a"]), ("v2", 10, 0, routes["b"])], now_s=0.0)
+    chosen = [story.arrive(name) for name in "12"]
     assert [r.version_id for r in chosen if isinstance(r, ReplicaLoad)] == ["v1", "v2"]
 
 
+def test_a_shadow_release_gets_copies_and_answers_nobody() -> None:
+    story = Story(places=9)
+    routes = {name: [(ReplicaRoute(name, "127.0.0.1", 1, "s", 1), 1)] for name in "ab"}
+    story.dispatcher.update([("v1", 100, 0, routes["a"]), ("v2", 0, 50, routes["b"])], now_s=0.0)
+    assert start(story, "1").route.id == "a"
+    assert story.arrive("2") is Verdict.WAIT, "the shadow's slot is not for answers"
+    [(shadow, copy)] = story.dispatcher.shadows(story.waiters["1"].job, now_s=0.0)
+    assert (shadow.route.id, shadow.running) == ("b", 1)
+    assert story.dispatcher.shadows(story.waiters["1"].job, now_s=0.0) == [], "no room, no copy"
+    story.dispatcher.drop_shadow(shadow, copy)
+    assert shadow.running == 0
+
+
+def test_a_more_urgent_request_is_served_first_and_takes_the_place_of_a_less_urgent_one() -> None:
+    story = Story(("a", 1), places=2)
+    first = start(story, "1")
+    assert story.arrive("batch", band=BATCH) is Verdict.WAIT
+    assert story.arrive("standard") is Verdict.WAIT
+    assert story.arrive("urgent", band=PRIORITY) is Verdict.WAIT
+    assert story.waiters["batch"].is_displaced
+    story.finish("1", first)
+    assert [name for name, _ in story.delivered] == ["urgent"]
+
+
+def test_a_replica_takes_what_its_memory_holds_and_no_more() -> None:
+    story = Story(("a", 8), places=9, kv_tokens=1000)
+    first = start(story, "idle")
+    assert story.arrive("big", prompt=900, output=90) is Verdict.WAIT
+    assert story.arrive("small", prompt=10, output=10) is Verdict.WAIT, "nobody overtakes within a band"
+    assert isinstance(story.arrive("urgent", band=PRIORITY, prompt=100, output=100), ReplicaLoad)
+    assert story.arrive("huge", prompt=2000) is Verdict.NEVER
+    story.finish("idle", first)
+    assert story.delivered == [], "the urgent one still holds its share"
+    story.finish("urgent", first)
+    assert [name for name, _ in story.delivered] == ["big"]
+
+
+def test_a_line_that_drains_too_slowly_refuses_at_once() -> None:
+    story = Story(("a", 1), places=99)
+    replica = start(story, "0")
+    for number in range(1, 9):
+        assert story.arrive(str(number)) is Verdict.WAIT
+    for number in range(8):
+        story.finish(str(number), replica, now_s=10.0 * (number + 1))
+    story.arrive("next", now_s=80.0)
+    story.arrive("after", now_s=80.0)
+    story.arrive("third", now_s=80.0)
+    assert story.arrive("late", now_s=80.0) is Verdict.FULL, "a place in line every 10 s, and 30 s of patience"
+    wait_s = story.dispatcher.wait_s()
+    assert wait_s is not None
+    assert 20 <= wait_s <= 55
+
+
+def test_what_an_engine_reports_beyond_our_own_counts_as_load_from_elsewhere() -> None:
+    story = Story(("a", 4), ("b", 4))
+    [one, two] = story.dispatcher.replicas
+    assert start(story, "1") is one
+    story.dispatcher.observe({"a": ReplicaSnapshot("a", 0.1, 1, 0), "b": ReplicaSnapshot("b", 0.1, 3, 1)})
+    assert (one.running_elsewhere, two.running_elsewhere) == (0, 4)
+    assert start(story, "2") is one
+
+
+def test_retries_are_a_share_of_requests() -> None:
+    story = Story(("a", 99), ("b", 99))
+    took = 0
+    for number in range(40):
+        replica = start(story, str(number))
+        if isinstance(story.retry(str(number), [replica]), ReplicaLoad):
+            took += 1
+    assert took == story.dispatcher.retries.reserve
+
+
 class DispatchMachine(RuleBasedStateMachine):
-    """Any order of arrivals, ends, departures, failures and tables keeps every slot and place accounted for."""
+    """Any order of arrivals, ends, departures, failures and tables keeps every slot, token and place accounted for."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 0.0
-        self.running: dict[int, ReplicaLoad] = {}
-        self.waiting: set[int] = set()
-        self.vanished: set[int] = set()
+        self.running: dict[Waiter, ReplicaLoad] = {}
+        self.waiting: set[Waiter] = set()
+        self.vanished: set[Waiter] = set()
         self.count = 0
-        self.dispatcher: Dispatcher[int] = Dispatcher("ep", places=4, deliver=self._deliver, chance=lambda: 0.5)
+        self.dispatcher: Dispatcher[Waiter] = Dispatcher(
+            "ep", rules=DispatchRules(places=4), deliver=self._deliver, chance=lambda: 0.5
+        )
 
-    def _deliver(self, waiter: int, replica: ReplicaLoad) -> bool:
+    def _deliver(self, waiter: Waiter, replica: ReplicaLoad) -> bool:
         self.waiting.discard(waiter)
         if waiter in self.vanished:
             return False
         self.running[waiter] = replica
         return True
 
-    @rule(slots=st.lists(st.integers(1, 3), max_size=3), drain=st.integers(0, 3))
-    def table(self, slots: list[int], drain: int) -> None:
-        routes = [(ReplicaRoute(f"r{n}", "127.0.0.1", 1, "s", s, n == drain), s) for n, s in enumerate(slots)]
-        self.dispatcher.update([("v1", 100, routes)], now_s=self.now_s)
+    def _one(self, data: st.DataObject, among: set[Waiter] | dict[Waiter, ReplicaLoad]) -> Waiter:
+        return data.draw(st.sampled_from(sorted(among, key=lambda waiter: int(waiter.name))))
 
-    @rule()
-    def arrive(self) -> None:
+    @rule(slots=st.lists(st.integers(1, 3), max_size=3), drain=st.integers(0, 3), kv_tokens=st.sampled_from([0, 100]))
+    def table(self, slots: list[int], drain: int, kv_tokens: int) -> None:
+        routes = [
+            (ReplicaRoute(f"r{n}", "127.0.0.1", 1, "s", s, n == drain, kv_tokens), s) for n, s in enumerate(slots)
+        ]
+        self.dispatcher.update([("v1", 100, 0, routes)], now_s=self.now_s)
+
+    @rule(band=st.integers(0, 2), tenant=st.sampled_from("ab"), prompt=st.integers(1, 150), output=st.integers(1, 50))
+    def arrive(self, band: int, tenant: str, prompt: int, output: int) -> None:
         self.count += 1
-        got = self.dispatcher.arrive(self.count, now_s=self.now_s, deadline_s=self.now_s + 5)
+        job = Job(tenant, band=band, prompt_tokens=prompt, output_tokens=output, output_max=output)
+        waiter = Waiter(str(self.count), job)
+        got = self.dispatcher.arrive(waiter, now_s=self.now_s, deadline_s=self.now_s + 5)
         if isinstance(got, ReplicaLoad):
-            assert not self.waiting, "overtook"
-            self.running[self.count] = got
+            assert all(other.job.band > band for other in self.waiting if not other.is_displaced), "overtook"
+            self.running[waiter] = got
         elif got is Verdict.WAIT:
-            self.waiting.add(self.count)
-        else:
-            assert len(self.dispatcher.line) == 4
+            self.waiting.add(waiter)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), tokens=st.integers(0, 90))
+    def grow(self, data: st.DataObject, tokens: int) -> None:
+        waiter = self._one(data, self.running)
+        self.dispatcher.began(self.running[waiter], waiter.job, now_s=self.now_s)
+        self.dispatcher.grew(self.running[waiter], waiter.job, tokens)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
-        waiter = data.draw(st.sampled_from(sorted(self.running)))
-        self.dispatcher.finish(self.running.pop(waiter), now_s=self.now_s)
+        waiter = self._one(data, self.running)
+        self.dispatcher.finish(
+            self.running.pop(waiter), waiter.job, now_s=self.now_s, prompt_tokens=waiter.job.prompt_tokens
+        )
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data(), silently=st.booleans())
     def leave(self, data: st.DataObject, silently: bool) -> None:
-        waiter = data.draw(st.sampled_from(sorted(self.waiting)))
+        waiter = self._one(data, self.waiting)
         if silently:
             self.vanished.add(waiter)
         else:
             self.waiting.discard(waiter)
-            assert self.dispatcher.leave(waiter)
+            assert self.dispatcher.leave(waiter, now_s=self.now_s)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), kind=st.sampled_from(Failure))
+    def fail(self, data: st.DataObject, kind: Failure) -> None:
+        self.dispatcher.failed(self.running[self._one(data, self.running)], kind, "lost", now_s=self.now_s)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
-    def fail(self, data: st.DataObject) -> None:
-        replica = self.running[data.draw(st.sampled_from(sorted(self.running)))]
-        self.dispatcher.failed(replica, "lost", now_s=self.now_s)
+    def retry(self, data: st.DataObject) -> None:
+        waiter = self._one(data, self.running)
+        replica = self.running.pop(waiter)
+        waiter.failed_on.append(replica)
+        got = self.dispatcher.retry(waiter, now_s=self.now_s, deadline_s=self.now_s + 5)
+        if got is None:
+            self.running[waiter] = replica
+        elif isinstance(got, ReplicaLoad):
+            self.running[waiter] = got
+        elif got is Verdict.WAIT and waiter not in self.running:
+            self.waiting.add(waiter)
 
-    @rule(seconds=st.floats(0, 40))
-    def time(self, seconds: float) -> None:
+    @rule(seconds=st.floats(0, 40), is_good=st.booleans())
+    def time(self, seconds: float, is_good: bool) -> None:
         self.now_s += seconds
         for waiter in self.dispatcher.line.expired(self.now_s):
             self.waiting.discard(waiter)
-            self.dispatcher.leave(waiter)
-        self.dispatcher.serve(now_s=self.now_s)
+            self.dispatcher.leave(waiter, now_s=self.now_s)
+        for replica in self.dispatcher.probes_due(self.now_s):
+            replica.health.probe_began()
+            self.dispatcher.probed(replica, is_good=is_good, reason="probe", now_s=self.now_s)
 
     @invariant()
-    def every_slot_is_accounted_for(self) -> None:
+    def every_slot_and_token_is_accounted_for(self) -> None:
         assert self.dispatcher.running == len(self.running)
         for replica in {id(r): r for r in self.running.values()}.values():
-            assert replica.running == sum(r is replica for r in self.running.values())
+            jobs = [waiter.job for waiter, other in self.running.items() if other is replica]
+            assert replica.running == len(jobs)
+            assert replica.pending_tokens == sum(job.pending_tokens for job in jobs)
+            assert set(replica.kv.held) <= set(jobs)
+        for replica in self.dispatcher.replicas:
+            assert replica.running or not replica.kv.held
 
     @invariant()
     def the_line_holds_exactly_those_who_wait(self) -> None:
+        self.waiting -= {waiter for waiter in self.waiting if waiter.is_displaced}
         assert set(self.dispatcher.line) == self.waiting
 
     @invariant()
-    def nobody_waits_beside_a_free_replica(self) -> None:
-        if self.waiting:
-            free = [
+    def the_next_does_not_wait_beside_a_replica_that_could_take_it(self) -> None:
+        if (first := self.dispatcher.line.first()) is not None:
+            assert not [
                 r for r in self.dispatcher.replicas
-                if r.running < r.slots and not r.is_draining and r.ejected_until_s <= self.now_s
+                if r.running < r.slots and not r.is_draining and r.health.is_closed and r.kv.fits(first.job, 0.97)
+                and r not in first.failed_on
             ]  # fmt: skip
-            assert not free
 
 
 DispatchMachine.TestCase.settings = settings(max_examples=60, deadline=None)
