@@ -21,6 +21,8 @@ from modelyard.config import Config, DataDirectory
 from modelyard.errors import StartupError
 
 BACKLOG = 2048
+UNSENT_BYTES = 128 * 1024
+"""What the kernel keeps of an answer beyond what is on its way."""
 PLANE_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "134217728"}
 """What glibc is told at a plane's start: keep freed memory instead of giving it back and asking for it again at each
 large request (a tenth of the CPU of a 284 KB body)."""
@@ -78,6 +80,10 @@ def open_listener(host: str, port: int, *, is_shared: bool) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if is_shared:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            # Connections inherit it. Without it the kernel takes megabytes for a client that reads slowly, and the
+            # engine is held back only after those.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         listener.bind((host, port))
         listener.listen(BACKLOG)
         listener.settimeout(0)
@@ -87,28 +93,52 @@ def open_listener(host: str, port: int, *, is_shared: bool) -> socket.socket:
     return listener
 
 
-def run_gateway_plane(config: Config, data: DataDirectory, *, worker: int, listener: socket.socket, level: str) -> None:
-    """Run one gateway worker until SIGTERM or SIGINT, then drain it."""
+def run_gateway_plane(
+    config: Config,
+    data: DataDirectory,
+    *,
+    worker: int,
+    listener: socket.socket,
+    level: str,
+    name: str = "",
+    ready_fd: int | None = None,
+) -> None:
+    """Run one gateway worker until SIGTERM or SIGINT, then drain it; SIGUSR1 says that another one relieves it.
+
+    ``name`` is its own among the workers of this number that live at the same time. With ``ready_fd`` it relieves
+    another one, and closes that descriptor once it serves.
+    """
     from modelyard.gateway.app import run_gateway
+    from modelyard.gateway.cors import check_origins
+    from modelyard.gateway.tls import tls_context
     from modelyard.observe.logs import setup_logging
     from modelyard.stores.feed import FeedClient
 
-    setup_logging(f"gateway-{worker}", data.logs / f"gateway-{worker}.log", level)
+    name = name or f"gateway-{worker}"
+    setup_logging(name, data.logs / f"{name}.log", level)
     shared = load_secrets(data)
+    check_origins(config.gateway.cors_origins)
+    tls = tls_context(config.gateway)
 
     async def serve(stop: asyncio.Event) -> None:
+        relieved = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, relieved.set)
         await run_gateway(
             settings=config.gateway,
+            name=name,
             worker=worker,
             listener=listener,
-            follower=FeedClient(data.feed_socket, shared.internal_token, f"gateway-{worker}"),
+            follower=FeedClient(data.feed_socket, shared.internal_token, name),
             control_socket=data.control_socket,
             internal_token=shared.internal_token,
             pepper=shared.pepper,
             journal_root=data.journal,
             last_table=data.last_table,
             clock=SystemClock(),
+            tls=tls,
             stop=stop,
+            relieved=relieved,
+            on_ready=None if ready_fd is None else lambda: os.close(ready_fd),
         )
 
     _run(serve)

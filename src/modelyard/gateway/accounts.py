@@ -104,22 +104,27 @@ class Reservation:
 
 
 class Accounts:
-    """All keys and tenants. ``workers`` gateway workers divide every limit; this is number ``worker``."""
+    """All keys and tenants. ``workers`` gateway workers divide every limit; this is number ``worker``.
 
-    def __init__(self, *, worker: int, workers: int) -> None:
+    ``source`` is the name of its journal, another than usual when it relieves a worker that still runs.
+    """
+
+    def __init__(self, *, worker: int, workers: int, source: str = "") -> None:
         self._worker = worker
         self._workers = workers
         self._keys: dict[bytes, KeyState] = {}
         self._tenants: dict[str, TenantState] = {}
         self._journal: Journal | None = None
-        self.quotas = QuotaBook(f"gateway-{worker}", [f"gateway-{number}" for number in range(workers)])
+        sources = [f"gateway-{number}" for number in range(workers)]
+        sources[worker] = source or sources[worker]
+        self.quotas = QuotaBook(worker=worker, workers=workers)
 
     # --- records ---
 
     def attach(self, journal: Journal) -> None:
         """Follow where settlements stand in ``journal``; until then, requests that a quota bounds are refused."""
         self._journal = journal
-        self.quotas.required = journal.position
+        self.quotas.source, self.quotas.required = journal.source, journal.position
 
     def take(self, tenants: Iterable[Tenant], keys: Iterable[ApiKey], *, now_s: float) -> None:
         """Replace all records; what was used of a limit stays used."""

@@ -5,23 +5,33 @@ import gc
 import logging
 import random
 import socket
-from collections.abc import Callable, Iterable
+import ssl
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
+from typing import Any
 
 from modelyard.clock import Clock
 from modelyard.config import GatewayConfig
-from modelyard.errors import shutting_down
+from modelyard.errors import StartupError, shutting_down
 from modelyard.gateway.catalog import Catalog, EndpointState
+from modelyard.gateway.clockwork import connections_limit, raise_file_limit, sweep
 from modelyard.gateway.exchange import Exchange
 from modelyard.gateway.flow import Gateway
 from modelyard.gateway.presence import ControllerPresence
 from modelyard.gateway.server import ClientConnection
 from modelyard.gateway.upstream import UpstreamPool
+from modelyard.metering.abandoned import settle_abandoned
 from modelyard.metering.journal import Journal
 from modelyard.observe.metrics import Gauge, Labels
 from modelyard.stores import TableFollower
 
 BACKLOG = 4096
+HANDSHAKE_TIMEOUT_S = 10.0
+CLOSE_NOTIFY_TIMEOUT_S = 5.0
+INFORMED_TIMEOUT_S = 15.0
+"""Longest wait of a relief for its first routing table; the worker before it serves meanwhile."""
+RETIRE_S_MAX = 600.0
+"""Longest that a relieved worker goes on for requests under way; nobody waits for it."""
 LAST_BYTES_S = 1.0
 """Time that clients get, after the drain, to read the ends of their answers."""
 
@@ -31,6 +41,7 @@ _log = logging.getLogger(__name__)
 async def run_gateway(  # noqa: PLR0913 - called once, by compose
     *,
     settings: GatewayConfig,
+    name: str,
     worker: int,
     listener: socket.socket,
     follower: TableFollower,
@@ -40,17 +51,23 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
     journal_root: Path,
     last_table: Path,
     clock: Clock,
+    tls: ssl.SSLContext | None,
     stop: asyncio.Event,
+    relieved: asyncio.Event,
+    on_ready: Callable[[], None] | None,
 ) -> None:
-    """Serve on ``listener`` until ``stop`` is set, then drain.
+    """Serve on ``listener`` until ``stop`` or ``relieved`` is set, then drain.
+
+    ``name`` is this process's own, also beside an older worker of the same number. With ``on_ready`` it relieves that
+    one: it serves once it knows what the older one knows, and then calls it.
 
     Raises:
-        JournalLockedError: another worker of this number runs.
+        JournalLockedError: another worker of this name runs.
+        StartupError: a relief could not learn what to serve.
     """
     loop = asyncio.get_running_loop()
-    journal = Journal(
-        journal_root / f"gateway-{worker}", sync_s=settings.journal_sync_s, clock=clock, soon=loop.call_soon
-    )
+    connections_max = connections_limit(settings, raise_file_limit())
+    journal = Journal(journal_root / name, sync_s=settings.journal_sync_s, clock=clock, soon=loop.call_soon)
     if journal.recovered:
         _log.warning(
             "%d requests were interrupted by the end of the last run; billed by their last mark", journal.recovered
@@ -61,6 +78,7 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
         settings=settings,
         deliver=lambda exchange, replica: gateway.deliver(exchange, replica),
         chance=random.Random().random,
+        source=name,
     )
     presence = ControllerPresence(follower=follower, catalog=catalog, last_table=last_table, clock=clock)
     pool = UpstreamPool(clock=clock)
@@ -77,20 +95,35 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
     _declare_gauges(gateway)
     presence.on_table(gateway.forget_heads)
     presence.recall()
-    server = await loop.create_server(lambda: ClientConnection(gateway), sock=listener, backlog=BACKLOG)
     # What was imported stays for good; the collector need not look at it again.
     gc.freeze()
     # Requests leave no cycles behind; the default threshold would look for some every few requests.
     gc.set_threshold(20_000, 20, 50)
-    tasks = [loop.create_task(work) for work in (journal.run(), presence.run(), _sweep(gateway))]
+    works = (
+        journal.run(),
+        presence.run(),
+        sweep(gateway, connections_max=connections_max),
+        settle_abandoned(journal_root, clock=clock),
+    )
+    tasks = [loop.create_task(work) for work in works]
+    server: asyncio.Server | None = None
     try:
-        await _first_to_end(stop, tasks)
-        await _drain(gateway, server)
+        if on_ready is not None:
+            await _first_to_end([_until_informed(gateway)], tasks)
+        server = await _listen(gateway, listener, tls, connections_max)
+        if on_ready is not None:
+            on_ready()
+        await _first_to_end([stop.wait(), relieved.wait()], tasks)
+        server.close()
+        if not stop.is_set():
+            await _retire(gateway, stop)
+        await _drain(gateway)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        server.close()
+        if server is not None:
+            server.close()
         await follower.close()
         for request in list(gateway.side_requests):
             request.cancel()
@@ -99,40 +132,64 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
         journal.close()
 
 
-async def _first_to_end(stop: asyncio.Event, tasks: Iterable["asyncio.Task[None]"]) -> None:
-    """Wait for ``stop``; a task that ends earlier has failed, and so has the worker."""
-    waiting = asyncio.get_running_loop().create_task(stop.wait())
+async def _listen(
+    gateway: Gateway, listener: socket.socket, tls: ssl.SSLContext | None, connections_max: int
+) -> asyncio.Server:
+    return await asyncio.get_running_loop().create_server(
+        lambda: ClientConnection(gateway, connections_max=connections_max),
+        sock=listener,
+        backlog=BACKLOG,
+        ssl=tls,
+        ssl_handshake_timeout=None if tls is None else HANDSHAKE_TIMEOUT_S,
+        ssl_shutdown_timeout=None if tls is None else CLOSE_NOTIFY_TIMEOUT_S,
+    )
+
+
+async def _until_informed(gateway: Gateway) -> None:
+    """Wait for the present routing table; the last one kept must do where no controller is to be heard."""
+    presence = gateway.presence
+    deadline_s = gateway.clock.monotonic_s() + INFORMED_TIMEOUT_S
+    while not presence.is_authoritative:
+        if gateway.clock.monotonic_s() > deadline_s:
+            if gateway.catalog.table is None:
+                raise StartupError("No routing table came from the controller. See its log.")
+            return
+        await asyncio.sleep(0.02)
+
+
+async def _first_to_end(events: Iterable[Coroutine[Any, Any, object]], tasks: Iterable["asyncio.Task[None]"]) -> None:
+    """Wait for one of ``events``; a task that ends earlier has failed, and so has the worker."""
+    loop = asyncio.get_running_loop()
+    waiting = {loop.create_task(event) for event in events}
     try:
-        done, _ = await asyncio.wait({waiting, *tasks}, return_when=asyncio.FIRST_COMPLETED)
-        for task in done - {waiting}:
+        done, _ = await asyncio.wait({*waiting, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
             task.result()
     finally:
-        waiting.cancel()
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def _sweep(gateway: Gateway) -> None:
-    """Look at every deadline a few times a second: far cheaper than a timer a request."""
-    settings = gateway.settings
-    shortest_s = min(
-        settings.first_token_timeout_s, settings.token_timeout_s, settings.total_timeout_s, settings.loading_comment_s,
-        settings.queue_wait_s, settings.load_wait_s, settings.write_stall_timeout_s,
-    )  # fmt: skip
-    pause_s = min(0.25, shortest_s / 4)
-    while True:
-        await asyncio.sleep(pause_s)
-        now_s = gateway.clock.monotonic_s()
-        gateway.check_time(now_s)
-        gateway.control.check_time(now_s)
-        gateway.pool.close_old(now_s)
+async def _retire(gateway: Gateway, stop: asyncio.Event) -> None:
+    """Serve what comes on open connections until there are none: the next worker takes the new ones.
+
+    Nothing is cut and nothing refused. Each connection closes behind its next answer, or when its client has been
+    silent for a moment.
+    """
+    _log.info("relieved: %d connections, %d requests in flight", len(gateway.connections), len(gateway.exchanges))
+    deadline_s = gateway.clock.monotonic_s() + RETIRE_S_MAX
+    while gateway.connections and not stop.is_set() and gateway.clock.monotonic_s() < deadline_s:
+        # Again and again: some are accepted and not yet made when the listener closes.
         for connection in list(gateway.connections):
-            connection.check_time(now_s)
+            connection.retire()
+        await asyncio.sleep(0.05)
 
 
-async def _drain(gateway: Gateway, server: asyncio.Server) -> None:
+async def _drain(gateway: Gateway) -> None:
     """Take no new work, let what runs finish, then end the rest with an error it can see."""
     _log.info("draining: %d requests in flight", len(gateway.exchanges))
     gateway.is_draining = True
-    server.close()
     for connection in list(gateway.connections):
         connection.close_when_idle()
     deadline_s = gateway.clock.monotonic_s() + gateway.settings.drain_timeout_s

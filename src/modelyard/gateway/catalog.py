@@ -96,6 +96,7 @@ class Catalog(Generic[W]):
         settings: GatewayConfig,
         deliver: Callable[[W, ReplicaLoad], bool],
         chance: Callable[[], float],
+        source: str = "",
     ) -> None:
         workers = settings.workers
         self._worker = worker
@@ -112,7 +113,7 @@ class Catalog(Generic[W]):
         )
         self._deliver = deliver
         self._chance = chance
-        self.accounts = Accounts(worker=worker, workers=workers)
+        self.accounts = Accounts(worker=worker, workers=workers, source=source)
         self.table: RoutingTable | None = None
         self._endpoints: dict[str, EndpointState[W]] = {}
         self._own: dict[tuple[str, str], EndpointState[W]] = {}

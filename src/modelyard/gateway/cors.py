@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from modelyard.errors import StartupError
-from modelyard.gateway.openai import DECODERS
+from modelyard.gateway.openai import decoder_of
 
 if TYPE_CHECKING:
     from modelyard.gateway.head import Request
@@ -70,6 +70,6 @@ def options_lines(request: "Request") -> bytes | None:
         return lines
     if request.path in _PROBES or request.path == "/v1/models":
         return b"allow: GET, HEAD, OPTIONS\r\n"
-    if request.path in DECODERS:
+    if decoder_of(request.path) is not None:
         return b"allow: POST, OPTIONS\r\n"
     return None

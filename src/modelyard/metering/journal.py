@@ -13,10 +13,12 @@ What the database, Kafka or Stripe know are projections of this file
 """
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
 import struct
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -30,6 +32,9 @@ from modelyard.domain.usage import Intent, JournalRecord, Mark, Settle, UsageSta
 SEGMENT_BYTES = 64 * 1024 * 1024
 RECORD_BYTES_MAX = 64 * 1024
 RETRY_S = 0.5
+LOCK_PAUSE_S = 0.05
+LOCK_PATIENCE_S = 2.0
+"""Time for another worker to have done with a folder that it found abandoned (``abandoned.py``)."""
 
 Position = tuple[str, int]
 """A place in a worker's journal: the segment's name and an offset into it. Later places compare greater."""
@@ -154,6 +159,7 @@ class Journal:
         clock: Clock,
         soon: Callable[[Callable[[], None]], object],
         segment_bytes: int = SEGMENT_BYTES,
+        patience_s: float = LOCK_PATIENCE_S,
     ) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
@@ -161,7 +167,7 @@ class Journal:
         self._clock = clock
         self._soon = soon
         self._segment_bytes = segment_bytes
-        self._lock = _lock(folder)
+        self._lock = _lock(folder, patience_s)
         self._frames: list[bytes] = []
         self._intents: list[tuple[Intent, Callable[[bool], None]]] = []
         self._settles: list[tuple[Settle, Callable[[], None]]] = []
@@ -185,6 +191,11 @@ class Journal:
     def is_writable(self) -> bool:
         """Say whether new work may begin: false while a settlement waits for disk space."""
         return not self._unwritten
+
+    @property
+    def source(self) -> str:
+        """Return the name that its deliveries go by."""
+        return self._folder.name
 
     @property
     def position(self) -> Position | None:
@@ -255,6 +266,8 @@ class Journal:
         except OSError:
             _log.exception("the journal could not be synced at shutdown")
         os.close(self._fd)
+        if not self._open and not self._unwritten:
+            os.ftruncate(self._lock, 0)
         os.close(self._lock)
 
     def _add(self, record: JournalRecord) -> None:
@@ -374,11 +387,20 @@ def _call(then: Callable[P, None], *arguments: P.args, **named: P.kwargs) -> Non
         _log.exception("a request failed after it was recorded")
 
 
-def _lock(folder: Path) -> int:
+def _lock(folder: Path, patience_s: float) -> int:
+    """Lock a folder, and write into the lock's file that whoever has it has not ended well yet."""
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise JournalLockedError(f"another gateway worker writes into {folder}") from None
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if patience_s <= 0:
+                os.close(descriptor)
+                raise JournalLockedError(f"another gateway worker writes into {folder}") from None
+        else:
+            break
+        time.sleep(LOCK_PAUSE_S)  # a start: nothing waits for the loop yet
+        patience_s -= LOCK_PAUSE_S
+    with contextlib.suppress(OSError):  # a full disk must not keep a worker from its start; it only looks clean then
+        os.write(descriptor, b"in use\n")
     return descriptor
