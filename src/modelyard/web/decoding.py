@@ -22,6 +22,7 @@ QUERY_FIELDS_MAX = 64
 
 _PLACE = re.compile(r" - at (?:`key` in )?`\$(.*)`$", re.DOTALL)
 _FIELD = re.compile(r"^Object (missing required|contains unknown) field `(.*)`$", re.DOTALL)
+_EMPTY = {"Expected `array` of length >= 1": "empty_array"}
 _PARAM_LENGTH_MAX = 120
 
 
@@ -60,7 +61,7 @@ def refusal(error: msgspec.ValidationError) -> ApiError:
         return unsupported_parameter(param, "this field does not exist here; check its spelling in /docs")
     text = _short(reason.replace("`", ""))
     text = text[:1].lower() + text[1:]
-    code = "invalid_type" if ", got " in text else "invalid_value"
+    code = "invalid_type" if ", got " in text else _EMPTY.get(reason, "invalid_value")
     if not param:
         return ApiError(400, code=code, message=f"Invalid request body: {text}.")
     return invalid_value(param, text, code=code)

@@ -6,24 +6,11 @@ an engine (``reference/security.md`` S3).
 """
 
 from collections.abc import Callable
-from typing import Protocol
 
-from modelyard.gateway.openai.call import Call
+from modelyard.gateway.openai.call import Call, Incoming
 from modelyard.gateway.openai.chat import decode_chat
 from modelyard.gateway.openai.completions import decode_completion
 from modelyard.gateway.openai.embeddings import decode_embedding
-
-
-class Incoming(Protocol):
-    """What a decoder may look at of a request (``gateway/server.py`` has the whole)."""
-
-    path: str
-    body: bytes
-
-    def header(self, name: bytes) -> bytes | None:
-        """Return the first header of this lower-case name."""
-        ...
-
 
 Decode = Callable[[Incoming], Call]
 

@@ -1,17 +1,19 @@
 """A decoded inference request, and how unknown fields are treated.
 
 Fields that would re-target or re-configure an engine are refused by name;
-known OpenAI fields that no engine here honours are refused too, since dropping
-them silently would change the answer; anything else unknown is dropped and
-named in the header ``x-modelyard-ignored``.
+OpenAI's fields that few engines honour are ``needs`` of the request, since
+dropping them silently would change the answer; anything else unknown is dropped
+and named in the header ``x-modelyard-ignored``.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from modelyard import errors
+from modelyard.domain import usage
 from modelyard.web.decoding import decode
 
 if TYPE_CHECKING:
@@ -23,30 +25,26 @@ ModelName = Annotated[str, msgspec.Meta(min_length=1, max_length=MODEL_LENGTH_MA
 Unit = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 TokenCount = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+TokenLimit = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 StopText = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 Stop = StopText | Annotated[list[StopText], msgspec.Meta(max_length=4)]
-Choices = Annotated[int, msgspec.Meta(ge=1, le=8)]
+Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
 Bias = Annotated[dict[str, Annotated[float, msgspec.Meta(ge=-100, le=100)]], msgspec.Meta(max_length=300)]
 TokenIds = Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]], msgspec.Meta(min_length=1)]
 
 REFUSED = frozenset(
     {
-        "api_base", "api_key", "base_url", "bootstrap_host", "bootstrap_port", "bootstrap_room", "cache_salt",
-        "chat_template", "chat_template_kwargs", "custom_llm_provider", "data_parallel_rank", "documents",
-        "extra_args", "extra_body", "extra_headers", "guided_choice", "guided_decoding_backend", "guided_grammar",
-        "guided_json", "guided_regex", "grammar", "id_slot", "json_schema", "kv_transfer_params", "lora",
-        "lora_path", "lora_request", "media_io_kwargs", "mm_processor_kwargs", "n_predict", "priority",
-        "prompt_embeds", "prompt_logprobs", "request_id", "return_token_ids", "rid", "session_params",
-        "structured_outputs", "user_config", "vllm_xargs",
+        "add_generation_prompt", "api_base", "api_key", "base_url", "bootstrap_host", "bootstrap_port",
+        "bootstrap_room", "cache_salt", "chat_template", "chat_template_kwargs", "continue_final_message",
+        "custom_llm_provider", "data_parallel_rank", "documents", "extra_args", "extra_body", "extra_headers",
+        "grammar", "guided_choice", "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex",
+        "id_slot", "json_schema", "kv_transfer_params", "lora", "lora_path", "lora_request", "media_io_kwargs",
+        "mm_processor_kwargs", "n_predict", "priority", "prompt_embeds", "prompt_logprobs", "request_id",
+        "return_token_ids", "rid", "session_params", "structured_outputs", "user_config", "vllm_xargs",
     }
 )  # fmt: skip
 """Fields that steer an engine or the platform instead of the answer."""
-
-UNSUPPORTED = frozenset(
-    {"audio", "function_call", "functions", "modalities", "moderation", "prediction", "web_search_options", "best_of"}
-)
-"""Fields of OpenAI's API that change the answer and that nothing here honours yet."""
 
 EXTRAS = ("top_k", "min_p", "min_tokens", "ignore_eos", "repetition_penalty")
 """Sampling fields beyond OpenAI's that are forwarded where the engine knows them."""
@@ -69,7 +67,7 @@ class Sampling(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
     model: ModelName
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: TokenCount | None = None
+    max_tokens: TokenLimit | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_p: Unit | None = None
     n: Choices | None = None
@@ -86,6 +84,14 @@ class Sampling(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
     repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=2)] | None = None
 
 
+class Meter(NamedTuple):
+    """What an answer is billed beside tokens: ``count_of`` its body of ``unit``, at the ``most`` so much."""
+
+    unit: usage.Unit
+    most: float
+    count_of: Callable[[bytes], float]
+
+
 @dataclass(slots=True)
 class Call:
     """What the gateway needs to know of a request; ``request`` is encoded for the engine.
@@ -97,7 +103,8 @@ class Call:
     the caller's API promises. ``tier`` is the service tier asked for, ``user`` what groups requests of one user.
     ``can_resume``: the answer may be continued on another replica from its text alone. ``needs`` are names the engine
     must have among its extras, with the parameter to blame. ``payload`` (with its ``content_type``) is sent in place of
-    the encoded ``request``.
+    the encoded ``request``. ``is_passthrough``: the answer is no JSON, and goes out as it came, under the
+    ``answer_type`` of what the engine said. ``meter`` counts what is not counted in tokens.
     """
 
     model: str
@@ -114,8 +121,55 @@ class Call:
     user: str = ""
     can_resume: bool = False
     needs: tuple[tuple[str, str], ...] = ()
+    is_passthrough: bool = False
     payload: bytes | None = None
     content_type: bytes = b"application/json"
+    meter: Meter | None = None
+
+    @property
+    def units_max(self) -> float:
+        """Return the most units that the answer can be billed."""
+        return self.meter.most if self.meter is not None else 0.0
+
+    def units_of(self, answer: bytes) -> tuple[float, usage.Unit]:
+        """Return the units of a good answer; failed requests have none."""
+        meter = self.meter
+        return (0.0, usage.Unit.NONE) if meter is None else (min(meter.count_of(answer), meter.most), meter.unit)
+
+    def lacking(self, extras: frozenset[str]) -> str | None:
+        """Return the parameter that an engine with ``extras`` cannot honour, None when it can do all."""
+        return next((param for name, param in self.needs if name not in extras), None)
+
+    def prompt_bytes(self) -> bytes:
+        """Return the prompt as bytes that begin alike where prompts do, for the prefix index."""
+        request = self.request
+        for name in ("messages", "prompt", "input"):
+            if (value := getattr(request, name, None)) is not None:
+                return _encode(value)
+        return self.payload or b""
+
+
+class Incoming(Protocol):
+    """What a decoder may look at of a request (``gateway/server.py`` has the whole)."""
+
+    path: str
+    body: bytes
+
+    def header(self, name: bytes) -> bytes | None:
+        """Return the first header of this lower-case name."""
+        ...
+
+
+_ANSWER_TYPES = (b"audio/", b"text/plain", b"text/vtt", b"application/x-subrip", b"application/octet-stream")
+_BYTES = b"application/octet-stream"
+
+
+def answer_type(given: bytes) -> bytes:
+    """Return the type under which an answer that is no JSON goes out: a page of an engine must not be shown as ours."""
+    kind = given.partition(b";")[0].strip().lower()
+    if not kind.startswith(_ANSWER_TYPES):
+        return _BYTES
+    return kind + b"; charset=utf-8" if kind.startswith(b"text/") else kind
 
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -145,10 +199,12 @@ def decode_strict(decoder: msgspec.json.Decoder[R], body: bytes) -> tuple[R, tup
     for name in list(fields):
         if name in known:
             continue
+        if bytes(fields[name]) == b"null":
+            # As good as absent, like null for every optional field.
+            del fields[name]
+            continue
         if name in REFUSED:
             raise errors.unsupported_parameter(name, "it would reconfigure the engine and is not accepted")
-        if name in UNSUPPORTED:
-            raise errors.unsupported_parameter(name, "no engine of this platform honours it")
         del fields[name]
         ignored.append(name)
     return decode(decoder, _encode(fields)), tuple(ignored)

@@ -6,6 +6,7 @@ import msgspec
 
 from modelyard import errors
 from modelyard.gateway.openai.call import Call, Sampling, TokenIds, decode_strict
+from modelyard.gateway.openai.logprobs import LogprobsTranslation
 
 PROMPTS_MAX = 128
 MAX_TOKENS_DEFAULT = 16
@@ -20,6 +21,7 @@ class CompletionRequest(Sampling, kw_only=True, omit_defaults=True, forbid_unkno
     prompt: Prompt
     echo: bool | None = None
     suffix: str | None = None
+    best_of: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=5)] | None = None
 
 
@@ -36,19 +38,41 @@ def decode_completion(body: bytes) -> Call:
     if request.max_tokens is None:
         request.max_tokens = MAX_TOKENS_DEFAULT
     prompts, length = measure(request.prompt, "prompt", inputs_max=PROMPTS_MAX)
-    choices = (request.n or 1) * prompts
+    tries = _tries(request)
     options = request.stream_options
+    is_stream = bool(request.stream)
+    wants_usage = bool(is_stream and options is not None and options.include_usage)
+    needs = [(name, name) for name in ("best_of", "echo", "suffix") if getattr(request, name)]
     request.user = None
     return Call(
         model=request.model,
         request=request,
         text_length=length,
-        choices=choices,
-        output_tokens=request.max_tokens * choices,
-        is_stream=bool(request.stream),
-        wants_usage=bool(request.stream and options is not None and options.include_usage),
+        choices=tries * prompts,
+        output_tokens=request.max_tokens * tries * prompts,
+        is_stream=is_stream,
+        wants_usage=wants_usage,
         ignored=ignored,
+        translation=None if request.logprobs is None else LogprobsTranslation(wants_usage=wants_usage),
+        needs=tuple(needs),
     )
+
+
+def _tries(request: CompletionRequest) -> int:
+    """Return how many answers to a prompt are generated; a ``best_of`` that asks for no more than ``n`` is dropped.
+
+    Raises:
+        ApiError: 400 for fewer than are to be returned, and for a choice among answers that are streamed.
+    """
+    choices, best_of = request.n or 1, request.best_of
+    if not best_of or best_of == choices:
+        request.best_of = None
+        return choices
+    if best_of < choices:
+        raise errors.invalid_value("best_of", f"it is less than 'n', which is {choices}")
+    if request.stream:
+        raise errors.invalid_value("best_of", "the best answer is not known while all are streamed")
+    return best_of
 
 
 def measure(value: Prompt, param: str, *, inputs_max: int) -> tuple[int, int]:

@@ -32,6 +32,10 @@ def decode_embedding(body: bytes) -> Call:
     request, ignored = decode_strict(_decoder, body)
     inputs, length = measure(request.input, "input", inputs_max=INPUTS_MAX)
     request.user = None
+    needs = [("dimensions", "dimensions")] if request.dimensions is not None else []
+    if not isinstance(request.input, str) and not isinstance(request.input[0], str):
+        # The client's tokenizer need not be the model's; an engine that cannot know must not embed garbage.
+        needs.append(("token_arrays", "input"))
     return Call(
         model=request.model,
         request=request,
@@ -39,4 +43,5 @@ def decode_embedding(body: bytes) -> Call:
         choices=inputs,
         output_tokens=0,
         ignored=ignored,
+        needs=tuple(needs),
     )
