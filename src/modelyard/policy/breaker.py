@@ -240,7 +240,7 @@ def failed(
 
     Afterwards one of those that answer takes requests, if there is any (see ``reprieve``).
     """
-    if not health.is_closed or not health.is_unfit(kind, now_s=now_s, error_share_max=tolerance.error_share_max):
+    if not health.is_unfit(kind, now_s=now_s, error_share_max=tolerance.error_share_max):
         return False
     health.reason = reason
     if not may_eject(health, healths, kind, share_max=tolerance.ejection_share_max):

@@ -8,7 +8,9 @@ not tried again, and one that is *known* to be the cause is refused for a while.
 Blame must be robust, for a replica that dies takes innocent requests along. A
 request is condemned after crashes of at least two different replica starts,
 when in one of them it was alone, or when it is the only one that was there
-each time. An answer proves innocence.
+each time (three times, if its answer had begun: a long stream that is moved
+from one dying replica to the next is more often unlucky than deadly). An
+answer proves innocence.
 """
 
 from collections import OrderedDict
@@ -20,6 +22,8 @@ REFUSED_S = 600.0
 """How long a condemned request is refused, and how long a crash is remembered."""
 CRASHES_MIN = 2
 """Engines that a request may take down; with the second it is out."""
+CRASHES_BEGUN_MIN = 3
+"""Crashes that condemn a request among others when its answer had begun in one of them."""
 SUSPECTS_MAX = 1000
 CRASHES_MAX = 64
 SETTLED_S = 1.0
@@ -170,6 +174,8 @@ class Suspects:
         if not any(crash.was_alone(print_) for crash in crashes):
             if not all(crash.is_settled(now_s) for crash in crashes):
                 # Somebody else who was there each time may not have been reported yet.
+                return False
+            if len(crashes) < CRASHES_BEGUN_MIN and not all(print_ in crash.waiting for crash in crashes):
                 return False
             if len(set.intersection(*({*crash.waiting, *crash.begun} for crash in crashes))) > 1:
                 return False

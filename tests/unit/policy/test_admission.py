@@ -144,7 +144,7 @@ def test_prediction_before_any_answer_is_the_default_or_what_the_request_may() -
 
 def test_tenant_is_judged_by_its_own_answers_from_the_twentieth() -> None:
     predictor = OutputPredictor()
-    for _ in range(100):
+    for _ in range(1000):
         predictor.observe("ten-b", 50)
     for _ in range(SAMPLES_OF_TENANT_MIN - 1):
         predictor.observe("ten-a", 900)
@@ -168,6 +168,14 @@ def test_prediction_is_a_p90_of_recent_answers(lengths: list[int]) -> None:
     moments = [lengths[: len(lengths) - back] for back in range(stale)]
     exact = [sorted(seen[-SAMPLES:])[(len(seen[-SAMPLES:]) * 9 - 1) // 10] for seen in moments if seen]
     assert told in exact
+
+
+def test_sample_is_gone_after_exactly_as_many_new_ones() -> None:
+    predictor = OutputPredictor()
+    tenth = SAMPLES // 10
+    for length in [0] * (SAMPLES - 1) + [1000] + [0] * (SAMPLES - tenth) + [1000] * tenth + [0] * tenth:
+        predictor.observe("ten-a", length)
+    assert predictor.predict("ten-a", 4096) == 0, "one answer in ten is long, and one more only if the old one stayed"
 
 
 def test_prediction_follows_a_change_of_traffic() -> None:

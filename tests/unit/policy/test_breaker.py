@@ -171,6 +171,16 @@ def test_one_that_answers_badly_comes_back_when_the_last_good_one_is_lost() -> N
     assert reprieve([last, bad], now_s=101.0) is None
 
 
+def test_probe_that_ends_after_its_replica_was_let_back_changes_nothing() -> None:
+    bad, last = ejected(BAD), Health()
+    bad.probe_began()
+    fail(last, UNREACHABLE, bad)
+    assert bad.is_closed
+    bad.probe_ended(is_good=False, now_s=100.5)
+    bad.probe_dropped()
+    assert bad.is_closed, "the last that answers was ejected by its old probe"
+
+
 def test_nobody_comes_back_when_all_are_unreachable() -> None:
     assert reprieve([ejected(UNREACHABLE), ejected(SILENT)], now_s=101.0) is None
 

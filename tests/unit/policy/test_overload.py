@@ -78,6 +78,13 @@ def test_load_around_a_threshold_does_not_flap() -> None:
     assert (state.level, changes) == (BATCH, 1)
 
 
+def test_load_just_below_a_threshold_keeps_the_level() -> None:
+    state = after((0.0, Seen(connections=70, connections_max=100)))
+    for second in range(1, 60):
+        state = decide(Seen(connections=50, connections_max=100), state, now_s=second)
+    assert (state.level, state.reason) == (BATCH, "open connections")
+
+
 def test_relapse_while_calm_starts_the_wait_again() -> None:
     bad = Seen(memory_bytes=71, memory_bytes_max=100)
     state = after((0.0, bad), (1.0, CALM), (2.0, bad), (3.0, CALM), (4.9, CALM))

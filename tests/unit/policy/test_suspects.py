@@ -93,6 +93,16 @@ def test_the_only_one_of_both_crashes_is_condemned_once_all_are_reported() -> No
     assert not suspects.is_refused(OTHER, 110.0)
 
 
+def test_long_stream_moved_from_one_dying_replica_to_the_next_has_one_crash_more() -> None:
+    suspects = Suspects()
+    crash(suspects, "rep-1", (), (GOOD, OTHER))
+    crash(suspects, "rep-2", (), (GOOD, THIRD))
+    assert not suspects.may_retry(GOOD)
+    assert not suspects.is_refused(GOOD, 200.0)
+    crash(suspects, "rep-3", (DEADLY,), (GOOD,))
+    assert suspects.is_refused(GOOD, 200.0)
+
+
 def test_answer_exonerates_and_leaves_the_culprit() -> None:
     suspects = Suspects()
     crash(suspects, "rep-1", (GOOD, DEADLY))
@@ -113,6 +123,20 @@ def test_last_report_of_a_crash_does_not_look_alone() -> None:
     suspects.answered(OTHER)
     assert not suspects.is_refused(DEADLY, 100.0)
     assert not suspects.is_refused(GOOD, 100.0)
+
+
+def test_request_sent_to_an_engine_that_is_dead_already_was_not_alone() -> None:
+    suspects = Suspects()
+    crash(suspects, "rep-1", (DEADLY,))
+    crash(suspects, "rep-1", (GOOD,))
+    crash(suspects, "rep-2", (GOOD, DEADLY))
+    assert not suspects.is_refused(GOOD, 200.0)
+
+    suspects = Suspects()
+    crash(suspects, "rep-1", (), (DEADLY,))
+    crash(suspects, "rep-1", (), (GOOD,))
+    crash(suspects, "rep-2", (), (GOOD, DEADLY))
+    assert not suspects.is_refused(GOOD, 200.0)
 
 
 def test_same_request_sent_many_times_is_one_suspect() -> None:
@@ -157,6 +181,14 @@ def test_memory_is_bounded() -> None:
     assert repr(suspects) == f"<Suspects: {SUSPECTS_MAX} after {CRASHES_MAX} crashes, 0 refused>"
     suspects.merge(((print_, 5.0) for print_ in range(2 * SUSPECTS_MAX)), 0.0)
     assert len(suspects.export(0.0)) == SUSPECTS_MAX
+
+
+def test_suspect_seen_again_outlives_those_seen_once() -> None:
+    suspects = Suspects()
+    crash(suspects, "rep-1", (DEADLY, *range(SUSPECTS_MAX - 1)))
+    crash(suspects, "rep-2", (DEADLY, 0))
+    crash(suspects, "rep-3", tuple(range(5000, 5000 + SUSPECTS_MAX // 2)))
+    assert not suspects.may_retry(DEADLY)
 
 
 def test_query_of_death_in_traffic_takes_two_engines_and_nobody_with_it() -> None:
