@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from modelyard.domain.routing_table import ReplicaRoute, ReplicaSnapshot
 from modelyard.policy.admission import KvAccount
 from modelyard.policy.breaker import Health
+from modelyard.policy.job import NEVER_S
 from modelyard.policy.prefixes import PrefixIndex
 from modelyard.policy.routing import UNKNOWN_ENGINE, stable_hash
 
@@ -27,6 +28,8 @@ class ReplicaLoad:
     running_peak: int = 0
     """Most that was running from here since the last snapshot."""
     pending_tokens: int = 0
+    reading_since_s: float = NEVER_S
+    """When it began with the oldest of those; never: not known, all of them count in full."""
     is_draining: bool = False
     is_gone: bool = False
     ejected_until_s: float = 0.0

@@ -2,8 +2,9 @@
 
 What a replica costs is what the request waits for there (prompts not yet
 read), what it takes to read its own prompt (less what the replica has cached),
-what that reading steals from those who run there, and loading an adapter. All
-of it is in seconds, so nothing has to be weighted against anything else.
+what that reading takes from those who run there and from those who will come
+after, and loading an adapter. All of it is in seconds, so nothing has to be
+weighted against anything else.
 
 Load is the gateway's own count of what it has running there; what the engine
 itself reported is only added for the part that is not ours. A polled gauge
@@ -29,6 +30,13 @@ DECODE_DRAG = 0.5
 """A full batch makes reading a prompt half as long again."""
 STALL_SHARE = 0.35
 """Reading a prompt holds up those who run there; from a half full batch on this part of the reading counts as cost."""
+BEHIND_SHARE = 0.75
+"""Whoever comes next waits while a prompt is read: this part of the reading counts as theirs."""
+BEHIND_PER_S = 4.0
+"""More of it for each second that even the least busy replica has yet to read. Without it a full fleet gets slower
+still: it runs from the replica with the prefix to one with a shorter line, and reads everything twice."""
+AHEAD_SHARE_MIN = 0.25
+"""What is taken as still unread, however long reading goes on: an engine that hangs must not look idle."""
 STICKY_S = 1.0
 """What keeping a session on its replica may cost its caller; a second is what people wait without losing the thread."""
 CROWD = 16
@@ -57,6 +65,11 @@ class Candidate(Protocol):
         ...
 
     @property
+    def version_id(self) -> str:
+        """Which release it belongs to; ``choose`` is asked about one release at a time."""
+        ...
+
+    @property
     def slots(self) -> int:
         """Requests it takes at once."""
         ...
@@ -79,6 +92,11 @@ class Candidate(Protocol):
     @property
     def pending_tokens(self) -> int:
         """Sum of ``need_tokens`` of what was dispatched to it and has not begun to answer."""
+        ...
+
+    @property
+    def reading_since_s(self) -> float:
+        """When it began with the oldest of those: the last first token there, or the dispatch to an idle one."""
         ...
 
     @property
@@ -120,25 +138,39 @@ def need_tokens(job: Job, matched: int, model: EngineModel) -> int:
     return max(1, job.prompt_tokens - int(matched * model.block_tokens)) if matched else job.prompt_tokens
 
 
-def added_seconds(candidate: Candidate, job: Job, model: EngineModel) -> float:
-    """Return what ``job`` costs on ``candidate``: its own wait until the first token, and what it takes from others."""
+def added_seconds(candidate: Candidate, job: Job, model: EngineModel, *, now_s: float, behind: float = 0.0) -> float:
+    """Return what ``job`` costs on ``candidate``: its own wait until the first token, and what it takes from others.
+
+    ``behind`` is ``behind_share`` of all replicas.
+    """
     batch = candidate.running + candidate.running_elsewhere
     load = batch / candidate.slots
+    ahead_s = candidate.pending_tokens / model.prefill_tokens_per_s
+    wait_s = min(ahead_s, max(AHEAD_SHARE_MIN * ahead_s, ahead_s - now_s + candidate.reading_since_s))
     need_s = need_tokens(job, candidate.prefixes.matched(job.prefix), model) / model.prefill_tokens_per_s
-    cost = candidate.pending_tokens / model.prefill_tokens_per_s + model.running_s * batch
-    cost += need_s * (1.0 + DECODE_DRAG * load + STALL_SHARE * min(1.0, 2.0 * load))
+    share = DECODE_DRAG * load + STALL_SHARE * min(1.0, 2.0 * load) + behind
+    cost = wait_s + need_s * (1.0 + share) + model.running_s * batch
     return cost + candidate.adapter_s(job.adapter) if job.adapter else cost
+
+
+def behind_share(replicas: Iterable[Candidate], model: EngineModel, *, now_s: float) -> float:
+    """Return which part of reading a prompt is waited for by those who come after: more, the fuller all replicas are.
+
+    It only matters where a prompt is longer to read on one replica than on another.
+    """
+    least = min((replica.pending_tokens for replica in replicas if _has_room(replica, now_s)), default=0)
+    return BEHIND_SHARE + BEHIND_PER_S * least / model.prefill_tokens_per_s
 
 
 def choose(
     replicas: Sequence[C],
-    job: Job | None = None,
+    job: Job,
     *,
     now_s: float,
     model: EngineModel = UNKNOWN_ENGINE,
     avoid: Collection[C] = (),
     fits: Callable[[C], bool] | None = None,
-    chance: Callable[[], float] = lambda: 0.0,
+    chance: Callable[[], float],
     holders: PrefixHolders[C] | None = None,
 ) -> C | None:
     """Return the replica to use, or None when none has room.
@@ -146,34 +178,35 @@ def choose(
     ``avoid``: those this request failed on. ``fits``: whether the request fits a replica's memory; asked only of those
     that would be chosen. ``holders``: who has which prefix, for more than ``CROWD`` replicas.
     """
-    if len(replicas) == 1:
-        only = replicas[0]
-        return only if _has_room(only, now_s) and only not in avoid and (fits is None or fits(only)) else None
-    if job is None:
-        return _least_loaded(replicas, now_s, avoid)
-    if len(replicas) <= CROWD:
-        best = _least_added(replicas, job, now_s, model, avoid, fits)
-    else:
-        best = _least_added(_some(replicas, job, chance, holders), job, now_s, model, avoid, fits)
-        if best is None:
-            best = _least_added(replicas, job, now_s, model, avoid, fits)
+    if len(replicas) <= 1:
+        only = replicas[0] if replicas else None
+        if only is None or not _has_room(only, now_s) or only in avoid:
+            return None
+        return only if fits is None or fits(only) else None
+    looked_at: Collection[C] = replicas if len(replicas) <= CROWD else _some(replicas, job, chance, holders)
+    behind = behind_share(looked_at, model, now_s=now_s) if job.prefix else 0.0
+    best = _least(looked_at, job, now_s, model, avoid, fits, behind)
+    if best is None and looked_at is not replicas:
+        best = _least(replicas, job, now_s, model, avoid, fits, behind)
     if best is None or not job.session:
         return best
     home = preferred(replicas, job.session)
     if home is None or home is best or not _has_room(home, now_s) or home in avoid:
         return best
-    if added_seconds(home, job, model) > added_seconds(best, job, model) + STICKY_S:
+    home_s = added_seconds(home, job, model, now_s=now_s, behind=behind)
+    if home_s > added_seconds(best, job, model, now_s=now_s, behind=behind) + STICKY_S:
         return best
     return home if fits is None or fits(home) else best
 
 
-def _least_added(
+def _least(
     replicas: Iterable[C],
     job: Job,
     now_s: float,
     model: EngineModel,
     avoid: Collection[C],
     fits: Callable[[C], bool] | None,
+    behind: float,
 ) -> C | None:
     # ``added_seconds`` written out in the loop: calling it costs as much as all the rest. A test compares them.
     token_s = 1.0 / model.prefill_tokens_per_s
@@ -194,7 +227,14 @@ def _least_added(
         if prefix and (matched := replica.prefixes.matched(prefix)):
             need_s = max(1, job.prompt_tokens - int(matched * model.block_tokens)) * token_s
         stall = STALL_SHARE if load > 0.5 else 2.0 * STALL_SHARE * load
-        cost = replica.pending_tokens * token_s + running_s * batch + need_s * (1.0 + DECODE_DRAG * load + stall)
+        cost = need_s * (1.0 + DECODE_DRAG * load + stall + behind) + running_s * batch
+        if pending := replica.pending_tokens:
+            ahead_s = pending * token_s
+            left_s = ahead_s - now_s + replica.reading_since_s
+            if left_s < ahead_s:
+                least_s = AHEAD_SHARE_MIN * ahead_s
+                ahead_s = left_s if left_s > least_s else least_s
+            cost += ahead_s
         if adapter:
             cost += replica.adapter_s(adapter)
         if (
@@ -217,7 +257,10 @@ def _some(
     found = dict.fromkeys(drawn[:4])
     found.update(dict.fromkeys(emptiest))
     if holders is not None and job.prefix:
-        found.update(dict.fromkeys(holders.find(job.prefix, at_most=8)))
+        version_id = replicas[0].version_id
+        for holder in holders.find(job.prefix, at_most=8):
+            if holder.version_id == version_id:
+                found[holder] = None
     return found
 
 
@@ -227,19 +270,6 @@ def _fill(replica: Candidate) -> float:
 
 def _has_room(replica: Candidate, now_s: float) -> bool:
     return replica.running < replica.slots and not replica.is_draining and replica.ejected_until_s <= now_s
-
-
-def _least_loaded(replicas: Iterable[C], now_s: float, avoid: Collection[C]) -> C | None:
-    best: C | None = None
-    best_cost = (2.0, 0)
-    for replica in replicas:
-        running = replica.running
-        if running >= replica.slots or replica.is_draining or replica.ejected_until_s > now_s or replica in avoid:
-            continue
-        cost = (running / replica.slots, replica.last_dispatch)
-        if cost < best_cost:
-            best, best_cost = replica, cost
-    return best
 
 
 def preferred(replicas: Sequence[C], session: int) -> C | None:
