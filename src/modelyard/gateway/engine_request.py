@@ -35,9 +35,12 @@ def head_of(
     head = heads.get(key)
     if head is None:
         target = replica.route
-        head = heads[key] = (
-            b"POST %b HTTP/1.1\r\nhost: %b:%d\r\nauthorization: Bearer %b\r\nx-request-id: "
-        ) % (route.encode(), target.host.encode(), target.port, target.secret.encode())
+        head = heads[key] = (b"POST %b HTTP/1.1\r\nhost: %b:%d\r\nauthorization: Bearer %b\r\nx-request-id: ") % (
+            route.encode(),
+            target.host.encode(),
+            target.port,
+            target.secret.encode(),
+        )
     return b"%b%b\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n" % (
         head, request_id.encode(), content_type, length,
     )  # fmt: skip
@@ -62,6 +65,12 @@ def body_of(exchange: "Exchange") -> bytes:
         # No salt keeps the tenants of this engine apart; only not caching at all does.
         body = b'%b,"cache_prompt":false}' % body[:-1]
     return body
+
+
+def unsalted(body: bytes) -> bytes:
+    """Return what of an engine's body is the same for every tenant that asks the same."""
+    # The quotation marks of a caller's own text are escaped, so this is the gateway's.
+    return body.rpartition(b',"cache_salt":')[0] or body
 
 
 def cache_salt(salt_key: bytes, tenant_id: str) -> bytes:

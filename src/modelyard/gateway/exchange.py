@@ -191,8 +191,8 @@ class Exchange:
         call = self.call
         if not self.body:
             self.body = self.first_body = engine_request.body_of(self)
-            if self.endpoint.has_shadow:
-                side_requests.shadow(self, self.body)
+        if self.endpoint.has_shadow and not self.was_sent:
+            side_requests.shadow(self, self.body)
         if call.is_stream:
             self.wait_for(recovery.FIRST_TOKEN, self.endpoint.patience.first_token_s)
         self.was_sent = True
@@ -501,7 +501,7 @@ class Exchange:
         if self.replica is not None:
             self.endpoint.dispatcher.succeeded(self.replica)
         if self.gateway.suspects.has_any:
-            self.gateway.suspects.answered(fingerprint(self.first_body))
+            self.gateway.suspects.answered(fingerprint(engine_request.unsalted(self.first_body)))
 
     def replica_failed(self, kind: Failure, reason: str) -> None:
         """Tell the dispatcher how the replica failed."""

@@ -271,7 +271,8 @@ class Gateway:
 
     def _is_suspect(self, exchange: Exchange) -> bool:
         exchange.body = exchange.first_body = engine_request.body_of(exchange)
-        return self.suspects.is_refused(fingerprint(exchange.body), exchange.arrived_s)
+        print_ = fingerprint(engine_request.unsalted(exchange.body))
+        return self.suspects.is_refused(print_, exchange.arrived_s)
 
     def _full(self, endpoint: EndpointState[Exchange], *, is_cold: bool) -> ApiError:
         if is_cold:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from modelyard import errors
 from modelyard.errors import ApiError
-from modelyard.gateway import failover
+from modelyard.gateway import engine_request, failover
 from modelyard.gateway.upstream import CONNECT_TIMEOUT
 from modelyard.policy.breaker import Failure
 from modelyard.policy.dispatch import ReplicaLoad, Verdict
@@ -63,13 +63,12 @@ def _took_it_down(exchange: "Exchange") -> bool:
     replica = exchange.replica
     if not exchange.was_sent or replica is None:
         return False
-    others = [one for one in exchange.gateway.exchanges if one.replica is replica and one is not exchange]
     suspects = exchange.gateway.suspects
     suspects.lost(
         _print(exchange),
         replica.route.id,
-        others=len(others),
-        others_waiting=sum(not one.has_begun for one in others),
+        others=replica.running - 1,
+        others_waiting=replica.unanswered - (exchange.job.pending_tokens > 0),
         has_begun=exchange.has_begun,
         now_s=_now_s(exchange),
     )
@@ -156,7 +155,7 @@ def _rest(exchange: "Exchange") -> bytes:
 
 
 def _print(exchange: "Exchange") -> int:
-    return fingerprint(exchange.first_body)
+    return fingerprint(engine_request.unsalted(exchange.first_body))
 
 
 def _now_s(exchange: "Exchange") -> float:

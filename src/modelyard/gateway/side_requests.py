@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from modelyard.gateway import engine_request
 from modelyard.gateway.responses import ResponseHead
 from modelyard.gateway.upstream import UpstreamConnection
+from modelyard.policy.breaker import Failure
 from modelyard.policy.dispatch import ReplicaLoad
 from modelyard.policy.job import Job
 
@@ -45,15 +46,15 @@ class SideRequest:
         route: str,
         body: bytes,
         timeout_s: float,
-        done: Callable[[bool, str], None],
+        done: Callable[[bool, str, Failure], None],
     ) -> None:
         self._gateway = gateway
         self._replica = replica
         self._route = route
         self._body = body
-        self._request_id = gateway.ids.next()
+        self._request_id = f"side-{gateway.ids.next()}"
         self._connection: UpstreamConnection | None = None
-        self._done: Callable[[bool, str], None] | None = done
+        self._done: Callable[[bool, str, Failure], None] | None = done
         self.deadline_s = gateway.clock.monotonic_s() + timeout_s
         gateway.side_requests.add(self)
         route_of = replica.route
@@ -89,7 +90,7 @@ class SideRequest:
     def answer(self, head: ResponseHead, body: bytes) -> None:
         """End."""
         self._connection = None
-        self._end(is_good=head.status < 500, reason=f"engine answered {head.status}")
+        self._end(is_good=head.status < 500, reason=f"engine answered {head.status}", kind=Failure.BAD_ANSWER)
 
     def stream(self, data: bytes) -> None:
         """Cannot happen: no stream was wanted."""
@@ -102,26 +103,26 @@ class SideRequest:
     def malformed(self, reason: str) -> None:
         """End."""
         self._connection = None
-        self._end(is_good=False, reason=reason)
+        self._end(is_good=False, reason=reason, kind=Failure.BAD_ANSWER)
 
     def check_time(self, now_s: float) -> None:
         """End when it took too long."""
         if now_s >= self.deadline_s:
-            self._end(is_good=False, reason="timeout")
+            self._end(is_good=False, reason="timeout", kind=Failure.SILENT)
 
     def cancel(self) -> None:
         """End without a verdict: the gateway stops."""
         self._done = None
         self._end(is_good=False, reason="cancelled")
 
-    def _end(self, *, is_good: bool, reason: str) -> None:
+    def _end(self, *, is_good: bool, reason: str, kind: Failure = Failure.UNREACHABLE) -> None:
         self._gateway.side_requests.discard(self)
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort()
         done, self._done = self._done, None
         if done is not None:
-            done(is_good, reason)
+            done(is_good, reason, kind)
 
 
 def probe(gateway: "Gateway", endpoint: "EndpointState[Exchange]", replica: ReplicaLoad) -> None:
@@ -130,12 +131,12 @@ def probe(gateway: "Gateway", endpoint: "EndpointState[Exchange]", replica: Repl
     route = next((route for route in _PROBES if route in endpoint.route.routes), None)
     if route is None:
         # Nothing harmless can be asked of it: the next request is the trial, and its failure ejects for longer.
-        dispatcher.probed(replica, is_good=True, reason="", now_s=gateway.clock.monotonic_s())
+        dispatcher.probed(replica, is_good=True, now_s=gateway.clock.monotonic_s())
         return
 
-    def done(is_good: bool, reason: str) -> None:  # noqa: FBT001 - called back
+    def done(is_good: bool, reason: str, kind: Failure) -> None:  # noqa: FBT001 - called back
         _log.info("probe of %s: %s", replica.route.id, "it answers" if is_good else reason)
-        dispatcher.probed(replica, is_good=is_good, reason=reason, now_s=gateway.clock.monotonic_s())
+        dispatcher.probed(replica, is_good=is_good, kind=kind, reason=reason, now_s=gateway.clock.monotonic_s())
 
     replica.health.probe_began()
     name = endpoint.route.name.encode()
@@ -149,7 +150,13 @@ def shadow(exchange: "Exchange", body: bytes) -> None:
     dispatcher = endpoint.dispatcher
     for replica, copy in dispatcher.shadows(exchange.job, now_s=gateway.clock.monotonic_s()):
 
-        def done(is_good: bool, reason: str, replica: ReplicaLoad = replica, copy: Job = copy) -> None:  # noqa: FBT001 - called back
+        def done(  # called back
+            is_good: bool,  # noqa: FBT001
+            reason: str,
+            kind: Failure,
+            replica: ReplicaLoad = replica,
+            copy: Job = copy,
+        ) -> None:
             gateway.metrics.shadowed(endpoint.route.name, replica.version_id, is_good=is_good)
             dispatcher.drop_shadow(replica, copy)
 

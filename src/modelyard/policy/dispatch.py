@@ -249,8 +249,7 @@ class Dispatcher(Generic[W]):
                 running=max(0, replica.running - 1),
                 slots=replica.slots,
             )
-        replica.pending_tokens -= job.pending_tokens
-        job.pending_tokens = 0
+        self._read(replica, job)
 
     def grew(self, replica: ReplicaLoad, job: Job, tokens: int) -> None:
         """Note that an answer has ``tokens`` tokens by now."""
@@ -325,7 +324,8 @@ class Dispatcher(Generic[W]):
             replica.health, self._healths(), kind, reason, now_s=now_s, tolerance=self._rules.tolerance
         )
         if is_out:
-            self.retries.grant(replica.running)
+            if kind is Failure.UNREACHABLE:
+                self.retries.grant(replica.running)
             self._note_health()
 
     def succeeded(self, replica: ReplicaLoad) -> None:
@@ -347,11 +347,19 @@ class Dispatcher(Generic[W]):
                 due.append(replica)
         return due
 
-    def probed(self, replica: ReplicaLoad, *, is_good: bool, reason: str, now_s: float) -> None:
+    def probed(
+        self,
+        replica: ReplicaLoad,
+        *,
+        is_good: bool,
+        kind: Failure = Failure.UNREACHABLE,
+        reason: str = "",
+        now_s: float,
+    ) -> None:
         """Take the verdict of a probe, or of nobody where an endpoint cannot be probed (``is_good`` then)."""
         if replica.health.state is breaker.State.OPEN:
             replica.health.probe_began()
-        replica.health.probe_ended(is_good=is_good, now_s=now_s, kind=Failure.UNREACHABLE, reason=reason)
+        replica.health.probe_ended(is_good=is_good, now_s=now_s, kind=kind, reason=reason)
         if is_good:
             replica.failures = 0
         self._note_health()
@@ -455,6 +463,7 @@ class Dispatcher(Generic[W]):
         replica.running += 1
         replica.last_dispatch = self._dispatches
         replica.pending_tokens += job.pending_tokens
+        replica.unanswered += 1
         replica.running_peak = max(replica.running_peak, replica.running)
         if self._has_kv:
             replica.kv.take(job)
@@ -462,10 +471,17 @@ class Dispatcher(Generic[W]):
     def _free(self, replica: ReplicaLoad, job: Job) -> None:
         replica.running -= 1
         assert replica.running >= 0, "finished more often than begun"
-        replica.pending_tokens -= job.pending_tokens
-        job.pending_tokens = 0
+        self._read(replica, job)
         if job in replica.kv.held:
             replica.kv.give_back(job)
+
+    @staticmethod
+    def _read(replica: ReplicaLoad, job: Job) -> None:
+        """Note that nothing of the prompt is left to read."""
+        if job.pending_tokens:
+            replica.pending_tokens -= job.pending_tokens
+            replica.unanswered -= 1
+            job.pending_tokens = 0
 
     def _healths(self) -> list[breaker.Health]:
         return [replica.health for replica in self._by_id.values() if not replica.is_draining]

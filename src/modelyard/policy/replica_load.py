@@ -30,6 +30,8 @@ class ReplicaLoad:
     pending_tokens: int = 0
     reading_since_s: float = NEVER_S
     """When it began with the oldest of those; never: not known, all of them count in full."""
+    unanswered: int = 0
+    """Requests without a token yet."""
     is_draining: bool = False
     is_gone: bool = False
     ejected_until_s: float = 0.0

@@ -55,6 +55,7 @@ def decode_completion(body: bytes) -> Call:
         ignored=ignored,
         translation=None if request.logprobs is None else LogprobsTranslation(wants_usage=wants_usage),
         needs=tuple(needs),
+        can_resume=isinstance(request.prompt, str) and tries == 1 and request.logprobs is None and not needs,
     )
 
 
