@@ -45,6 +45,11 @@ STOP_LENGTH_MAX = 64
 CHAT_ROUTE = "/v1/chat/completions"
 NEEDS_PREFILL = (("prefill", "messages"),)
 """What an engine must be able to for a request that begins the answer itself."""
+BILLING_LINE = "x-anthropic-billing-header:"
+"""How a line begins that Claude Code puts before its instructions, for Anthropic's books.
+
+It differs in each request, so no engine would find the rest of the prompt in its cache (vllm#36829).
+"""
 
 _EFFORTS: tuple[tuple[int, Literal["low", "medium"]], ...] = ((4096, "low"), (16384, "medium"))
 """Thinking of fewer tokens than this is of this effort; more is ``high``."""
@@ -258,9 +263,13 @@ def _plain(parts: list[B]) -> str | list[B]:
 
 
 def _instructions(text: asked.Text) -> str | list[TextPart]:
-    if isinstance(text, str):
-        return text
-    return text[0].text if len(text) == 1 else [TextPart(block.text) for block in text]
+    texts = [text] if isinstance(text, str) else [block.text for block in text]
+    kept = [text for text in map(_without_billing, texts) if text]
+    return [TextPart(text) for text in kept] if len(kept) > 1 else "".join(kept)
+
+
+def _without_billing(text: str) -> str:
+    return text.partition("\n")[2] if text.startswith(BILLING_LINE) else text
 
 
 def _json_object(raw: msgspec.Raw, where: str) -> str:

@@ -87,10 +87,10 @@ class ToolResultBlock(msgspec.Struct, tag="tool_result", tag_field="type"):
 
 
 class ToolUseBlock(msgspec.Struct, tag="tool_use", tag_field="type"):
-    """A call that the model made earlier; ``input`` is a JSON object."""
+    """A call that the model made earlier, perhaps of a tool that never was; ``input`` is a JSON object."""
 
     id: ToolUseId
-    name: ToolName
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
     input: msgspec.Raw
 
 

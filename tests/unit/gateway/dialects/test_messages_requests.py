@@ -180,6 +180,25 @@ def test_fields_become_those_of_a_chat_request(fields: dict[str, object], expect
     assert sent(message(**fields)) == {"model": "m", "messages": [user("hi")], "max_tokens": limit, **expected}
 
 
+@pytest.mark.parametrize(
+    ("system", "expected"),
+    [
+        ([text("x-anthropic-billing-header: cch=1;"), text("be kind")], "be kind"),
+        ("x-anthropic-billing-header: cch=1;\nbe kind", "be kind"),
+        ("be kind\nx-anthropic-billing-header: cch=1;", "be kind\nx-anthropic-billing-header: cch=1;"),
+        ([text("x-anthropic-billing-header: cch=1;")], None),
+    ],
+)
+def test_a_line_for_anthropics_books_does_not_spoil_the_prefix_cache(system: object, expected: object) -> None:
+    first = sent(message(system=system))["messages"][0]
+    assert first == ({"role": "system", "content": expected} if expected else user("hi"))
+
+
+def test_a_call_of_a_tool_that_never_was_can_be_told_again() -> None:
+    turns = [user("hi"), assistant([{**USE, "name": "no such tool!"}]), user([result("x", is_error=True)])]
+    assert sent(message(*turns))["messages"][1]["tool_calls"][0]["function"]["name"] == "no such tool!"
+
+
 def test_a_call_is_filled_as_for_the_chat_request_that_it_is() -> None:
     body = message(user("hello"), system="abc", metadata={"user_id": "u1"}, service_tier="standard_only", stream=True)
     call = decode_message(body)
