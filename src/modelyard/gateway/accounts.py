@@ -115,9 +115,8 @@ class Accounts:
         self._keys: dict[bytes, KeyState] = {}
         self._tenants: dict[str, TenantState] = {}
         self._journal: Journal | None = None
-        sources = [f"gateway-{number}" for number in range(workers)]
-        sources[worker] = source or sources[worker]
         self.quotas = QuotaBook(worker=worker, workers=workers)
+        self.quotas.source = source or self.quotas.source
 
     # --- records ---
 

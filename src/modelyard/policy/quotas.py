@@ -33,7 +33,7 @@ from modelyard.domain.tenants import Limits
 from modelyard.policy.utc import DAY_S, day_name, day_number, day_of, month_name, next_month
 
 ENTRIES_MAX = 512
-"""Settled requests that one quota remembers one by one; then neighbours are put together, to leave a little later."""
+"""Settlements that one quota remembers one by one; of more, two and two are put together, and leave a little later."""
 
 KINDS = (("tokens", "day"), ("tokens", "month"), ("money", "day"), ("money", "month"))
 """What each of the four numbers of a quota is, in the order of every list here."""
@@ -61,6 +61,12 @@ class _Entry(NamedTuple):
     month: str
     tokens: int
     nanousd: int
+    settled: int = 1
+
+    def and_then(self, later: "_Entry") -> "_Entry":
+        """Return both in one, at the later place."""
+        tokens, nanousd = self.tokens + later.tokens, self.nanousd + later.nanousd
+        return _Entry(later.position, self.day, self.month, tokens, nanousd, self.settled + later.settled)
 
 
 @dataclass(slots=True, eq=False)
@@ -78,6 +84,7 @@ class Quota:
     used: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
     heard: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
     entries: deque[_Entry] = field(default_factory=deque)
+    grain: int = 1
     is_known: bool = False
 
     def refusing(self, tokens: int, nanousd: int) -> int | None:
@@ -99,6 +106,19 @@ class Quota:
             used[1] += tokens
             used[3] += nanousd
 
+    def remember(self, entry: _Entry) -> None:
+        """Add what settled to what the heard sums may not have; in one with its neighbours if there are very many."""
+        entries = self.entries
+        if not entries:
+            self.grain = 1
+        if entries and entries[-1].settled < self.grain and entries[-1].day == entry.day:
+            entries[-1] = entries[-1].and_then(entry)
+            return
+        entries.append(entry)
+        if len(entries) > ENTRIES_MAX:
+            self.grain *= 2
+            self.entries = _halved(entries)
+
     def left(self) -> tuple[int | None, ...]:
         """Return what is left by ``KINDS``; None is unlimited."""
         found: list[int | None] = [None] * 4
@@ -118,14 +138,16 @@ class Hold(NamedTuple):
 
 
 class QuotaBook:
-    """All quotas of one gateway: ``source`` is its journal, ``sources`` all journals that divide the quotas.
+    """All quotas of gateway worker number ``worker`` of ``workers``.
 
-    ``required`` is where the journal of its earlier lives ends; None while that is not known.
+    ``source`` is the name of its journal, and ``required`` where that ends that its earlier lives wrote; None while
+    that is not known.
     """
 
-    def __init__(self, source: str, sources: Sequence[str]) -> None:
-        self._source = source
-        self._sources = tuple(sources)
+    def __init__(self, *, worker: int, workers: int) -> None:
+        self._worker = worker
+        self._workers = workers
+        self.source = f"gateway-{worker}"
         self.required: Position | None = None
         self._heard_to: Position = ("", 0)
         self._rows: dict[str, list[Spent]] = {}
@@ -220,9 +242,7 @@ class QuotaBook:
     def placed(self, position: Position) -> None:
         """Take note that all that settled so far stands before ``position`` of the journal."""
         for quota, day, month, tokens, nanousd in self._fresh:
-            quota.entries.append(_Entry(position, day, month, tokens, nanousd))
-            if len(quota.entries) > ENTRIES_MAX:
-                quota.entries = _halved(quota.entries)
+            quota.remember(_Entry(position, day, month, tokens, nanousd))
         self._fresh.clear()
 
     # --- news ---
@@ -233,7 +253,7 @@ class QuotaBook:
         Nothing is said of a key or tenant that does not occur. Sums from before the end of an earlier life of this
         gateway say too little and are ignored, and so are sums that are older than those heard last.
         """
-        position = delivered.get(self._source, ("", 0))
+        position = delivered.get(self.source, ("", 0))
         if not spent or self.required is None or position < max(self.required, self._heard_to):
             return
         newest = max(row.day for row in spent)
@@ -255,7 +275,7 @@ class QuotaBook:
             return
         heard = [0, 0, 0, 0]
         for row in rows:
-            if row.source == self._source or len(self._sources) == 1:
+            if self._workers == 1 or worker_of(row.source) == self._worker:
                 for index, amount in enumerate(_amounts(row)):
                     heard[index] += amount
         while quota.entries and quota.entries[0].position <= self._heard_to:
@@ -270,21 +290,20 @@ class QuotaBook:
     def _bounds(self, quota: Quota) -> tuple[tuple[int, int], ...]:
         """Return the limited numbers with the part of each limit that is this gateway's."""
         limited = [(index, limit) for index, limit in enumerate(quota.limits) if limit is not None]
-        if len(self._sources) == 1:
+        if self._workers == 1:
             return tuple(limited)
-        used = {source: [0, 0, 0, 0] for source in self._sources}
+        used = [[0, 0, 0, 0] for _ in range(self._workers)]
         strange = [0, 0, 0, 0]
         for row in self._rows.get(quota.subject_id, ()):
-            amounts = used.get(row.source, strange)
+            worker = worker_of(row.source)
+            amounts = used[worker] if worker is not None and worker < self._workers else strange
             for index, amount in enumerate(_amounts(row)):
                 is_present = row.day == self.day if index in _DAYS else row.month == self.month
                 amounts[index] += amount if is_present else 0
-        bounds = []
-        for index, limit in limited:
-            by_source = [used[source][index] for source in self._sources]
-            part = equal_part(limit - strange[index], by_source, self._sources.index(self._source))
-            bounds.append((index, part))
-        return tuple(bounds)
+        return tuple(
+            (index, equal_part(limit - strange[index], [amounts[index] for amounts in used], self._worker))
+            for index, limit in limited
+        )
 
 
 def equal_part(limit: int, used: Sequence[int], index: int) -> int:
@@ -303,18 +322,24 @@ def equal_part(limit: int, used: Sequence[int], index: int) -> int:
     return used[index]
 
 
+def worker_of(source: str) -> int | None:
+    """Return the number of the worker that wrote the journal ``source`` (``gateway-3``, ``gateway-3-later``)."""
+    kind, _, rest = source.partition("-")
+    number = rest.partition("-")[0].partition(".")[0]
+    return int(number) if kind == "gateway" and number.isdecimal() else None
+
+
 def _amounts(row: Spent) -> tuple[int, int, int, int]:
     return row.day_tokens, row.month_tokens, row.day_nanousd, row.month_nanousd
 
 
 def _halved(entries: deque[_Entry]) -> deque[_Entry]:
-    """Put pairs of neighbours of one day together, at the later place."""
+    """Put pairs of neighbours of one day together."""
     found: deque[_Entry] = deque()
     first: _Entry | None = None
     for entry in entries:
         if first is not None and first.day == entry.day:
-            tokens, nanousd = first.tokens + entry.tokens, first.nanousd + entry.nanousd
-            found.append(_Entry(entry.position, entry.day, entry.month, tokens, nanousd))
+            found.append(first.and_then(entry))
             first = None
         else:
             if first is not None:
