@@ -25,6 +25,7 @@ from modelyard.gateway.dialects.responses_request import (
     SchemaJson,
     TextOptions,
     ToolChoice,
+    begins_with,
     is_given,
 )
 from modelyard.gateway.dialects.responses_stream import ResponseStream
@@ -168,7 +169,7 @@ def _response_format(text: TextOptions) -> chat.JsonFormat | chat.SchemaFormat |
         case AnyJson():
             return chat.JsonFormat()
         case SchemaJson(name=name, schema=schema, description=description, strict=strict):
-            if not bytes(schema).startswith(b"{"):
+            if not begins_with(schema, b"{"):
                 raise errors.invalid_value("text.format.schema", "it is no JSON Schema object", code="invalid_type")
             return chat.SchemaFormat(chat.NamedSchema(name, schema, description, strict))
         case _:
@@ -182,7 +183,7 @@ def _tool(tool: FunctionTool, place: str) -> chat.Tool:
     if tool.name is None:
         raise errors.missing_parameter(f"{place}.name")
     parameters = tool.parameters if is_given(tool.parameters) else ABSENT
-    if bytes(parameters)[:1] not in (b"", b"{"):
+    if parameters and not begins_with(parameters, b"{"):
         raise errors.invalid_value(f"{place}.parameters", "it is no JSON Schema object", code="invalid_type")
     return chat.Tool(chat.Function(tool.name, tool.description, parameters, tool.strict))
 

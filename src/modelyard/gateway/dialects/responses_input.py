@@ -21,9 +21,11 @@ from modelyard.gateway.dialects.responses_request import (
     ItemHead,
     Items,
     MessageItem,
+    OnlyMessages,
     OutputTextInput,
     Part,
     RefusalInput,
+    begins_with,
     is_given,
 )
 from modelyard.gateway.openai.chat import (
@@ -51,6 +53,7 @@ _REFERENCE = (
 )
 
 _text = msgspec.json.Decoder(str)
+_only_messages = msgspec.json.Decoder(OnlyMessages)
 _items = msgspec.json.Decoder(Items)
 _head = msgspec.json.Decoder(ItemHead)
 _message = msgspec.json.Decoder(MessageItem)
@@ -64,14 +67,21 @@ def messages_of(given: msgspec.Raw) -> list[Message]:
     Raises:
         ApiError: 400 with the path of what is wrong or cannot be honoured.
     """
-    if not bytes(given).startswith(b"["):
+    if not begins_with(given, b"["):
         return [UserMessage(content=_decode_at(_text, given, "input"))]
-    items = _decode_at(_items, given, "input")
-    if not items:
-        raise errors.invalid_value("input", "it is an empty list", code="empty_array")
     conversation = _Conversation()
-    for index, item in enumerate(items):
-        conversation.add(item, f"input[{index}]")
+    try:
+        messages = _only_messages.decode(given)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        # Other items, or a mistake, which only a look at each of them can name.
+        items = _decode_at(_items, given, "input")
+        for index, item in enumerate(items):
+            conversation.add(item, index)
+    else:
+        if not messages:
+            raise errors.invalid_value("input", "it is an empty list", code="empty_array")
+        for index, message in enumerate(messages):
+            conversation.add_message(message, index)
     if not conversation.messages:
         raise errors.invalid_value("input", "it has no message")
     return conversation.messages
@@ -102,17 +112,18 @@ class _Conversation:
         self.messages: list[Message] = []
         self._call_ids: set[str] = set()
 
-    def add(self, item: msgspec.Raw, place: str) -> None:
+    def add(self, item: msgspec.Raw, index: int) -> None:
+        place = f"input[{index}]"
         head = _decode_at(_head, item, place)
         match head.type:
             case "message":
-                self._add_message(_decode_at(_message, item, place), place)
+                self.add_message(_decode_at(_message, item, place), index)
             case None if is_given(head.role) or not is_given(head.id):
-                self._add_message(_decode_at(_message, item, place), place)
+                self.add_message(_decode_at(_message, item, place), index)
             case "function_call":
                 self._add_call(_decode_at(_function_call, item, place))
             case "function_call_output":
-                self._add_result(_decode_at(_function_output, item, place), place)
+                self._add_result(_decode_at(_function_output, item, place), index)
             case "reasoning":
                 pass
             case None | "item_reference":
@@ -124,17 +135,18 @@ class _Conversation:
                 )
                 raise errors.unsupported_parameter(f"{place}.type", reason)
 
-    def _add_message(self, item: MessageItem, place: str) -> None:
-        where = f"{place}.content"
+    def add_message(self, item: MessageItem, index: int) -> None:
+        content = item.content
+        where = f"input[{index}].content" if content.__class__ is list else ""
         match item.role:
             case "user":
-                self.messages.append(UserMessage(content=_user_content(item.content, where)))
+                self.messages.append(UserMessage(content=_user_content(content, where)))
             case "system":
-                self.messages.append(SystemMessage(content=_text_content(item.content, where)))
+                self.messages.append(SystemMessage(content=_text_content(content, where)))
             case "developer":
-                self.messages.append(DeveloperMessage(content=_text_content(item.content, where)))
+                self.messages.append(DeveloperMessage(content=_text_content(content, where)))
             case "assistant":
-                self._add_answer(_assistant_content(item.content, where))
+                self._add_answer(_assistant_content(content, where))
 
     def _add_answer(self, content: str | list[TextPart | RefusalPart]) -> None:
         last = self.messages[-1] if self.messages else None
@@ -155,10 +167,11 @@ class _Conversation:
             last.tool_calls = []
         last.tool_calls.append(call)
 
-    def _add_result(self, item: FunctionOutputItem, place: str) -> None:
+    def _add_result(self, item: FunctionOutputItem, index: int) -> None:
         if item.call_id not in self._call_ids:
-            raise errors.invalid_value(f"{place}.call_id", "no function_call with this call_id stands before it")
-        content = _text_content(item.output, f"{place}.output")
+            where = f"input[{index}].call_id"
+            raise errors.invalid_value(where, "no function_call with this call_id stands before it")
+        content = _text_content(item.output, f"input[{index}].output")
         self.messages.append(ToolMessage(content=content, tool_call_id=item.call_id))
 
 

@@ -12,13 +12,12 @@ from typing import Any, Literal
 import msgspec
 
 from modelyard.errors import ApiError
-from modelyard.gateway.dialects.responses_request import FunctionTool, ResponseRequest, ToolChoice, is_given
+from modelyard.gateway.dialects.responses_request import NULL, FunctionTool, ResponseRequest, ToolChoice, is_given
 from modelyard.gateway.sse import Usage
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 encode = msgspec.json.Encoder().encode
 
-NULL = msgspec.Raw(b"null")
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """Why an answer is not whole, by the engine's ``finish_reason``; every other reason completes it."""
 

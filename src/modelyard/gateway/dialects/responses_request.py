@@ -13,6 +13,7 @@ import msgspec
 from modelyard.gateway.openai.call import ModelName, Penalty, ServiceTier, TokenCount, Unit
 from modelyard.gateway.openai.chat import ABSENT, MESSAGES_MAX, TOOLS_MAX, AudioInput, FunctionName
 
+NULL = msgspec.Raw(b"null")
 OUTPUT_TOKENS_MIN = 16
 """OpenAI's own lower bound of ``max_output_tokens``."""
 
@@ -88,10 +89,11 @@ class ItemHead(msgspec.Struct):
 
 
 class MessageItem(msgspec.Struct):
-    """A message of anybody."""
+    """A message of anybody; the ``type`` may be left out."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[Part]
+    type: Literal["message"] | None = None
 
 
 class FunctionCallItem(msgspec.Struct):
@@ -221,6 +223,7 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 Items = Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MESSAGES_MAX)]
+OnlyMessages = Annotated[list[MessageItem], msgspec.Meta(max_length=MESSAGES_MAX)]
 
 _CHAT_ONLY = "the Responses API has no such field; use /v1/chat/completions"
 
@@ -249,4 +252,9 @@ NOT_HERE = {
 
 def is_given(raw: msgspec.Raw) -> bool:
     """Say whether a field that was taken as it came is there and not null."""
-    return bytes(raw) not in (b"", b"null")
+    return bool(raw) and raw != NULL
+
+
+def begins_with(raw: msgspec.Raw, bracket: bytes) -> bool:
+    """Say whether a field that was taken as it came is an object (``{``) or a list (``[``), without a copy of it."""
+    return memoryview(raw)[:1] == bracket

@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from modelyard.clock import ManualClock
 from modelyard.errors import ApiError
@@ -289,6 +291,28 @@ def test_a_missing_field_is_named(missing: str) -> None:
 )  # fmt: skip
 def test_what_is_not_one_json_object_is_refused(given: bytes) -> None:
     refused(given)
+
+
+_WORDS = st.sampled_from(
+    ["type", "role", "content", "name", "text", "id", "call_id", "output", "arguments", "message", "user", "assistant",
+     "function", "function_call", "function_call_output", "reasoning", "input_text", "input_image", "image_url",
+     "refusal", "allowed_tools", "mode", "auto", "tools", "format", "schema", "json_schema", "effort", "high", PICTURE]
+)  # fmt: skip
+_ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | _WORDS | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_WORDS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.dictionaries(st.sampled_from(ResponseRequest.__struct_fields__), _ANYTHING, max_size=5))
+def test_whatever_a_field_holds_it_is_decoded_or_refused(fields: dict[str, object]) -> None:
+    try:
+        call = decode_response(body(**fields))
+    except ApiError:
+        return
+    json.loads(msgspec.json.encode(call.request))
 
 
 def test_the_prompt_of_a_count_is_that_of_a_response() -> None:
