@@ -25,7 +25,6 @@ class Unit(StrEnum):
     IMAGES = "images"
     CHARACTERS = "characters"
     SEARCHES = "searches"
-    BYTES = "bytes"
 
 
 class UsageStatus(StrEnum):

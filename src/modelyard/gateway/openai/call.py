@@ -103,8 +103,10 @@ class Call:
     the caller's API promises. ``tier`` is the service tier asked for, ``user`` what groups requests of one user.
     ``can_resume``: the answer may be continued on another replica from its text alone. ``needs`` are names the engine
     must have among its extras, with the parameter to blame. ``payload`` (with its ``content_type``) is sent in place of
-    the encoded ``request``. ``is_passthrough``: the answer is no JSON, and goes out as it came, under the
-    ``answer_type`` of what the engine said. ``meter`` counts what is not counted in tokens.
+    the encoded ``request``; where the model's name stands in it, ``payload_for`` makes it for the name that the engine
+    has. ``is_passthrough``: the answer is no JSON, and goes out as it came, under the
+    ``answer_type`` of what the engine said. ``meter`` counts what is not counted in tokens; with one, an answer without
+    usage has used no tokens.
     """
 
     model: str
@@ -124,6 +126,7 @@ class Call:
     is_passthrough: bool = False
     payload: bytes | None = None
     content_type: bytes = b"application/json"
+    payload_for: Callable[[str], bytes] | None = None
     meter: Meter | None = None
 
     @property
@@ -147,6 +150,11 @@ class Call:
             if (value := getattr(request, name, None)) is not None:
                 return _encode(value)
         return self.payload or b""
+
+
+def not_counted() -> Meter:
+    """Return the meter of routes that are billed nothing but the tokens that their engine tells."""
+    return Meter(usage.Unit.NONE, 0.0, lambda _answer: 0.0)
 
 
 class Incoming(Protocol):
