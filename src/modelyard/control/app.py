@@ -20,6 +20,7 @@ from modelyard.control.bootstrap import ensure_admin_key, keep_admin_key
 from modelyard.control.context import Context
 from modelyard.control.loops import Loops, Parts
 from modelyard.control.table import TablePublisher
+from modelyard.control.tidings import TidingsPublisher
 from modelyard.engines import Engines
 from modelyard.fleet import Fleet
 from modelyard.metering.delivery import Delivery
@@ -69,6 +70,13 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
     """
     artifacts = ArtifactStore(data.artifacts)
     publisher = TablePublisher(store=store, engines=engines, prices=config.prices, feed=feed)
+    tidings = TidingsPublisher(store=store, usage=usage, feed=feed, clock=clock)
+
+    async def refresh() -> None:
+        # A gateway that gets a key with a quota must already know what is spent of it.
+        await tidings.refresh()
+        await publisher.refresh()
+
     loops = Loops(Parts(config, store, fleet, engines, artifacts, feed, publisher, clock))
     context = Context(
         config=config,
@@ -81,7 +89,7 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         pepper=pepper,
         internal_token=internal_token,
         wake=loops.wake,
-        refresh=publisher.refresh,
+        refresh=refresh,
         health=loops.health,
         gateways=feed.reports,
     )
@@ -93,7 +101,7 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         await _boot(store, pepper, clock, data, stop)
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve(api, listener, stop), name="the management API")
-            group.create_task(loops.run(stop, delivery.run), name="the loops")
+            group.create_task(loops.run(stop, delivery.run, tidings.run), name="the loops")
         await _deliver_rest(delivery)
     finally:
         listener.close()

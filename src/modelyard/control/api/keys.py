@@ -1,4 +1,4 @@
-"""API keys: create (shown once), list, revoke, rotate.
+"""API keys: create (shown once), list, change limits, revoke, rotate.
 
 A key never gives more than its maker has: not a scope, not a model. A change
 is at the gateways when its answer is sent.
@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 
 from modelyard.control.api.access import check_title, find_key, find_tenant, missing
-from modelyard.control.api.limits import LimitsBody
+from modelyard.control.api.limits import LimitsBody, SpentView, spent_by
 from modelyard.control.context import Context
 from modelyard.domain.catalog import NAME_PATTERN
 from modelyard.domain.tenants import ApiKey, Identity, Limits, Scope
@@ -41,6 +41,13 @@ class CreateKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tenant_id: Annotated[str | None, msgspec.Meta(description="Another tenant's key (admin only).")] = None
 
 
+class ChangeKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to change; what is left out stays."""
+
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    limits: Annotated[LimitsBody | msgspec.UnsetType, msgspec.Meta(description="Replaces all limits.")] = msgspec.UNSET
+
+
 class RotateKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How to rotate."""
 
@@ -68,6 +75,8 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     revoked_at: int | None
     previous_expires_at: int | None
     """Until when the secret before the last rotation is valid."""
+    spent: SpentView | None = None
+    """Only where one key is asked for."""
 
 
 class NewKey(KeyView, frozen=True, kw_only=True):
@@ -96,6 +105,7 @@ class Keys:
     def routes(self) -> list[AnyRoute]:
         """Return the declared routes."""
         example = {"name": "batch jobs", "scopes": ["inference"], "limits": {"requests_per_minute": 600}}
+        changed = {"limits": {"nanousd_per_month": 20_000_000_000}}
         one = "/v1/keys/{key_id}"
         rotate = f"{one}/rotate"
         manage = Scope.MANAGE
@@ -103,6 +113,7 @@ class Keys:
             Route("POST", "/v1/keys", manage, "Create an API key", self.create, CreateKey, Empty, NewKey, 201, example),
             Route("GET", "/v1/keys", manage, "List API keys", self.page, Empty, Paging, Page[KeyView]),
             Route("GET", one, manage, "Get an API key", self.get, Empty, Empty, KeyView),
+            Route("PATCH", one, manage, "Change an API key", self.change, ChangeKey, Empty, KeyView, 200, changed),
             Route("DELETE", one, manage, "Revoke an API key", self.revoke, Empty, Empty, RevokedKey),
             Route("POST", rotate, manage, "Rotate an API key", self.rotate, RotateKey, Empty, NewKey, 200, {}),
         ]
@@ -143,9 +154,29 @@ class Keys:
         return Page([_view(key, now) for key in rows], has_more)
 
     async def get(self, call: Call[Empty, Empty]) -> KeyView:
-        """Return one key."""
-        key = await find_key(self._context.store, call.identity, call.path("key_id"))
-        return _view(key, int(self._context.clock.unix_s()))
+        """Return one key, and what it spent."""
+        context = self._context
+        key = await find_key(context.store, call.identity, call.path("key_id"))
+        now_unix_s = context.clock.unix_s()
+        spent = await spent_by(context.usage, key.tenant_id, key.id, now_unix_s=now_unix_s)
+        return msgspec.structs.replace(_view(key, int(now_unix_s)), spent=spent)
+
+    async def change(self, call: Call[ChangeKey, Empty]) -> KeyView:
+        """Change name or limits; at the gateways when the answer is sent. What was used of a limit stays used."""
+        context, wanted = self._context, call.body
+        now = int(context.clock.unix_s())
+        async with self._changing:
+            key = await find_key(context.store, call.identity, call.path("key_id"))
+            await self._check_within(call.identity, key.scopes, key.models)
+            if (status := _status(key, now)) == "revoked":
+                raise conflict(f"This key is {status}; create a new one instead.")
+            if wanted.name is not msgspec.UNSET:
+                key = msgspec.structs.replace(key, name=check_title("name", wanted.name))
+            if wanted.limits is not msgspec.UNSET:
+                key = msgspec.structs.replace(key, limits=wanted.limits.limits())
+            await context.store.put_key(key)
+            await context.refresh()
+        return _view(key, now)
 
     async def revoke(self, call: Call[Empty, Empty]) -> RevokedKey:
         """End a key for good; repeating it changes nothing."""

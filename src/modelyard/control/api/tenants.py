@@ -6,14 +6,20 @@ from typing import Annotated
 import msgspec
 
 from modelyard.control.api.access import check_title, find_tenant
-from modelyard.control.api.limits import LimitsBody
+from modelyard.control.api.limits import LimitsBody, SpentView, spent_by
 from modelyard.control.context import Context
-from modelyard.domain.tenants import PLATFORM, Limits, Scope, Tenant
+from modelyard.domain.tenants import PLATFORM, Limits, Plan, Scope, Tenant
 from modelyard.errors import conflict
 from modelyard.ids import new_id
 from modelyard.stores import AlreadyExistsError
 from modelyard.web.paging import Page, Paging, page_of
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
+
+_Weight = Annotated[
+    float,
+    msgspec.Meta(ge=0.01, le=1000, description="Share of a saturated endpoint against other tenants of the same plan."),
+]
+_PLAN = "How urgent its requests are where they ask for nothing else: priority, standard or batch."
 
 
 class CreateTenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -21,6 +27,8 @@ class CreateTenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Annotated[str, msgspec.Meta(description="Unique.")]
     limits: LimitsBody = LimitsBody()
+    plan: Annotated[Plan, msgspec.Meta(description=_PLAN)] = Plan.STANDARD
+    weight: _Weight = 1.0
 
 
 class ChangeTenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,6 +39,8 @@ class ChangeTenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_suspended: Annotated[
         bool | msgspec.UnsetType, msgspec.Meta(description="While true, no key of the tenant works.")
     ] = msgspec.UNSET
+    plan: Annotated[Plan | msgspec.UnsetType, msgspec.Meta(description=_PLAN)] = msgspec.UNSET
+    weight: _Weight | msgspec.UnsetType = msgspec.UNSET
 
 
 class TenantView(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +52,10 @@ class TenantView(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     is_suspended: bool
     created_at: int
+    plan: Plan
+    weight: float
+    spent: SpentView | None = None
+    """Only where one tenant is asked for."""
 
 
 class Tenants:
@@ -66,7 +80,15 @@ class Tenants:
         """Make a tenant."""
         name = check_title("name", call.body.name)
         now = int(self._context.clock.unix_s())
-        tenant = Tenant(id=new_id("ten-"), name=name, created_at=now, limits=call.body.limits.limits())
+        wanted = call.body
+        tenant = Tenant(
+            id=new_id("ten-"),
+            name=name,
+            created_at=now,
+            limits=wanted.limits.limits(),
+            plan=wanted.plan,
+            weight=wanted.weight,
+        )
         try:
             await self._context.store.add_tenant(tenant)
         except AlreadyExistsError:
@@ -81,11 +103,14 @@ class Tenants:
         return Page([_view(tenant) for tenant in rows], has_more)
 
     async def get(self, call: Call[Empty, Empty]) -> TenantView:
-        """Return one tenant."""
-        return _view(await find_tenant(self._context.store, call.path("tenant_id")))
+        """Return one tenant, and what it spent."""
+        context = self._context
+        tenant = await find_tenant(context.store, call.path("tenant_id"))
+        spent = await spent_by(context.usage, tenant.id, None, now_unix_s=context.clock.unix_s())
+        return msgspec.structs.replace(_view(tenant), spent=spent)
 
     async def change(self, call: Call[ChangeTenant, Empty]) -> TenantView:
-        """Change name, limits or suspension; at the gateways when the answer is sent."""
+        """Change name, limits, plan, weight or suspension; at the gateways when the answer is sent."""
         wanted, store = call.body, self._context.store
         async with self._changing:
             tenant = await find_tenant(store, call.path("tenant_id"))
@@ -101,6 +126,10 @@ class Tenants:
                     # Its admin keys would stop with it, and nobody could undo this.
                     raise conflict("The operator's own tenant cannot be suspended.", param="is_suspended")
                 tenant = msgspec.structs.replace(tenant, is_suspended=wanted.is_suspended)
+            if wanted.plan is not msgspec.UNSET:
+                tenant = msgspec.structs.replace(tenant, plan=wanted.plan)
+            if wanted.weight is not msgspec.UNSET:
+                tenant = msgspec.structs.replace(tenant, weight=wanted.weight)
             await store.put_tenant(tenant)
             await self._context.refresh()
         return _view(tenant)
@@ -117,4 +146,6 @@ def _view(tenant: Tenant) -> TenantView:
         limits=tenant.limits,
         is_suspended=tenant.is_suspended,
         created_at=tenant.created_at,
+        plan=tenant.plan,
+        weight=tenant.weight,
     )
