@@ -145,7 +145,7 @@ def error_event(exchange: "Exchange", error: ApiError) -> bytes:
 def _common(exchange: "Exchange") -> bytes:
     lines = b"x-request-id: %b\r\n%b" % (
         exchange.request_id.encode(),
-        limit_lines(exchange.key.allowances, exchange.gateway.clock.monotonic_s()),
+        limit_lines(exchange.reservation.allowances, exchange.gateway.clock.monotonic_s()),
     )
     if exchange.call.ignored:
         # Names of unknown fields come from the caller; only plain ones may stand in a header.

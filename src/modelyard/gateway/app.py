@@ -38,7 +38,7 @@ LAST_BYTES_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-async def run_gateway(  # noqa: PLR0913 - called once, by compose
+async def run_gateway(  # noqa: PLR0913, PLR0915 - called once, by compose; one step after the other
     *,
     settings: GatewayConfig,
     name: str,
@@ -93,7 +93,9 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
         pepper=pepper,
     )
     _declare_gauges(gateway)
+    catalog.accounts.attach(journal)
     presence.on_table(gateway.forget_heads)
+    presence.on_tidings(gateway.take_tidings)
     presence.recall()
     # What was imported stays for good; the collector need not look at it again.
     gc.freeze()

@@ -9,7 +9,8 @@ favour.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from modelyard.domain.usage import Intent, Settle, UsageStatus
+from modelyard.domain.usage import Intent, Settle, Unit, UsageStatus
+from modelyard.gateway import engine_errors
 from modelyard.gateway.sse import Usage
 from modelyard.policy.dispatch import ReplicaLoad
 
@@ -40,7 +41,7 @@ def intent_of(exchange: "Exchange", replica: ReplicaLoad) -> Intent:
         exchange.route,
         exchange.call.is_stream,
         exchange.prompt_estimate,
-        exchange.reserved_tokens,
+        exchange.reservation.tokens,
         route.price,
     )
 
@@ -49,6 +50,15 @@ def estimate(exchange: "Exchange", completion_tokens: int) -> Usage:
     """Return usage for ``completion_tokens`` that were seen, with an estimated prompt."""
     prompt = exchange.endpoint.prompt_tokens(exchange.call.text_length)
     return Usage(prompt_tokens=prompt, completion_tokens=completion_tokens, total_tokens=prompt + completion_tokens)
+
+
+def usage_or_estimate(exchange: "Exchange", told: Usage | None, body: bytes) -> tuple[Usage, bool]:
+    """Return the usage of a whole answer, and whether it is an estimate because the engine told none."""
+    if told is not None:
+        return told, False
+    if exchange.call.meter is not None:
+        return Usage(completion_tokens=0), False
+    return estimate(exchange, engine_errors.count_tokens(body)), True
 
 
 def partial_usage(exchange: "Exchange", outcome: Outcome) -> Usage:
@@ -73,6 +83,8 @@ def settle(
     *,
     now_s: float,
     is_estimated: bool,
+    units: float = 0.0,
+    unit: Unit = Unit.NONE,
     then: Callable[[], None],
 ) -> None:
     """Write the settlement to the journal, then call ``then``; count it, and learn from it."""
@@ -98,6 +110,8 @@ def settle(
             replica.route.id if replica is not None else "",
             exchange.attempts,
             is_estimated,
+            units,
+            unit,
         ),
         then,
     )

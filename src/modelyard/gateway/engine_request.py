@@ -49,6 +49,8 @@ def head_of(
 def body_of(exchange: "Exchange") -> bytes:
     """Return the body; streams are always asked for their usage, whatever the client asked."""
     call = exchange.call
+    if call.payload_for is not None:
+        return call.payload_for(exchange.endpoint.route.name)
     if call.payload is not None:
         return call.payload
     request = call.request

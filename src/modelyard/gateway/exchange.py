@@ -16,16 +16,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from modelyard import errors
-from modelyard.domain.usage import UsageStatus
+from modelyard.domain.usage import Unit, UsageStatus
 from modelyard.errors import ApiError
 from modelyard.gateway import answers, billing, engine_errors, engine_request, recovery, side_requests, waiting
-from modelyard.gateway.accounts import KeyState
+from modelyard.gateway.accounts import KeyState, Reservation
 from modelyard.gateway.billing import Outcome
 from modelyard.gateway.catalog import EndpointState
 from modelyard.gateway.coalescing import Coalescer
-from modelyard.gateway.openai.call import Call
+from modelyard.gateway.openai.call import Call, answer_type
 from modelyard.gateway.progress import StreamProgress
-from modelyard.gateway.relay import EngineStreamError, StreamRelay, as_chunk
+from modelyard.gateway.relay import EngineStreamError, StreamRelay, as_chunk, give_back
 from modelyard.gateway.reply import StreamReply
 from modelyard.gateway.responses import ResponseHead
 from modelyard.gateway.server import ClientConnection
@@ -34,7 +34,6 @@ from modelyard.gateway.upstream import UpstreamConnection
 from modelyard.policy.breaker import Failure
 from modelyard.policy.dispatch import ReplicaLoad, Verdict
 from modelyard.policy.job import Job
-from modelyard.policy.limits import settle
 from modelyard.policy.suspects import fingerprint
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ class Exchange:
         "replica",
         "reply",
         "request_id",
-        "reserved_tokens",
+        "reservation",
         "route",
         "stalled_since_s",
         "total_deadline_s",
@@ -99,7 +98,7 @@ class Exchange:
         call: Call,
         route: str,
         job: Job,
-        reserved_tokens: int,
+        reservation: Reservation,
     ) -> None:
         self.gateway = gateway
         self.client = client
@@ -110,9 +109,9 @@ class Exchange:
         self.route = route
         self.job = job
         self.prompt_estimate = job.prompt_tokens
-        self.reserved_tokens = reserved_tokens
+        self.reservation = reservation
         self.arrived_s = gateway.clock.monotonic_s()
-        self.arrived_unix_s = gateway.clock.unix_s()
+        self.arrived_unix_s = reservation.at_unix_s
         self.queued_s = 0.0
         self.attempts = 0
         self.is_over = False
@@ -364,8 +363,7 @@ class Exchange:
         if self.is_over:
             return
         status = UsageStatus.TIMEOUT if error.status == 504 else UsageStatus.ERROR
-        fields = {"request_id": self.request_id, "endpoint_id": self.endpoint.route.id}
-        _log.info("failed: %s %s", error.status, error.code, extra=fields)
+        _log.info("failed: %s %s", error.status, error.code, extra={"request_id": self.request_id})
 
         def say() -> None:
             if self.client.is_streaming:
@@ -386,10 +384,8 @@ class Exchange:
             self.fail(errors.bad_engine_response(str(error)))
             return
         self.replica_answered()
-        is_estimated = usage is None
-        if usage is None:
-            usage = billing.estimate(self, engine_errors.count_tokens(body))
-        content_type = head.content_type if self.call.is_passthrough else b""
+        usage, is_estimated = billing.usage_or_estimate(self, usage, body)
+        content_type = answer_type(head.content_type) if self.call.is_passthrough else b""
         self._end(
             _SUCCESS,
             lambda: self.client.respond(200, answers.answer_headers(self, content_type), body),
@@ -435,12 +431,13 @@ class Exchange:
         if usage is None:
             usage = billing.partial_usage(self, outcome)
             is_estimated = bool(usage.prompt_tokens or usage.completion_tokens)
+        units, unit = self.call.units_of(answer) if answer else (0.0, Unit.NONE)
         if self.has_intent:
-            billing.settle(self, outcome, usage, now_s=now_s, is_estimated=is_estimated, then=say)
-        settle(
-            self.key.allowances,
-            reserved_tokens=self.reserved_tokens,
-            used_tokens=usage.prompt_tokens + (usage.completion_tokens or 0),
+            billing.settle(
+                self, outcome, usage, now_s=now_s, is_estimated=is_estimated, units=units, unit=unit, then=say
+            )
+        self.reservation.settle(
+            usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens or 0, now_s=now_s, units=units
         )
         gateway.exchanges.discard(self)
         endpoint = self.endpoint
@@ -468,16 +465,8 @@ class Exchange:
         connection, self.connection = self.connection, None
         if connection is None:
             return
-        relay = self.relay
-        # A connection whose reading is paused, or that said more than its answer, would fail its next request.
-        if not keep or relay is None or relay.has_excess or self.stalled_since_s != NEVER_S:
-            connection.abort()
-        elif relay.is_ended:
-            connection.release()
-        elif relay.is_chunked:
-            connection.linger(relay.skip)
-        else:
-            connection.abort()
+        # A connection whose reading is paused would fail its next request.
+        give_back(connection, self.relay if keep and self.stalled_since_s == NEVER_S else None)
 
     # --- small things ---
 

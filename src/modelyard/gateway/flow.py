@@ -37,7 +37,6 @@ from modelyard.metering.journal import Journal
 from modelyard.observe.metrics import GatewayMetrics
 from modelyard.policy.dispatch import ReplicaLoad, Verdict
 from modelyard.policy.job import BANDS, Job
-from modelyard.policy.limits import reserve
 from modelyard.policy.overload import OverloadState, sheds
 from modelyard.policy.prefixes import chain
 from modelyard.policy.routing import stable_hash
@@ -175,16 +174,18 @@ class Gateway:
         prompt = endpoint.prompt_tokens(call.text_length)
         output = self._output_tokens(call, prompt, endpoint.route.context_length)
         job = self._job(request, key, call, endpoint, prompt, output)
-        needed = prompt + output
-        now_s = self.clock.monotonic_s()
-        refusal = reserve(key.allowances, needed_tokens=needed, least_tokens=prompt, now_s=now_s)
-        if refusal is not None:
-            if refusal.retry_after_s is None:
-                error = errors.request_exceeds_token_limit(prompt, refusal.limit)
-            else:
-                error = errors.rate_limited(refusal.kind, limit=refusal.limit, retry_after_s=refusal.retry_after_s)
-            error.limits = answers.limit_lines(key.allowances, now_s)
-            raise error
+        reservation = self.catalog.accounts.reserve(
+            key,
+            model=endpoint.route.name,
+            price=endpoint.route.price,
+            prompt_tokens=prompt,
+            output_tokens=output,
+            now_s=self.clock.monotonic_s(),
+            now_unix_s=self.clock.unix_s(),
+            # A token is at least a byte, and what a chat template adds is less than what JSON does.
+            prompt_max=len(request.body),
+            units=call.units_max,
+        )
         return Exchange(
             self,
             client=client,
@@ -194,7 +195,7 @@ class Gateway:
             call=call,
             route=request.path,
             job=job,
-            reserved_tokens=needed,
+            reservation=reservation,
         )
 
     def _job(
@@ -306,6 +307,7 @@ class Gateway:
 
     def take_tidings(self, tidings: Tidings) -> None:
         """Take over what changes too often for the table."""
+        self.catalog.accounts.hear(tidings, now_unix_s=self.clock.unix_s())
         snapshots = {snapshot.replica_id: snapshot for snapshot in tidings.snapshots}
         for endpoint in self.catalog.endpoints:
             endpoint.dispatcher.observe(snapshots)

@@ -12,6 +12,7 @@ says what to send.
 """
 
 from collections.abc import Callable
+from typing import Protocol
 
 from modelyard.gateway.responses import MalformedResponseError, chunk_size
 from modelyard.gateway.sse import (
@@ -36,6 +37,37 @@ _OBJECT_EVENTS = (b"data: {", b"data:{")
 
 class EngineStreamError(MalformedResponseError):
     """The engine's stream is broken: bad framing, an event over the limit, or garbage."""
+
+
+class Line(Protocol):
+    """The connection that a stream came over (``upstream.py``)."""
+
+    def abort(self) -> None:
+        """Drop it."""
+        ...
+
+    def release(self) -> None:
+        """Let the next request have it."""
+        ...
+
+    def linger(self, follow: Callable[[bytes], bool]) -> None:
+        """Let the next request have it once ``follow`` says that the body has ended."""
+        ...
+
+
+def give_back(connection: Line, relay: "StreamRelay | None") -> None:
+    """End the use of a connection whose stream was followed by ``relay``, None for one that is of no more use.
+
+    One that said more than its answer would fail its next request, too.
+    """
+    if relay is None or relay.has_excess:
+        connection.abort()
+    elif relay.is_ended:
+        connection.release()
+    elif relay.is_chunked:
+        connection.linger(relay.skip)
+    else:
+        connection.abort()
 
 
 def as_chunk(payload: bytes) -> bytes:

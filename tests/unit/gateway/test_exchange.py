@@ -79,7 +79,7 @@ class Pool(UpstreamPool):
         super().__init__(clock=clock)
         self.opened: list[tuple[UpstreamConnection, Any]] = []
 
-    def open(self, address: tuple[str, int], receiver: Receiver) -> None:
+    def open(self, address: tuple[str, int], receiver: Receiver, *, timeout_s: float) -> None:
         connection, wire = UpstreamConnection(self, address), Wire()
         connection.connection_made(wire)  # type: ignore[arg-type]
         self.opened.append((connection, wire))
