@@ -5,14 +5,16 @@ from typing import Any
 import click
 
 from modelyard.cli.http import PAGE, Platform, connected, segment
+from modelyard.cli.limits import limit_options, limits_text, spent_pairs
 from modelyard.cli.nouns import DURATION, NounGroup
 from modelyard.cli.output import Item, age, formats, listing, moment, owners, remark, show_json, show_list, show_pairs
 from modelyard.clock import SystemClock
 
 _EXAMPLE = """\b
 Example:
-  modelyard keys create "batch jobs" --rpm 600 --model demo
+  modelyard keys create "batch jobs" --rpm 600 --usd-per-month 20 --model demo
   modelyard keys
+  modelyard keys show 3kf8x2ma
   modelyard keys rotate 3kf8x2ma --overlap 1h
   modelyard keys revoke 3kf8x2ma"""
 
@@ -21,10 +23,10 @@ Example:
     "keys",
     cls=NounGroup,
     epilog=_EXAMPLE,
-    short_help="Create, list, revoke and rotate API keys.",
+    short_help="Create, list, limit, revoke and rotate API keys.",
 )
 def command() -> None:
-    """Create, list, revoke and rotate API keys; without a verb: list."""
+    """Create, list, show, limit, revoke and rotate API keys; without a verb: list."""
 
 
 @command.command("list", epilog="\b\nExample:\n  modelyard keys list --json")
@@ -38,7 +40,7 @@ def list_keys(*, platform: Platform, is_json: bool, is_quiet: bool) -> None:
         "KEY": lambda key: f"{key['prefix']}_…{key['last4']}",
         "SCOPES": lambda key: ",".join(key["scopes"]),
         "MODELS": lambda key: "all" if key["models"] is None else ",".join(key["models"]),
-        "LIMITS": _limits,
+        "LIMITS": lambda key: limits_text(key["limits"]),
         "STATUS": lambda key: key["status"],
         "EXPIRES": lambda key: moment(key["expires_at"]) if key["expires_at"] else "never",
         "AGE": lambda key: age(key["created_at"]),
@@ -62,21 +64,14 @@ def list_keys(*, platform: Platform, is_json: bool, is_quiet: bool) -> None:
 @click.option(
     "--model", "models", multiple=True, metavar="NAME", help="Endpoint it may call; repeatable. [default: all]"
 )
-@click.option("--rpm", "requests_per_minute", type=click.IntRange(1), help="Most requests per minute.")
-@click.option("--tpm", "tokens_per_minute", type=click.IntRange(1), help="Most tokens per minute.")
-@click.option("--concurrency", type=click.IntRange(1), help="Most requests at once.")
+@limit_options
 @click.option("--expires", "expires_in_s", type=DURATION, help="When it ends, from now: 12h, 30d.")
 @click.option("--tenant", "tenant_id", metavar="ID", help="Owner, when it is another tenant (admin only).")
 @connected
 @formats("Print only the key.")
-def create(*, platform: Platform, is_json: bool, is_quiet: bool, **given: Any) -> None:
+def create(*, platform: Platform, limits: Item, is_json: bool, is_quiet: bool, **given: Any) -> None:
     """Make a key called NAME and print it, this once."""
-    limits = {name: given[name] for name in ("requests_per_minute", "tokens_per_minute", "concurrency")}
-    body: Item = {
-        "name": given["name"],
-        "scopes": list(given["scopes"]),
-        "limits": {name: value for name, value in limits.items() if value is not None},
-    }
+    body: Item = {"name": given["name"], "scopes": list(given["scopes"]), "limits": limits}
     if given["models"]:
         body["models"] = list(given["models"])
     if given["tenant_id"]:
@@ -84,6 +79,25 @@ def create(*, platform: Platform, is_json: bool, is_quiet: bool, **given: Any) -
     if given["expires_in_s"] is not None:
         body["expires_at"] = int(SystemClock.unix_s() + given["expires_in_s"])
     _show_new(platform.post("/v1/keys", body), is_json=is_json, is_quiet=is_quiet)
+
+
+@command.command("show", epilog="\b\nExample:\n  modelyard keys show 3kf8x2ma")
+@click.argument("key_id")
+@connected
+@formats("Print only the key's id.")
+def show(key_id: str, *, platform: Platform, is_json: bool, is_quiet: bool) -> None:
+    """Show a key, its limits and what it spent of them."""
+    _show(platform.get(f"/v1/keys/{segment(key_id)}"), is_json=is_json, is_quiet=is_quiet)
+
+
+@command.command("limit", epilog="\b\nExample:\n  modelyard keys limit 3kf8x2ma --rpm 60 --usd-per-month 20")
+@click.argument("key_id")
+@limit_options
+@connected
+@formats("Print only the key's id.")
+def limit(key_id: str, *, platform: Platform, limits: Item, is_json: bool, is_quiet: bool) -> None:
+    """Replace all limits of a key; without options: lift them. What was used of one stays used."""
+    _show(platform.patch(f"/v1/keys/{segment(key_id)}", {"limits": limits}), is_json=is_json, is_quiet=is_quiet)
 
 
 @command.command("revoke", epilog="\b\nExample:\n  modelyard keys revoke 3kf8x2ma")
@@ -121,6 +135,12 @@ def _show_new(key: Item, *, is_json: bool, is_quiet: bool) -> None:
         remark("Keep the key now: it is not shown again.")
 
 
-def _limits(key: Item) -> str:
-    short = {"requests_per_minute": "rpm", "tokens_per_minute": "tpm", "concurrency": "at once"}
-    return ", ".join(f"{value} {short.get(name, name)}" for name, value in key["limits"].items() if value) or "none"
+def _show(key: Item, *, is_json: bool, is_quiet: bool) -> None:
+    if is_json:
+        show_json(key)
+    elif is_quiet:
+        print(key["id"])
+    else:
+        expires = moment(key["expires_at"]) if key["expires_at"] else "never"
+        about = {"ID": key["id"], "Name": key["name"], "Status": key["status"], "Expires": expires}
+        show_pairs(about | {"Limits": limits_text(key["limits"])} | spent_pairs(key["limits"], key["spent"]))
