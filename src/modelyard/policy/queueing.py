@@ -155,11 +155,7 @@ class WaitingLine(Generic[W]):
         and puts nobody out, when there is no need or when all less urgent ones together would not make enough room.
         """
         below = range(job.band + 1, len(BANDS))
-        if (
-            not self.is_full_for(job)
-            or len(self.waiters) - sum(self._waiting[band] for band in below) >= self.places
-            or sum(self._bytes[: job.band + 1]) + job.size_bytes > self.bytes_max
-        ):
+        if not self.is_full_for(job) or sum(self._bytes[: job.band + 1]) + job.size_bytes > self.bytes_max:
             return None
         least = next((band for band in reversed(below) if self._waiting[band]), None)
         if least is None:

@@ -68,6 +68,25 @@ def test_first_to_wait_starts_where_the_last_one_was_served() -> None:
     assert max(counters) - min(counters) <= 100, "somebody is far ahead for what it got when nobody waited"
 
 
+def test_who_is_served_at_once_starts_at_the_floor() -> None:
+    shares = FairShares()
+    shares.charge(job("rare", 1))
+    shares.charge(job("busy", 900))
+    shares.charge(job("rare", 50))
+    assert shares.counter("rare") == 951
+
+
+def test_refund_of_one_that_waits_is_not_lost_at_its_next_charge() -> None:
+    shares = FairShares()
+    failed = job("a", 500)
+    shares.charge(failed)
+    shares.join("a")
+    shares.join("b")
+    shares.settle(failed, 0, 0)
+    shares.charge(job("a", 30))
+    assert shares.counter("a") == 30
+
+
 def test_under_predicting_while_nobody_waits_saves_nothing() -> None:
     shares = FairShares()
     for _ in range(10):
@@ -283,6 +302,14 @@ def test_band_saves_nothing_while_nobody_waits_in_it_and_owes_nothing_for_idle_t
     assert bands.first([1, 0, 1]) == 2, "what it earned with its last job"
     bands.charge(2, 100, [1, 0, 1])
     assert bands.has_debts
+
+
+def test_band_pays_with_its_credit_also_while_nobody_more_urgent_waits() -> None:
+    bands = BandShares([0, 500, 500])
+    bands.charge(1, 10, [0, 1, 1])
+    assert repr(bands) == "<BandShares: +0, +310, +510>"
+    bands.charge(1, 100, [0, 1, 1])
+    assert repr(bands) == "<BandShares: +0, +100, +610>", "but does not go into debt for it"
 
 
 def test_debt_outlasts_a_moment_without_waiters_but_not_the_work_of_others() -> None:

@@ -161,6 +161,13 @@ def test_thousand_leave_at_once_from_anywhere() -> None:
     assert (drain(line), line.size_bytes, line.tokens_ahead(None), line.depths) == ([0], 0, 0, (0, 0, 0))
 
 
+def test_those_who_left_from_the_middle_are_not_first_later() -> None:
+    line = line_of(*[job() for _ in range(5)])
+    for waiter in (1, 2, 0):
+        line.leave(waiter)
+    assert drain(line) == [3, 4]
+
+
 def test_those_who_left_do_not_fill_the_memory() -> None:
     line = line_of(job())
     for number in range(1, 5000):
@@ -226,6 +233,15 @@ def test_estimate_for_a_newcomer_is_off_by_one_job_of_each_tenant_and_band(
     estimate = line.tokens_before(newcomer)
     line.join(-1, newcomer, deadline_s=1)
     assert abs(line.tokens_ahead(-1) - estimate) <= 100 * (4 + 3)
+
+
+@settings(deadline=None, max_examples=60)
+@given(counts=st.dictionaries(st.sampled_from("abcd"), st.integers(1, 9)), newcomer=st.sampled_from("abcde"))
+def test_estimate_for_a_newcomer_is_not_too_low_where_jobs_are_alike(counts: dict[str, int], newcomer: str) -> None:
+    line = line_of(*[job(tenant) for tenant, count in counts.items() for _ in range(count)])
+    estimate = line.tokens_before(job(newcomer))
+    line.join(-1, job(newcomer), deadline_s=1)
+    assert line.tokens_ahead(-1) <= estimate
 
 
 @settings(deadline=None, max_examples=60)
