@@ -106,7 +106,7 @@ def run_gateway_plane(
     """Run one gateway worker until SIGTERM or SIGINT, then drain it; SIGUSR1 says that another one relieves it.
 
     ``name`` is its own among the workers of this number that live at the same time. With ``ready_fd`` it relieves
-    another one, and closes that descriptor once it serves.
+    another one, and writes a byte there once it serves.
     """
     from modelyard.gateway.app import run_gateway
     from modelyard.gateway.cors import check_origins
@@ -138,10 +138,16 @@ def run_gateway_plane(
             tls=tls,
             stop=stop,
             relieved=relieved,
-            on_ready=None if ready_fd is None else lambda: os.close(ready_fd),
+            on_ready=None if ready_fd is None else lambda: _say_ready(ready_fd),
         )
 
     _run(serve)
+
+
+def _say_ready(descriptor: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # nobody waits any more; the signal to stop is on its way
+        os.write(descriptor, b"1")
+    os.close(descriptor)
 
 
 def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> None:

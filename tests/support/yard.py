@@ -87,6 +87,8 @@ class Yard:
     settings: Mapping[str, object] = field(default_factory=dict)
     url: str = ""
     admin_key: str = ""
+    options: tuple[str, ...] = ()
+    """More of the command line of ``up``."""
     process: subprocess.Popen[bytes] | None = None
 
     # --- life -------------------------------------------------------------------
@@ -116,6 +118,7 @@ class Yard:
         for name, value in {**SETTINGS, **self.settings}.items():
             environment["MODELYARD__" + name.upper().replace(".", "__")] = str(value)
         command = [sys.executable, "-m", "modelyard", "up", "--port", "0", "--data-dir", str(self.data)]
+        command += self.options
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True

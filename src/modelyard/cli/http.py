@@ -67,6 +67,7 @@ def find_platform(*, url: str | None, key: str | None, data_dir: str | None) -> 
     url = url or (None if data_dir else os.environ.get("MODELYARD_URL"))
     key = key or (None if data_dir else os.environ.get("MODELYARD_API_KEY"))
     data = data_directory(data_dir)
+    certificate = ""
     if url is None:
         running = read_running(data)
         if running is None:
@@ -76,13 +77,13 @@ def find_platform(*, url: str | None, key: str | None, data_dir: str | None) -> 
             )
         if not running.url:
             raise Failure(f"The platform in {data.root} is still starting. Try again in a second.", Exit.UNAVAILABLE)
-        url = running.url
+        url, certificate = running.url, running.certificate
         key = key or _admin_key(data)
     if not url.startswith(("http://", "https://")):
         raise Failure(f"Bad --url '{url}': it must begin with http:// or https://.", Exit.USAGE)
     if key is None:
         raise Failure("No API key for this address. Give --key, or set MODELYARD_API_KEY.", Exit.AUTH)
-    return Platform(url=url.rstrip("/").removesuffix("/v1"), key=key)
+    return Platform(url=url.rstrip("/").removesuffix("/v1"), key=key, certificate=certificate)
 
 
 def _admin_key(data: DataDirectory) -> str | None:
@@ -96,10 +97,11 @@ def _admin_key(data: DataDirectory) -> str | None:
 
 @dataclass(slots=True)
 class Platform:
-    """A running Modelyard."""
+    """A running Modelyard. ``certificate`` is a file to trust, of a platform on this machine that speaks TLS."""
 
     url: str
     key: str
+    certificate: str = ""
 
     def get(self, path: str, **query: object) -> Any:
         """Return the JSON that GET answers."""
@@ -108,6 +110,10 @@ class Platform:
     def post(self, path: str, body: Item) -> Any:
         """Return the JSON that POST answers."""
         return self._json("POST", path, body, {})
+
+    def patch(self, path: str, body: Item) -> Any:
+        """Return the JSON that PATCH answers."""
+        return self._json("PATCH", path, body, {})
 
     def delete(self, path: str) -> Any:
         """Return the JSON that DELETE answers, or None."""
@@ -157,7 +163,7 @@ class Platform:
             headers["content-type"] = "application/json"
             content = msgspec.json.encode(body)
         timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=timeout_s)
-        with urllib3.PoolManager(retries=False, timeout=timeout) as pool:
+        with urllib3.PoolManager(retries=False, timeout=timeout, **self._trust()) as pool:
             try:
                 response = pool.request(
                     method, url, body=content, headers=headers, preload_content=False, redirect=False
@@ -172,6 +178,16 @@ class Platform:
                 raise self.unreachable(error) from error
             finally:
                 response.close()
+
+    def _trust(self) -> dict[str, Any]:
+        if not self.certificate:
+            return {}
+        from modelyard.gateway.tls import trusting
+
+        try:
+            return {"ssl_context": trusting(self.certificate), "assert_hostname": False}
+        except OSError as error:
+            raise Failure(f"Cannot use the certificate {self.certificate}: {error}.") from error
 
     def unreachable(self, error: Exception) -> Failure:
         """Return the failure to report for a transport error of urllib3."""

@@ -16,13 +16,15 @@ from modelyard import __version__
 
 _COMMANDS = {
     "up": "Start the platform on this machine.",
+    "restart": "Restart the running platform without losing a request.",
     "down": "Stop the platform that runs in the data directory.",
     "status": "Show whether the platform is well.",
     "deploy": "Deploy a model and get an endpoint.",
     "endpoints": "List, show or remove endpoints.",
     "models": "List the models that this key may call.",
     "run": "Chat with a model.",
-    "keys": "Create, list, revoke and rotate API keys.",
+    "keys": "Create, list, limit, revoke and rotate API keys.",
+    "tenants": "Create, list, show and change tenants.",
     "usage": "Show tokens and cost.",
     "logs": "Show the logs of an endpoint or of the platform.",
     "completion": "Print the completion script of a shell.",

@@ -17,11 +17,18 @@ from modelyard.errors import StartupError
 
 
 class Running(msgspec.Struct, frozen=True):
-    """What a running ``up`` says of itself; ``url`` is empty until it is ready. ``planes`` are their process ids."""
+    """What a running ``up`` says of itself; ``url`` is empty until it is ready. ``planes`` are their process ids.
+
+    ``restarts`` counts the rolling restarts that are over (-1: this ``up`` knows none); ``trouble`` is why the last one
+    failed. ``certificate`` is the file that the URL's certificate is in, with TLS.
+    """
 
     pid: int
     url: str
     planes: list[int] = []
+    restarts: int = -1
+    trouble: str = ""
+    certificate: str = ""
 
 
 def read_running(data: DataDirectory) -> Running | None:

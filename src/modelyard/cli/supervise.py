@@ -4,7 +4,7 @@ It binds the port itself and hands the listening socket down, so that a gateway
 worker that dies never loses the port: connections wait in the kernel until its
 successor takes them. A plane that dies is started again; when the supervisor
 is asked to stop, the gateways drain first, then the controller books what they
-wrote, then the engines stop. Nothing outlives it: planes are told by the
+wrote, then the engines stop. A rolling restart is in ``rolling.py``. Nothing outlives it: planes are told by the
 kernel when it dies, and the next ``up`` finds engines that were left over.
 """
 
@@ -45,6 +45,7 @@ class Plane:
     """One supervised process. ``pause_s`` is waited before its next start, which is at ``due_s``.
 
     ``log`` gets what it says outside of its log proper: why it could not start, or a crash of the interpreter.
+    ``worker`` is the number of a gateway. One that ``is_relieved`` finishes its requests and is not started again.
     """
 
     name: str
@@ -52,6 +53,8 @@ class Plane:
     descriptors: tuple[int, ...]
     log: Path
     first_pause_s: float
+    worker: int | None = None
+    is_relieved: bool = False
     log_start: int = 0
     process: subprocess.Popen[bytes] | None = None
     started_s: float = 0.0
@@ -72,6 +75,9 @@ class Supervisor:
     clock: Clock
     planes: list[Plane] = field(default_factory=list)
     stops_asked: int = 0
+    restarts_asked: int = 0
+    restarts_done: int = 0
+    trouble: str = ""
     _wakeup: tuple[socket.socket, socket.socket] = field(default_factory=socket.socketpair)
 
     def start(self) -> None:
@@ -83,35 +89,50 @@ class Supervisor:
         become_subreaper()
         self._watch_signals()
         self.planes = [self._plane("control", "control", [], (), BACKOFF_FIRST_S)]
-        for worker, listener in enumerate(self.listeners):
-            options = ["--worker", str(worker), "--listen-fd", str(listener.fileno())]
-            # A gateway's first restart is at once: callers are waiting in its socket.
-            self.planes.append(self._plane(f"gateway-{worker}", "gateway", options, (listener.fileno(),), 0.0))
+        self.planes += [self.gateway(worker, f"gateway-{worker}") for worker in range(len(self.listeners))]
         for plane in self.planes:
-            self._spawn(plane)
+            self.spawn(plane)
         self._note(is_ready=False)
         give_up_s = self.clock.monotonic_s() + READY_TIMEOUT_S
         while not self.stops_asked and not self._is_ready():
-            for plane, reason in self._reap():
-                raise StartupError(f"The {plane.name} process did not start: {_last_line(plane) or reason}")
+            for plane, reason in self.reap():
+                raise StartupError(f"The {plane.name} process did not start: {last_line(plane) or reason}")
             if self.clock.monotonic_s() > give_up_s:
                 raise StartupError(f"Not ready after {READY_TIMEOUT_S:.0f} s. See the logs in {self.data.logs}.")
-            self._sleep(0.02)
+            self.sleep(0.02)
         self._note(is_ready=True)
 
     def watch(self) -> None:
         """Keep the planes running until a stop is asked for."""
         while not self.stops_asked:
-            for plane, reason in self._reap():
-                self._plan_restart(plane, reason)
-            now_s = self.clock.monotonic_s()
-            due = [plane for plane in self.planes if plane.due_s is not None]
-            for plane in due:
-                if plane.due_s is not None and plane.due_s <= now_s:
-                    self._spawn(plane)
-                    self._note(is_ready=True)
-            waits = [plane.due_s - now_s for plane in due if plane.due_s is not None]
-            self._sleep(max(0.0, min(waits)) if waits else None)
+            if self.restarts_asked > self.restarts_done:
+                self._restart()
+            waits_s = self.revive()
+            if self.restarts_asked == self.restarts_done:
+                self.sleep(waits_s)
+
+    def revive(self) -> float | None:
+        """Start again what ended, or plan it; return the seconds until the next start is due, None if there is none."""
+        for plane, reason in self.reap():
+            self._plan_restart(plane, reason)
+        now_s = self.clock.monotonic_s()
+        due = [plane for plane in self.planes if plane.due_s is not None]
+        for plane in due:
+            if plane.due_s is not None and plane.due_s <= now_s:
+                self.spawn(plane)
+                self._note(is_ready=True)
+        waits = [plane.due_s - now_s for plane in due if plane.due_s is not None]
+        return max(0.0, min(waits)) if waits else None
+
+    def _restart(self) -> None:
+        from modelyard.cli.rolling import roll
+
+        asked = self.restarts_asked
+        self.trouble = roll(self)
+        self.restarts_done = asked
+        if self.trouble:
+            remark(f"Not restarted: {self.trouble}")
+        self._note(is_ready=True)
 
     def stop(self) -> None:
         """Stop everything in order; a second request to stop kills what is left."""
@@ -125,7 +146,7 @@ class Supervisor:
         # Python gives handled signals back to the kernel when it exits: one that comes then would kill us (code -2).
         for number in _STOPPING:
             signal.signal(number, signal.SIG_IGN)
-        self._reap()
+        self.reap()
         self.data.running.unlink(missing_ok=True)
         signal.set_wakeup_fd(-1)
         for end in self._wakeup:
@@ -139,13 +160,22 @@ class Supervisor:
         workers = len(self.listeners)
         # Often enough to meet every worker: the kernel deals connections out at random, one in N to each.
         asks = 1 if workers == 1 else 8 * workers
-        if not all(ask(self.url, path)[0] == 200 for path in ("/healthz", *["/readyz"] * asks, "/openapi.json")):
+        if not all(self.ask(path)[0] == 200 for path in ("/healthz", *["/readyz"] * asks, "/openapi.json")):
             return False
         try:
-            status, body = ask(self.url, "/v1/status", key=self.data.admin_key.read_text("utf-8").strip())
+            status, body = self.ask("/v1/status", key=self.data.admin_key.read_text("utf-8").strip())
             return status != 200 or len(msgspec.json.decode(body, type=_Followers).gateways) >= workers
         except (OSError, msgspec.DecodeError):
             return True  # the operator keeps the key elsewhere
+
+    def ask(self, path: str, *, key: str = "") -> tuple[int, bytes]:
+        """Return status and body of GET ``path`` of the platform, (0, b"") without an answer."""
+        return ask(self.url, path, key=key, certificate=self._certificate)
+
+    @property
+    def _certificate(self) -> str:
+        file = self.config.gateway.tls_certificate
+        return str(Path(file).absolute()) if file else ""
 
     # --- processes ---
 
@@ -156,7 +186,17 @@ class Supervisor:
         arguments += ["--supervisor", str(os.getpid())]
         return Plane(name, arguments, descriptors, self.data.logs / f"{name}.err", first_pause_s)
 
-    def _spawn(self, plane: Plane) -> None:
+    def gateway(self, worker: int, name: str) -> Plane:
+        """Return a gateway worker, not started yet; it listens on the socket of its number."""
+        descriptor = self.listeners[worker].fileno()
+        options = ["--worker", str(worker), "--name", name, "--listen-fd", str(descriptor)]
+        # A gateway's first restart is at once: callers are waiting in its socket.
+        plane = self._plane(name, "gateway", options, (descriptor,), 0.0)
+        plane.worker = worker
+        return plane
+
+    def spawn(self, plane: Plane) -> None:
+        """Start the process of a plane."""
         with plane.log.open("ab") as log:
             plane.log_start = log.tell()
             # Its own process group: Ctrl-C in a terminal reaches the supervisor only, which stops planes in order.
@@ -181,8 +221,11 @@ class Supervisor:
         remark(f"The {plane.name} process {reason}; starting it again. Its log: {plane.log.with_suffix('.log')}")
         plane.pause_s = min(max(plane.pause_s * 2, BACKOFF_FIRST_S), BACKOFF_MAX_S)
 
-    def _reap(self) -> list[tuple[Plane, str]]:
-        """Collect every child that ended, orphaned engines too; return the planes among them with the reason."""
+    def reap(self) -> list[tuple[Plane, str]]:
+        """Collect every child that ended, orphaned engines too.
+
+        Returns the planes among them that should still run, with the reason.
+        """
         ended: list[tuple[Plane, str]] = []
         while True:
             try:
@@ -191,12 +234,15 @@ class Supervisor:
                 return ended
             if pid == 0:
                 return ended
-            for plane in self.planes:
+            for plane in list(self.planes):
                 if plane.process is not None and plane.process.pid == pid:
                     code = os.waitstatus_to_exitcode(status)
                     plane.process.returncode = code  # Popen must not wait for it again
                     plane.process = None
-                    ended.append((plane, _end(code)))
+                    if plane.is_relieved:
+                        self.planes.remove(plane)
+                    else:
+                        ended.append((plane, _end(code)))
 
     def _stop_planes(self, planes: list[Plane], limit_s: float) -> None:
         give_up_s = self.clock.monotonic_s() + limit_s
@@ -204,18 +250,21 @@ class Supervisor:
             if plane.process is not None:
                 plane.process.send_signal(signal.SIGTERM)
         while any(plane.process is not None for plane in planes):
-            self._reap()
+            self.reap()
             left_s = give_up_s - self.clock.monotonic_s()
             if left_s <= 0 or self.stops_asked > 1:
                 for plane in planes:
                     if plane.process is not None:
                         plane.process.kill()
             if any(plane.process is not None for plane in planes):
-                self._sleep(max(0.05, min(left_s, 1.0)))
+                self.sleep(max(0.05, min(left_s, 1.0)))
 
     def _note(self, *, is_ready: bool) -> None:
         pids = [plane.process.pid for plane in self.planes if plane.process is not None]
-        write_running(self.data, Running(os.getpid(), self.url if is_ready else "", pids))
+        note = Running(
+            os.getpid(), self.url if is_ready else "", pids, self.restarts_done, self.trouble, self._certificate
+        )
+        write_running(self.data, note)
 
     # --- signals ---
 
@@ -226,14 +275,19 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in _STOPPING:
             signal.signal(number, self._ask_to_stop)
+        signal.signal(signal.SIGUSR1, self._ask_to_restart)
 
     def _ask_to_stop(self, *_: object) -> None:
         self.stops_asked += 1
 
-    def _sleep(self, limit_s: float | None) -> None:
-        """Wait for a signal (a stop, or a child that ended), at most ``limit_s``."""
-        readable, _, _ = select.select([self._wakeup[0]], [], [], limit_s)
-        if readable:
+    def _ask_to_restart(self, *_: object) -> None:
+        self.restarts_asked += 1
+
+    def sleep(self, limit_s: float | None, also: int | None = None) -> None:
+        """Wait for a signal (a stop, a restart, a child that ended), at most ``limit_s``, or for bytes on ``also``."""
+        waited = [self._wakeup[0].fileno(), *([] if also is None else [also])]
+        readable, _, _ = select.select(waited, [], [], limit_s)
+        if waited[0] in readable:
             self._wakeup[0].recv(4096)
 
 
@@ -243,19 +297,19 @@ class _Followers(msgspec.Struct):
     gateways: list[msgspec.Raw]
 
 
-def ask(url: str, path: str, *, key: str = "") -> tuple[int, bytes]:
+def ask(url: str, path: str, *, key: str = "", certificate: str = "") -> tuple[int, bytes]:
     """Return status and body of GET ``path``, (0, b"") without an answer in half a second.
 
     A bare socket: an HTTP library would cost more to load than all of the start.
     """
-    address = url.removeprefix("http://")
+    address = url.partition("://")[2]
     host, _, port = address.rpartition(":")
     request = f"GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n"
     if key:
         request += f"authorization: Bearer {key}\r\n"
     answer = b""
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=0.5) as connection:
+        with _connect(host.strip("[]"), int(port), certificate) as connection:
             connection.sendall(f"{request}\r\n".encode())
             while piece := connection.recv(65_536):
                 answer += piece
@@ -266,11 +320,21 @@ def ask(url: str, path: str, *, key: str = "") -> tuple[int, bytes]:
     return int(status) if status.isdigit() else 0, body
 
 
+def _connect(host: str, port: int, certificate: str) -> socket.socket:
+    plain = socket.create_connection((host, port), timeout=0.5)
+    if not certificate:
+        return plain
+    from modelyard.gateway.tls import trusting
+
+    with plain:  # a failed handshake leaves it open
+        return trusting(certificate).wrap_socket(plain)
+
+
 def _end(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
 
-def _last_line(plane: Plane) -> str:
+def last_line(plane: Plane) -> str:
     """Return what a plane said last since its start, without the word that ``main`` puts before it."""
     try:
         lines = plane.log.read_bytes()[plane.log_start :].decode("utf-8", "replace").strip().splitlines()

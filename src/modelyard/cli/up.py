@@ -24,7 +24,7 @@ from modelyard.cli.output import remark
 from modelyard.cli.ports import listener_name
 from modelyard.cli.running import is_alive, open_lock, read_running, take_lock
 from modelyard.clock import SystemClock
-from modelyard.config import Config, DataDirectory, load
+from modelyard.config import Config, DataDirectory, GatewayConfig, load
 from modelyard.errors import StartupError
 
 _SOCKET_PATH_MAX = 107
@@ -45,6 +45,8 @@ class _Options(msgspec.Struct, frozen=True):
     log_level: str
     simulate: bool
     worker: int
+    name: str
+    ready_fd: int | None
     listen_fd: int | None
     supervisor: int | None
 
@@ -71,6 +73,8 @@ class _Options(msgspec.Struct, frozen=True):
 )
 @click.option("--simulate", is_flag=True, help="Also deploy 'sim', a simulated model that needs no weights.")
 @click.option("--worker", type=int, default=0, hidden=True)
+@click.option("--name", default="", hidden=True)
+@click.option("--ready-fd", type=int, hidden=True)
 @click.option("--listen-fd", type=int, hidden=True)
 @click.option("--supervisor", type=int, hidden=True)
 def command(**given: Any) -> None:
@@ -111,7 +115,15 @@ def _serve_plane(options: _Options, config: Config, data: DataDirectory) -> None
         listener = socket.socket(fileno=options.listen_fd)
     else:
         listener = _bind(config.gateway.host, config.gateway.port, is_shared=True)
-    compose.run_gateway_plane(config, data, worker=options.worker, listener=listener, level=options.log_level)
+    compose.run_gateway_plane(
+        config,
+        data,
+        worker=options.worker,
+        listener=listener,
+        level=options.log_level,
+        name=options.name,
+        ready_fd=options.ready_fd,
+    )
 
 
 def _run_all(options: _Options) -> None:
@@ -127,22 +139,25 @@ def _run_all(options: _Options) -> None:
         is_first = not data.admin_key.exists()
         listeners = _listeners(config)
         port = listeners[0].getsockname()[1]
-        if not _is_loopback(host := config.gateway.host):
+        is_tls = check_edge(config.gateway)
+        if not _is_loopback(host := config.gateway.host) and not is_tls:
             remark(
                 f"Warning: {host} is reachable from other machines and this port speaks plain HTTP. "
-                "Put a TLS proxy in front of it."
+                "Set gateway.tls_certificate and gateway.tls_key, or put a TLS proxy in front of it."
             )
         plane_options = ["--data-dir", str(data.root), "--log-level", options.log_level]
         plane_options += ["--host", host, "--port", str(port), "--workers", str(len(listeners))]
         if options.config:
             plane_options += ["--config", str(Path(options.config).absolute())]
         compose.load_secrets(data)
-        supervisor = Supervisor(config, data, lock, listeners, _url(host, port), plane_options, SystemClock())
+        supervisor = Supervisor(
+            config, data, lock, listeners, _url(host, port, is_tls=is_tls), plane_options, SystemClock()
+        )
         try:
             supervisor.start()
             if not supervisor.stops_asked:
                 if options.simulate:
-                    _deploy_simulated(supervisor.url, data)
+                    _deploy_simulated(supervisor.url, data, config.gateway.tls_certificate)
                 _welcome(supervisor.url, data, host=host, is_first=is_first)
             supervisor.watch()
             remark("Stopping: running requests are finished first. Ctrl-C again stops at once.")
@@ -204,15 +219,33 @@ def _is_loopback(host: str) -> bool:
     return host in {"localhost", "::1"} or host.startswith("127.")
 
 
-def _url(host: str, port: int) -> str:
+def check_edge(settings: GatewayConfig) -> bool:
+    """Say whether the port speaks TLS, after everything of it that could keep a gateway from its start.
+
+    Raises:
+        StartupError: a setting is wrong.
+    """
+    if settings.cors_origins:
+        from modelyard.gateway.cors import check_origins
+
+        check_origins(settings.cors_origins)
+    if not settings.tls_certificate and not settings.tls_key:
+        return False  # most have none, and need not wait for what loads here
+    from modelyard.gateway.tls import tls_context
+
+    return tls_context(settings) is not None
+
+
+def _url(host: str, port: int, *, is_tls: bool) -> str:
     local = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
-    return f"http://[{local}]:{port}" if ":" in local else f"http://{local}:{port}"
+    scheme = "https" if is_tls else "http"
+    return f"{scheme}://[{local}]:{port}" if ":" in local else f"{scheme}://{local}:{port}"
 
 
-def _deploy_simulated(url: str, data: DataDirectory) -> None:
+def _deploy_simulated(url: str, data: DataDirectory, certificate: str) -> None:
     from modelyard.cli.http import Platform
 
-    platform = Platform(url, data.admin_key.read_text("utf-8").strip())
+    platform = Platform(url, data.admin_key.read_text("utf-8").strip(), certificate)
     if any(endpoint["name"] == "sim" for endpoint in platform.all("/v1/endpoints")):
         return
     platform.post("/v1/models/deploy", {"model_name": "sim", "framework": "simulated"})

@@ -27,9 +27,11 @@ CONNECT_TIMEOUT_S = 5.0
 """Longest wait for the controller; one that restarts is back within it."""
 CONNECT_PAUSE_S = 0.05
 ANSWER_TIMEOUT_S = 60.0
+TRIES_MAX = 3
 HEAD_BYTES_MAX = 64 * 1024
 NEVER_S = float("inf")
 
+_REPEATABLE = frozenset({b"GET", b"HEAD"})
 _DROPPED = frozenset(
     {b"authorization", b"connection", b"content-length", b"expect", b"keep-alive", b"proxy-authorization",
      b"te", b"trailer", b"transfer-encoding", b"upgrade", b"x-api-key", b"x-request-id"}
@@ -72,8 +74,12 @@ class ControlProxy:
         exchange = ControlExchange(self, client, request, request_id)
         client.current = exchange
         self.active.add(exchange)
-        payload = self._head(request, request_id, identity) + request.body
-        task = asyncio.get_running_loop().create_task(self._open(exchange, payload))
+        exchange.payload = self._head(request, request_id, identity) + request.body
+        self.open(exchange)
+
+    def open(self, exchange: "ControlExchange") -> None:
+        """Send a request on a connection of its own."""
+        task = asyncio.get_running_loop().create_task(self._open(exchange))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
@@ -97,7 +103,7 @@ class ControlProxy:
         for exchange in list(self.active):
             exchange.fail()
 
-    async def _open(self, exchange: "ControlExchange", payload: bytes) -> None:
+    async def _open(self, exchange: "ControlExchange") -> None:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -108,7 +114,7 @@ class ControlProxy:
                     except OSError:
                         await asyncio.sleep(CONNECT_PAUSE_S)
                     else:
-                        exchange.send(payload)
+                        exchange.send()
                         return
         except TimeoutError:
             exchange.fail()
@@ -144,6 +150,8 @@ class ControlExchange(asyncio.Protocol):
     def __init__(self, proxy: ControlProxy, client: ClientConnection, request: Request, request_id: str) -> None:
         self.deadline_s = proxy.gateway.clock.monotonic_s() + ANSWER_TIMEOUT_S
         self.stalled_since_s = NEVER_S
+        self.payload = b""
+        self._tries = 1
         self._proxy = proxy
         self._client = client
         self._request = request
@@ -160,10 +168,10 @@ class ControlExchange(asyncio.Protocol):
         """Say whether the answer has begun and comes as a stream."""
         return self._has_head and self._left is None
 
-    def send(self, payload: bytes) -> None:
+    def send(self) -> None:
         """Write the request."""
         if self._transport is not None and not self.is_over:
-            self._transport.write(payload)
+            self._transport.write(self.payload)
             if self._client.is_paused:
                 # It has not read its last answer yet, and will not be told again that it is behind.
                 self.client_paused()
@@ -230,6 +238,11 @@ class ControlExchange(asyncio.Protocol):
         if self._has_head and self._left is None and self._chunks is None:
             self._finish()
             self._client.end_raw(is_last=True)
+        elif not self._has_head and self._request.method in _REPEATABLE and self._tries < TRIES_MAX:
+            # It was about to stop, or crashed; reading again changes nothing.
+            self._tries += 1
+            self._transport, self._head = None, b""
+            self._proxy.open(self)
         else:
             self.fail()
 
@@ -257,7 +270,8 @@ class ControlExchange(asyncio.Protocol):
             self._left = 0
         if not has_id:
             out.append(b"x-request-id: " + self._request_id.encode())
-        if self._client.is_closing or not request.keep_alive or (request.is_http10 and self._left is None):
+        is_until_close = self._left is None and (request.is_http10 or self._chunks is None)
+        if self._client.is_closing or not request.keep_alive or is_until_close:
             out.append(b"connection: close")
         self._client.send_raw(b"\r\n".join(out) + b"\r\n" + request.cors + b"\r\n")
 

@@ -61,7 +61,10 @@ class Desk:
 
     def __init__(self, *, is_paused: bool = False) -> None:
         self.clock = ManualClock()
-        gateway: Any = SimpleNamespace(clock=self.clock, settings=GatewayConfig(), refuse=lambda *_: None)
+        self.refused: list[str] = []
+        gateway: Any = SimpleNamespace(
+            clock=self.clock, settings=GatewayConfig(), refuse=lambda _, error, __: self.refused.append(error.code)
+        )
         self.proxy = ControlProxy(gateway, Path("none"), "token")
         self.client: Any = Client()
         self.client.is_paused = is_paused
@@ -70,7 +73,7 @@ class Desk:
         self.exchange = ControlExchange(self.proxy, self.client, self.request, "req_1")
         self.proxy.active.add(self.exchange)
         self.exchange.connection_made(self.wire)
-        self.exchange.send(b"GET")
+        self.exchange.send()
 
 
 def test_a_stream_that_is_followed_does_not_hold_up_the_end() -> None:
@@ -158,22 +161,56 @@ def test_a_page_may_read_a_proxied_answer_too() -> None:
     assert b"\r\naccess-control-allow-origin: *\r\nvary: origin" in head
 
 
-async def test_a_request_waits_for_a_controller_that_restarts(tmp_path: Path) -> None:
-    seen: list[bytes] = []
+class Controller:
+    """A controller that hangs up on its first ``hangs_up`` callers."""
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        seen.append(await reader.readuntil(b"\r\n\r\n"))
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi")
-        await writer.drain()
+    def __init__(self, hangs_up: int) -> None:
+        self.hangs_up = hangs_up
+        self.seen: list[bytes] = []
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.seen.append(await reader.readuntil(b"\r\n\r\n"))
+        if len(self.seen) > self.hangs_up:
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi")
+            await writer.drain()
         writer.close()
 
+
+def asking(desk: Desk, method: bytes) -> ControlExchange:
+    request = Request()
+    request.method = method
+    exchange = ControlExchange(desk.proxy, desk.client, request, "req_2")
+    exchange.payload = method + b" / HTTP/1.1\r\n\r\n"
+    desk.proxy.active.add(exchange)
+    desk.proxy.open(exchange)
+    return exchange
+
+
+async def test_a_request_waits_for_a_controller_that_restarts(tmp_path: Path) -> None:
     desk = Desk()
     desk.proxy._socket = tmp_path / "control.sock"
-    exchange = ControlExchange(desk.proxy, desk.client, Request(), "req_2")
-    waiting = asyncio.create_task(desk.proxy._open(exchange, b"GET / HTTP/1.1\r\n\r\n"))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    async with await asyncio.start_unix_server(answer, desk.proxy._socket):
-        await asyncio.wait_for(waiting, 5)
+    asking(desk, b"POST")
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not desk.client.done
+    controller = Controller(hangs_up=0)
+    async with await asyncio.start_unix_server(controller.answer, desk.proxy._socket):
         await eventually_async(lambda: desk.client.done == ["end"], 5, "answered")
-    assert seen == [b"GET / HTTP/1.1\r\n\r\n"]
+    assert controller.seen == [b"POST / HTTP/1.1\r\n\r\n"]
+
+
+@pytest.mark.parametrize(
+    ("method", "hangs_up", "tries", "done"), [(b"GET", 2, 3, ["end"]), (b"GET", 9, 3, []), (b"POST", 1, 1, [])]
+)
+async def test_only_what_may_be_repeated_is_repeated(
+    tmp_path: Path, method: bytes, hangs_up: int, tries: int, done: list[str]
+) -> None:
+    desk = Desk()
+    desk.proxy._socket = tmp_path / "control.sock"
+    controller = Controller(hangs_up)
+    async with await asyncio.start_unix_server(controller.answer, desk.proxy._socket):
+        exchange = asking(desk, method)
+        await eventually_async(lambda: exchange.is_over, 5, "over")
+    assert len(controller.seen) == tries
+    assert desk.client.done == done
+    assert desk.refused == ([] if done else ["control_unavailable"])
