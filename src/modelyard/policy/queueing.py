@@ -34,9 +34,6 @@ BATCH_BAND = BANDS.index(Plan.BATCH)
 WAIT_MAX_S = 3600.0
 """No predicted wait is longer: beyond it, a prediction says nothing but "not now"."""
 
-_ANYBODY = Job("")
-_NO_BOUND = 1 << 62
-
 
 @dataclass(slots=True, eq=False)
 class _Waiter(Generic[W]):
@@ -89,7 +86,7 @@ class WaitingLine(Generic[W]):
         "waiters",
     )
 
-    def __init__(self, places: int, bytes_max: int = _NO_BOUND) -> None:
+    def __init__(self, places: int, bytes_max: int) -> None:
         self.places = places
         self.bytes_max = bytes_max
         self.waiters: dict[W, _Waiter[W]] = {}
@@ -123,11 +120,6 @@ class WaitingLine(Generic[W]):
     def is_empty(self) -> bool:
         """Say whether nobody waits."""
         return not self.waiters
-
-    @property
-    def is_full(self) -> bool:
-        """Say whether every place is taken; ``is_full_for`` also knows the bytes and the part of a band."""
-        return len(self.waiters) >= self.places
 
     @property
     def size_bytes(self) -> int:
@@ -164,7 +156,7 @@ class WaitingLine(Generic[W]):
         self.leave(record.who)
         return record.who
 
-    def join(self, waiter: W, job: Job = _ANYBODY, *, deadline_s: float) -> None:
+    def join(self, waiter: W, job: Job, *, deadline_s: float) -> None:
         """Stand in line. The job must not change while it waits."""
         assert len(self.waiters) < self.places, "joined a full line"
         assert waiter not in self.waiters, "joined twice"

@@ -93,7 +93,6 @@ def test_line_is_full_by_count_and_by_bytes() -> None:
     assert not line.is_full_for(job(size=10))
     assert line.is_full_for(job(size=11))
     line.join(2, job(), deadline_s=1)
-    assert line.is_full
     assert line.is_full_for(job())
     assert line.size_bytes == 90
 
