@@ -9,6 +9,13 @@ from modelyard import errors
 from modelyard.domain.endpoints import Progress
 from modelyard.domain.tenants import Scope
 from modelyard.errors import ApiError
+from modelyard.gateway.dialects.messages_replies import (
+    VERSION_HEADER,
+    model_info,
+    model_list,
+    request_id_line,
+    speaks_messages,
+)
 from modelyard.policy.limits import Allowance
 
 if TYPE_CHECKING:
@@ -67,6 +74,16 @@ def exchange_error_headers(exchange: "Exchange", error: ApiError) -> bytes:
 def error_headers(error: ApiError, request_id: str) -> bytes:
     """Return the header lines of a refusal."""
     return b"%bx-request-id: %b\r\n%b%b" % (_JSON, request_id.encode(), _lines(error.headers()), error.limits)
+
+
+def json_headers(request: "Request", request_id: str) -> bytes:
+    """Return the header lines of a JSON answer that no exchange gives."""
+    return b"%bx-request-id: %b\r\n%b" % (_JSON, request_id.encode(), _other_id(request.path, request_id))
+
+
+def _other_id(path: str, request_id: str) -> bytes:
+    """Return the line in which another API's clients look for the id of their request."""
+    return request_id_line(request_id) if speaks_messages(path) else b""
 
 
 def limit_lines(allowances: Iterable[Allowance], now_s: float) -> bytes:
@@ -151,6 +168,8 @@ def _common(exchange: "Exchange") -> bytes:
         # Names of unknown fields come from the caller; only plain ones may stand in a header.
         names = [name for name in exchange.call.ignored if name.isascii() and name.isprintable() and len(name) <= 64]
         lines += b"x-modelyard-ignored: %b\r\n" % ", ".join(names[:32]).encode()
+    if exchange.call.translation is not None:
+        lines += _other_id(exchange.route, exchange.request_id)
     if exchange.queued_s >= QUEUED_S_MIN:
         lines += b"x-modelyard-queued-ms: %d\r\n" % (exchange.queued_s * 1000)
     if exchange.attempts > 1:
@@ -189,7 +208,8 @@ def answer_models(gateway: "Gateway", client: "ClientConnection", request: "Requ
     """Answer ``GET /v1/models``: what the key may use."""
     key = gateway.authenticate(request, Scope.INFERENCE)
     models = [_model(endpoint) for endpoint in gateway.catalog.visible(key)]
-    client.respond(200, _JSON + b"x-request-id: %b\r\n" % request_id.encode(), _encode(ModelList(models)))
+    body = model_list(models) if request.header(VERSION_HEADER) else _encode(ModelList(models))
+    client.respond(200, json_headers(request, request_id), body)
 
 
 def answer_model(gateway: "Gateway", client: "ClientConnection", request: "Request", request_id: str) -> None:
@@ -201,7 +221,9 @@ def answer_model(gateway: "Gateway", client: "ClientConnection", request: "Reque
     endpoint = gateway.catalog.endpoint(key, name)
     if endpoint is None:
         raise errors.model_not_found(name)
-    client.respond(200, _JSON + b"x-request-id: %b\r\n" % request_id.encode(), _encode(_model(endpoint)))
+    model = _model(endpoint)
+    body = model_info(model) if request.header(VERSION_HEADER) else _encode(model)
+    client.respond(200, json_headers(request, request_id), body)
 
 
 def _model(endpoint: "EndpointState[Exchange]") -> ModelObject:

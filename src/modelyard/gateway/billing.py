@@ -26,6 +26,10 @@ class Outcome(NamedTuple):
     code: str
 
 
+SUCCESS = Outcome(UsageStatus.SUCCESS, 200, "")
+CLIENT_CLOSED = Outcome(UsageStatus.CLIENT_CLOSED, 499, "client_closed")
+
+
 def intent_of(exchange: "Exchange", replica: ReplicaLoad) -> Intent:
     """Return the record that goes to the journal before anything goes to an engine."""
     route = exchange.endpoint.route

@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from modelyard.errors import StartupError
-from modelyard.gateway.openai import decoder_of
+from modelyard.gateway.routes import decoder_of
 
 if TYPE_CHECKING:
     from modelyard.gateway.head import Request

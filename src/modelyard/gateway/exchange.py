@@ -28,6 +28,7 @@ from modelyard.gateway.progress import StreamProgress
 from modelyard.gateway.relay import EngineStreamError, StreamRelay, as_chunk, give_back
 from modelyard.gateway.reply import StreamReply
 from modelyard.gateway.responses import ResponseHead
+from modelyard.gateway.routes import body_of_error
 from modelyard.gateway.server import ClientConnection
 from modelyard.gateway.sse import Usage
 from modelyard.gateway.upstream import UpstreamConnection
@@ -42,12 +43,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 NEVER_S = float("inf")
-_SUCCESS = Outcome(UsageStatus.SUCCESS, 200, "")
-_CLIENT_CLOSED = Outcome(UsageStatus.CLIENT_CLOSED, 499, "client_closed")
-
-
-def _say_nothing() -> None:
-    """End towards a client that has gone."""
 
 
 class Exchange:
@@ -312,7 +307,7 @@ class Exchange:
     def client_left(self) -> None:
         """Abort the engine at once and bill what was generated."""
         if not self.is_over:
-            self._end(_CLIENT_CLOSED, _say_nothing)
+            self._end(billing.CLIENT_CLOSED, lambda: None)
 
     def client_paused(self) -> None:
         """Hold the engine's stream back."""
@@ -371,7 +366,7 @@ class Exchange:
                 last = answers.error_event(self, error)
                 self.client.end_stream(as_chunk(last), is_last=True)
             else:
-                body = self.gateway.error_body(self.route, error, self.request_id)
+                body = body_of_error(self.route, error, self.request_id)
                 self.client.respond(error.status, answers.exchange_error_headers(self, error), body)
 
         self._end(Outcome(status, error.status, error.code or "error"), say)
@@ -387,7 +382,7 @@ class Exchange:
         usage, is_estimated = billing.usage_or_estimate(self, usage, body)
         content_type = answer_type(head.content_type) if self.call.is_passthrough else b""
         self._end(
-            _SUCCESS,
+            billing.SUCCESS,
             lambda: self.client.respond(200, answers.answer_headers(self, content_type), body),
             usage=usage,
             is_estimated=is_estimated,
@@ -409,7 +404,7 @@ class Exchange:
             self.flush()
             self.client.end_stream(out + (as_chunk(last) if last else b""))
 
-        self._end(_SUCCESS, say, usage=usage, is_estimated=is_estimated)
+        self._end(billing.SUCCESS, say, usage=usage, is_estimated=is_estimated)
 
     def _end(
         self,
@@ -426,7 +421,7 @@ class Exchange:
         gateway = self.gateway
         now_s = gateway.clock.monotonic_s()
         self.drop_connection(keep=usage is not None)
-        if self._coalescer is not None and say is _say_nothing:
+        if self._coalescer is not None and outcome is billing.CLIENT_CLOSED:
             self._coalescer.drop()
         if usage is None:
             usage = billing.partial_usage(self, outcome)

@@ -28,7 +28,8 @@ from modelyard.gateway.catalog import Catalog, EndpointState
 from modelyard.gateway.control_proxy import ControlProxy
 from modelyard.gateway.exchange import Exchange
 from modelyard.gateway.failover import CONTINUES, PREFILL
-from modelyard.gateway.openai import Call, decoder_of
+from modelyard.gateway.openai import Call
+from modelyard.gateway.routes import COUNTS, body_of_error, decoder_of
 from modelyard.gateway.server import ClientConnection, Request
 from modelyard.gateway.side_requests import SideRequest
 from modelyard.gateway.upstream import UpstreamPool
@@ -291,12 +292,8 @@ class Gateway:
     def refuse(self, client: ClientConnection, refusal: ApiError, request_id: str, *, route: str = "") -> None:
         """Answer with an error, in the shape that the API of ``route`` has."""
         self.note_refusal(refusal, request_id)
-        body = self.error_body(route, refusal, request_id)
+        body = body_of_error(route, refusal, request_id)
         client.respond(refusal.status, answers.error_headers(refusal, request_id), body)
-
-    def error_body(self, route: str, error: ApiError, request_id: str) -> bytes:
-        """Return the body of an error in the shape that the API of ``route`` has."""
-        return error.body()
 
     def salt_of(self, tenant_id: str) -> bytes:
         """Return what keeps the tenant's prompts apart from all others' in caches (S19)."""
@@ -343,12 +340,24 @@ class Gateway:
         path = request.path
         if path in ("/healthz", "/readyz", "/metrics"):
             answers.answer_probe(self, client, request, request_id)
+        elif path in COUNTS:
+            self._answer_count(client, request, request_id)
         elif path == "/v1/models" and request.method in (b"GET", b"HEAD"):
             answers.answer_models(self, client, request, request_id)
         elif path.startswith("/v1/models/") and request.method in (b"GET", b"HEAD"):
             answers.answer_model(self, client, request, request_id)
         else:
             self.control.forward(client, request, request_id)
+
+    def _answer_count(self, client: ClientConnection, request: Request, request_id: str) -> None:
+        """Tell how many tokens a prompt has: an estimate, calibrated by what the model's engine told of others."""
+        self._check_call(request)
+        key = self.authenticate(request, Scope.INFERENCE)
+        count = COUNTS[request.path]
+        call = count.decode(request.body)
+        endpoint = self._find(key, call, request.path)
+        tokens = endpoint.prompt_tokens(count.length_of(call))
+        client.respond(200, answers.json_headers(request, request_id), count.answer(tokens))
 
 
 def bearer_token(request: Request) -> bytes:
