@@ -11,7 +11,17 @@ import pytest
 from tests.conformance.backends import BACKENDS, open_fresh
 
 from modelyard.domain.catalog import Artifact, ModelVersion, VersionStatus
-from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress, Release, Scaling, Stage
+from modelyard.domain.endpoints import (
+    Endpoint,
+    EndpointStatus,
+    Progress,
+    Release,
+    Scaling,
+    Serving,
+    Stage,
+    Sticky,
+    Timeouts,
+)
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.tenants import ApiKey, Limits, Scope, Tenant
 from modelyard.stores import AlreadyExistsError, ControlStore, Event, StoreUnavailableError
@@ -192,6 +202,27 @@ async def test_an_endpoint_changes_with_its_releases(store: ControlStore) -> Non
     assert await store.endpoints() == [canary]
     await store.put_endpoint(msgspec.structs.replace(canary, releases=(Release("ver-2", 100),)))
     assert (await store.endpoints())[0].releases == (Release("ver-2", 100),)
+
+
+async def test_how_an_endpoint_is_served_comes_back_as_it_was(store: ControlStore) -> None:
+    serving = Serving(Timeouts(first_token_s=60.0, total_s=2.5), coalesce_ms=20, sticky=Sticky.USER)
+    await store.add_deployment(a_version(), an_endpoint())
+    assert (await store.endpoints())[0].serving == Serving()
+    await store.put_endpoint(an_endpoint(serving=serving))
+    assert await store.endpoints() == [an_endpoint(serving=serving)]
+
+
+async def test_a_release_is_added_with_its_version_or_not_at_all(store: ControlStore) -> None:
+    await store.add_deployment(a_version(), an_endpoint())
+    two = an_endpoint(releases=(Release("ver-1", 100), Release("ver-2", 0, shadow=25)))
+    await store.add_release(a_version("ver-2"), two)
+    assert await store.endpoints() == [two]
+    assert await store.versions() == [a_version(), a_version("ver-2")]
+    three = an_endpoint(releases=(*two.releases, Release("ver-3", 0)))
+    with pytest.raises(AlreadyExistsError, match="Version 'ver-2'"):
+        await store.add_release(a_version("ver-3", version="ver-2"), three)
+    assert await store.endpoints() == [two]
+    assert len(await store.versions()) == 2
 
 
 async def test_an_outlook_changes_what_is_told_and_never_what_was_asked(store: ControlStore) -> None:

@@ -96,20 +96,19 @@ class SqlControlStore:
 
         await self._database.write(add)
 
+    async def add_release(self, version: ModelVersion, endpoint: Endpoint) -> None:
+        """Add the version and replace the endpoint of this id; raises ``AlreadyExistsError`` for a taken version."""
+
+        def add(connection: sa.Connection) -> None:
+            with _taken(_version_taken(version)):
+                connection.execute(sa.insert(schema.model_registry).values(mapping.version_values(version)))
+            _put_endpoint(connection, endpoint)
+
+        await self._database.write(add)
+
     async def put_endpoint(self, endpoint: Endpoint) -> None:
         """Replace the endpoint of this id and its releases; raises ``AlreadyExistsError`` for a taken name."""
-        table = schema.endpoints
-
-        def put(connection: sa.Connection) -> None:
-            with _taken(f"An endpoint named '{endpoint.name}' exists"):
-                changed = connection.execute(
-                    sa.update(table).where(table.c.endpoint_id == endpoint.id).values(mapping.endpoint_values(endpoint))
-                )
-            if changed.rowcount:
-                connection.execute(sa.delete(schema.releases).where(schema.releases.c.endpoint_id == endpoint.id))
-                _add_releases(connection, endpoint)
-
-        await self._database.write(put)
+        await self._database.write(lambda connection: _put_endpoint(connection, endpoint))
 
     async def put_outlook(self, endpoint_id: str, *, status: EndpointStatus, progress: Progress, failure: str) -> None:
         """Replace what is told of the endpoint of this id, and nothing that was asked of it."""
@@ -132,7 +131,7 @@ class SqlControlStore:
         def read(connection: sa.Connection) -> list[Endpoint]:
             by_endpoint: dict[str, list[Release]] = {}
             for row in connection.execute(parts).mappings():
-                by_endpoint.setdefault(row["endpoint_id"], []).append(Release(row["model_id"], row["weight"]))
+                by_endpoint.setdefault(row["endpoint_id"], []).append(mapping.release_of(row))
             rows = connection.execute(query).mappings()
             return [mapping.endpoint_of(row, tuple(by_endpoint.get(row["endpoint_id"], ()))) for row in rows]
 
@@ -235,6 +234,17 @@ def _version_taken(version: ModelVersion) -> str:
 
 def _where(query: sa.Select[T], column: sa.Column[str], value: str | None) -> sa.Select[T]:
     return query if value is None else query.where(column == value)
+
+
+def _put_endpoint(connection: sa.Connection, endpoint: Endpoint) -> None:
+    table, releases = schema.endpoints, schema.releases
+    with _taken(f"An endpoint named '{endpoint.name}' exists"):
+        changed = connection.execute(
+            sa.update(table).where(table.c.endpoint_id == endpoint.id).values(mapping.endpoint_values(endpoint))
+        )
+    if changed.rowcount:
+        connection.execute(sa.delete(releases).where(releases.c.endpoint_id == endpoint.id))
+        _add_releases(connection, endpoint)
 
 
 def _add_releases(connection: sa.Connection, endpoint: Endpoint) -> None:

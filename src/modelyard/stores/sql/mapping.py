@@ -6,7 +6,7 @@ import msgspec
 import sqlalchemy as sa
 
 from modelyard.domain.catalog import Artifact, ModelVersion, VersionStatus
-from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress, Release, Scaling
+from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress, Release, Scaling, Serving
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.tenants import ApiKey, Limits, Plan, Scope, Tenant
 from modelyard.domain.usage import UsageRow, UsageStatus
@@ -30,6 +30,7 @@ _models = msgspec.json.Decoder(tuple[str, ...]).decode
 _options = msgspec.json.Decoder(dict[str, str | int | float | bool]).decode
 _gpu = msgspec.json.Decoder(_GpuRequirement).decode
 _progress = msgspec.json.Decoder(Progress).decode
+_serving = msgspec.json.Decoder(Serving).decode
 
 
 def _json(value: object) -> str:
@@ -161,6 +162,7 @@ def endpoint_values(endpoint: Endpoint) -> Values:
         "is_shared": endpoint.is_shared,
         "is_deleted": endpoint.is_deleted,
         "created_at": endpoint.created_at,
+        "serving": _json(endpoint.serving),
         **outlook_values(endpoint.status, endpoint.progress, endpoint.failure),
     }
 
@@ -173,7 +175,13 @@ def outlook_values(status: EndpointStatus, progress: Progress, failure: str) -> 
 def release_values(endpoint: Endpoint) -> list[Values]:
     """Return the rows of an endpoint's releases."""
     return [
-        {"endpoint_id": endpoint.id, "position": at, "model_id": release.version_id, "weight": release.weight}
+        {
+            "endpoint_id": endpoint.id,
+            "position": at,
+            "model_id": release.version_id,
+            "weight": release.weight,
+            "shadow": release.shadow,
+        }
         for at, release in enumerate(endpoint.releases)
     ]
 
@@ -199,7 +207,13 @@ def endpoint_of(row: sa.RowMapping, releases: tuple[Release, ...]) -> Endpoint:
         status=EndpointStatus(row["status"]),
         progress=_progress(row["progress"]),
         failure=row["failure"],
+        serving=_serving(row["serving"]),
     )
+
+
+def release_of(row: sa.RowMapping) -> Release:
+    """Return the release of a row."""
+    return Release(row["model_id"], row["weight"], row["shadow"])
 
 
 def replica_values(replica: Replica) -> Values:

@@ -13,7 +13,7 @@ outlives everything that it bills. Times are unix seconds.
 
 import sqlalchemy as sa
 
-HEAD = "0002"
+HEAD = "0003"
 """The newest migration; a fresh database is created at it directly. A test holds it equal to Alembic's head."""
 
 metadata = sa.MetaData(
@@ -126,6 +126,7 @@ endpoints = sa.Table(
     _text("progress"),
     _text("failure"),
     _count("created_at"),
+    sa.Column("serving", sa.Text, nullable=False, server_default="{}"),
     # A deleted endpoint drains for a while; its name is free at once.
     sa.Index(
         "uq_endpoints_owner_id_name",
@@ -144,6 +145,7 @@ releases = sa.Table(
     sa.Column("position", sa.Integer, nullable=False),
     _model(),
     sa.Column("weight", sa.Integer, nullable=False),
+    sa.Column("shadow", sa.Integer, nullable=False, server_default="0"),
     sa.PrimaryKeyConstraint("endpoint_id", "position"),
 )
 
