@@ -4,7 +4,8 @@ Refusing early is kinder than a long line: a caller that is told "full, retry
 in 2 s" can go elsewhere, one that waits behind 500 others only times out. So
 the line is bounded by count and by the bytes that it holds in memory, batch
 may fill only half of either, and in a full line a more urgent job takes the
-place of the youngest of the least urgent ones.
+place of the youngest of the least urgent ones. Places are shared fairly too,
+or a flood would fill the line and leave others nothing to be served from.
 
 Who is next: the most urgent band that has waiters, or a less urgent one that
 is owed its reserved share; in it the tenant with the least service so far; of
@@ -21,6 +22,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import exp
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 from modelyard.domain.tenants import Plan
@@ -46,17 +48,21 @@ class _Waiter(Generic[W]):
 
 
 class _Own(Generic[W]):
-    """What one tenant has in one band: a heap by due time and arrival, and what it costs in all."""
+    """What one tenant has in one band: a heap by due time and arrival, and what it costs and holds in all."""
 
-    __slots__ = ("cost", "heap")
+    __slots__ = ("cost", "count", "heap", "size")
 
     def __init__(self) -> None:
         self.heap: list[tuple[float, int, _Waiter[W]]] = []
         self.cost = 0
+        self.count = 0
+        self.size = 0
 
     def forget(self, record: _Waiter[W], left: int) -> None:
         """Drop one of ``left`` + 1 waiters: at once from the top, else when it gets there."""
         self.cost -= record.cost
+        self.count = left
+        self.size -= record.job.size_bytes
         heap = self.heap
         record.is_gone = True
         if heap[0][2] is record:
@@ -141,18 +147,19 @@ class WaitingLine(Generic[W]):
         )
 
     def make_room(self, job: Job) -> W | None:
-        """Put out the youngest waiter of the least urgent band below the job's, and return it to be refused.
+        """Put somebody out of a full line who has less right to stand there than the job; return whom, to be refused.
 
-        To be asked as long as the line ``is_full_for`` the job, since one may not hold enough bytes. Returns None,
-        and puts nobody out, when there is no need or when all less urgent ones together would not make enough room.
+        That is the youngest waiter of the least urgent band below the job's, else the youngest of the tenant of its
+        own band that holds most of what is short (places or bytes, over its weight), if that is still no less than
+        the job's tenant would then hold: a flood must not keep others from even waiting. To be asked as long as the
+        line ``is_full_for`` the job, since one waiter may not hold enough bytes. Returns None, and puts nobody out,
+        when there is no need or it would not help.
         """
-        below = range(job.band + 1, len(BANDS))
-        if not self.is_full_for(job) or sum(self._bytes[: job.band + 1]) + job.size_bytes > self.bytes_max:
+        if not self.is_full_for(job):
             return None
-        least = next((band for band in reversed(below) if self._waiting[band]), None)
-        if least is None:
+        record = self._least_urgent(job) or self._youngest_of_largest(job)
+        if record is None:
             return None
-        record = next(record for record in reversed(self.waiters.values()) if record.job.band == least)
         self.leave(record.who)
         return record.who
 
@@ -170,7 +177,8 @@ class WaitingLine(Generic[W]):
             own = owns[tenant_id] = _Own()
         heapq.heappush(own.heap, (job.due_s, number, record))
         own.cost += cost
-        self._shares[band].join(tenant_id)
+        own.size += job.size_bytes
+        own.count = self._shares[band].join(tenant_id)
         self._waiting[band] += 1
         self._bytes[band] += job.size_bytes
         self._costs[band] += cost
@@ -267,6 +275,37 @@ class WaitingLine(Generic[W]):
         for less in range(band + 1, len(BANDS)):
             ahead += min(self._costs[less], ahead / RESERVED_ONE_IN)
         return int(ahead)
+
+    def _least_urgent(self, job: Job) -> _Waiter[W] | None:
+        least = next((band for band in range(len(BANDS) - 1, job.band, -1) if self._waiting[band]), None)
+        if least is None or sum(self._bytes[: job.band + 1]) + job.size_bytes > self.bytes_max:
+            return None
+        return next(record for record in reversed(self.waiters.values()) if record.job.band == least)
+
+    def _youngest_of_largest(self, job: Job) -> _Waiter[W] | None:
+        band, size = job.band, job.size_bytes
+        is_batch = band == BATCH_BAND
+        owns = self._owns[band]
+        mine = owns.get(job.tenant_id)
+        if len(owns) == (mine is not None):
+            return None
+        places_short = len(self.waiters) >= self.places or (
+            is_batch and self._waiting[BATCH_BAND] >= (self.places + 1) // 2
+        )
+        bytes_short = sum(self._bytes) + size - self.bytes_max
+        if is_batch:
+            bytes_short = max(bytes_short, self._bytes[BATCH_BAND] + size - self.bytes_max // 2)
+
+        def held(own: _Own[W]) -> float:
+            return (own.count if places_short else own.size) / own.heap[0][2].job.weight
+
+        largest = max((own for own in owns.values() if own is not mine), key=held)
+        record = max((entry[2] for entry in largest.heap if not entry[2].is_gone), key=attrgetter("number"))
+        would_be = ((mine.count if mine else 0) + 1) if places_short else ((mine.size if mine else 0) + size)
+        left = (largest.count - 1) if places_short else (largest.size - record.job.size_bytes)
+        if record.job.size_bytes < bytes_short or left / record.job.weight < would_be / job.weight:
+            return None
+        return record
 
     def _looked_ahead(self) -> dict[W, tuple[int, int]]:
         if self._order is None:

@@ -140,6 +140,31 @@ def test_full_line_of_the_same_band_displaces_nobody() -> None:
     assert len(line) == 2
 
 
+def test_flood_does_not_keep_others_from_waiting() -> None:
+    line = line_of(*[job("flood") for _ in range(6)], places=6)
+    for number in (10, 11, 12):
+        assert line.make_room(job("light")) == 15 - number
+        line.join(number, job("light"), deadline_s=1)
+    assert line.make_room(job("light")) is None, "both hold three"
+    assert line.make_room(job("flood")) is None
+    assert line.make_room(job("third")) == 2
+    assert list(line) == [0, 1, 10, 11, 12]
+
+
+def test_places_are_shared_by_weight() -> None:
+    heavy = [Job("gold", weight=3.0) for _ in range(6)]
+    line = line_of(*heavy, job("iron"), job("iron"), places=8)
+    assert line.make_room(job("iron")) is None, "a third of gold's weight, a third of its places"
+    assert line.make_room(job("third")) == 5
+
+
+def test_bytes_are_shared_where_they_are_short() -> None:
+    line = line_of(job("large", size=50), job("large", size=40), job("small", size=5), job("small"), bytes_max=100)
+    assert line.make_room(job("small", size=10)) == 1
+    assert line.make_room(job("small", size=60)) is None, "the one left does not hold more than it wants"
+    assert line.make_room(job("small", size=40)) is None
+
+
 def test_leaving_twice_is_told() -> None:
     line = line_of(job(), job())
     assert line.leave(0)

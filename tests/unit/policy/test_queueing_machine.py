@@ -145,14 +145,36 @@ class SlowLine:
         )
 
     def displaced(self, job: Job) -> Standing | None:
-        less = [each for each in self.standing if each.job.band > job.band]
-        if not less or not self.is_full_for(job):
+        if not self.is_full_for(job):
             return None
+        less = [each for each in self.standing if each.job.band > job.band]
         rest = self.copy()
         rest.standing = [each for each in self.standing if each.job.band <= job.band]
+        if less and not rest.is_full_for(job):
+            return max(less, key=lambda each: (each.job.band, each.number))
+        return self.displaced_in_band(job)
+
+    def displaced_in_band(self, job: Job) -> Standing | None:
+        band = self.of(job.band)
+        short = len(self.standing) + 1 > PLACES or (job.band == 2 and len(band) + 1 > 6)
+
+        def held(tenant: str, without: Standing | None = None, *, more: int = 0) -> float:
+            own = [each for each in band if each.job.tenant_id == tenant and each is not without]
+            return ((len(own) if short else sum(each.job.size_bytes for each in own)) + more) / TENANTS[tenant]
+
+        others = list(dict.fromkeys(each.job.tenant_id for each in band if each.job.tenant_id != job.tenant_id))
+        if not others:
+            return None
+        others.sort(key=lambda tenant: self.activations[job.band][tenant])
+        largest = max(others, key=held)
+        youngest = max((each for each in band if each.job.tenant_id == largest), key=lambda each: each.number)
+        rest = self.copy()
+        rest.standing = [each for each in self.standing if each is not youngest]
         if rest.is_full_for(job):
             return None
-        return max(less, key=lambda each: (each.job.band, each.number))
+        if held(largest, youngest) < held(job.tenant_id, more=1 if short else job.size_bytes):
+            return None
+        return youngest
 
 
 JOBS = st.builds(
