@@ -236,6 +236,13 @@ def test_among_many_the_holder_of_the_prompt_is_found() -> None:
     assert pick(replicas, Job("t", prompt_tokens=4100, prefix=(*LONG, 99)), holders=holders) is replicas[170]
 
 
+def test_the_last_free_one_of_many_is_found() -> None:
+    replicas = [Replica(f"r{number}", running=8) for number in range(300)]
+    assert pick(replicas, Job("t")) is None
+    replicas[123].running = 7
+    assert pick(replicas, Job("t")) is replicas[123]
+
+
 def test_many_replicas_share_the_load_by_chance() -> None:
     chance = random.Random(3)
     replicas = [Replica(f"r{number}", slots=64) for number in range(100)]
