@@ -94,7 +94,9 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 async def replica(running: Running) -> AsyncIterator[Replica]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
+    # llama.cpp closes a connection some time after a stream; the next request must not race with that.
+    connector = aiohttp.TCPConnector(force_close=True)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=60)) as session:
         yield Replica(running.engine, running.options, session, running.url, running.saw_loading)
 
 
@@ -202,6 +204,24 @@ async def test_completions_stream_text_and_usage(replica: Replica) -> None:
     finishes = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]]
     assert finishes == ["length"]
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk.get("usage")] == [3]
+
+
+async def test_an_answer_is_continued_from_the_middle_where_the_engine_says_so(replica: Replica) -> None:
+    """What mid-stream failover rests on: the same greedy answer, whoever generates its second half."""
+    body = chat("What is the capital of France? Answer in one sentence.", max_tokens=12, temperature=0)
+    chunks, _ = await replica.stream("/v1/chat/completions", body)
+    pieces = [choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]]
+    pieces = [piece for piece in pieces if piece]
+    begun = "".join(pieces[: len(pieces) // 2])
+    rest: dict[str, Any] = {**body, "messages": [*body["messages"], {"role": "assistant", "content": begun}]}
+    if "continue_final_message" in replica.engine.request_extras:
+        rest |= {"continue_final_message": True, "add_generation_prompt": False}
+    else:
+        assert "assistant_prefill" in replica.engine.request_extras
+    rest["max_tokens"] = 12 - len(pieces) // 2
+    chunks, _ = await replica.stream("/v1/chat/completions", rest)
+    ended = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+    assert begun + ended == "".join(pieces)
 
 
 async def test_a_repeated_prompt_is_read_from_the_cache(replica: Replica) -> None:

@@ -72,8 +72,11 @@ class LlamaCppEngine:
 
     name = "llamacpp"
     routes = _CHAT_ROUTES | {_EMBEDDINGS_ROUTE}
-    # Without "n": its usage covers only one of several choices, so they could not be billed.
-    request_extras = frozenset({"top_k", "min_p", "typical_p", "repeat_penalty", "ignore_eos", "cache_prompt"})
+    # Without "n": its usage covers only one of several choices, so they could not be billed. Without "echo", "suffix"
+    # and "dimensions": it ignores them. A trailing assistant message is always continued (see the conformance tests).
+    request_extras = frozenset(
+        {"top_k", "min_p", "typical_p", "repeat_penalty", "ignore_eos", "cache_prompt", "assistant_prefill"}
+    )
     needs_artifact = True
     ready_path = "/health"
     load_path = "/metrics"
@@ -119,6 +122,7 @@ class LlamaCppEngine:
             context_length=read.context_length,
             memory_bytes=artifact_bytes + int(kv_bytes) + _OVERHEAD_BYTES + read.cache_ram_mib * 1024 * 1024,
             load_s=_PROCESS_START_S + artifact_bytes / _LOAD_BYTES_PER_S,
+            kv_tokens=read.slots * read.context_length,
         )
 
     def command(self, spec: LaunchSpec) -> EngineCommand:

@@ -12,7 +12,8 @@ Answers
     in the shape of the schema; ``tool_choice`` ``required`` or a name gives a tool call, ``auto`` does when the last
     user message names the tool. ``ignore_eos`` and ``min_tokens`` repeat the echo. ``continue_final_message``
     goes on with the echo of the last user message behind the text of the last, assistant's, message. Embeddings are
-    unit vectors from a hash, and so are ``logprobs``.
+    unit vectors from a hash, and so are ``logprobs``. Rerank, score, classify, moderations: ``pooling.py``; speech,
+    transcripts, pictures and tensors: ``media.py``. ``/tokenize`` counts as vLLM's does.
 
 KV cache
     ``kv_blocks`` blocks of 16 tokens; each request holds those of its prompt and of what it has generated, and the one
@@ -71,11 +72,17 @@ class SimulatedEngine:
     """The ``Engine`` contract for ``python -m modelyard.engines.simulated``."""
 
     name = "simulated"
-    routes = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
+    routes = frozenset(
+        {
+            "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/classify",
+            "/v1/moderations", "/v1/audio/speech", "/v1/audio/transcriptions", "/v1/audio/translations",
+            "/v1/images/generations", "/v1/images/edits", "/v2/models/{model}/infer",
+        }
+    )  # fmt: skip
     request_extras = frozenset(
         {
             "n", "cache_salt", "top_k", "min_p", "min_tokens", "ignore_eos", "repetition_penalty",
-            "continue_final_message",
+            "continue_final_message", "dimensions", "token_arrays", "echo", "max_tokens_per_doc",
         }
     )  # fmt: skip
     needs_artifact = False

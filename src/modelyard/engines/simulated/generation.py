@@ -54,7 +54,9 @@ class Accelerator:
 
 @dataclass(slots=True)
 class Generation:
-    """One request's tokens. ``made`` counts those that exist, over all choices."""
+    """One request's tokens. ``made`` counts those that exist, over all choices; ``held_tokens`` are those of the prompt
+    that must be in the KV cache at once, where that is not all of it.
+    """
 
     rid: str
     prompt_tokens: int
@@ -62,6 +64,7 @@ class Generation:
     choices: list[Choice]
     faults: Faults
     made: int = 0
+    held_tokens: int | None = None
 
     async def run(self, on: Accelerator, emit: Emit) -> None:
         """Make all tokens.
@@ -70,7 +73,8 @@ class Generation:
             Interrupted: a fault ends the answer.
         """
         planned = sum(len(choice.tokens) for choice in self.choices)
-        at_first = min(on.batch.blocks, blocks_for(self.prompt_tokens + bool(planned)))
+        held = self.prompt_tokens if self.held_tokens is None else self.held_tokens
+        at_first = min(on.batch.blocks, blocks_for(held + bool(planned)))
         async with on.batch.place(at_first) as place:
             pace = Pace(on.clock)
             await self._fail_first()

@@ -1,4 +1,4 @@
-"""The simulated engine's HTTP routes: health, models, metrics, faults, chat, completions, embeddings."""
+"""The simulated engine's HTTP routes: health, models, metrics, faults, and what it infers."""
 
 import asyncio
 import hmac
@@ -8,13 +8,16 @@ from contextlib import suppress
 import msgspec
 
 from modelyard.clock import Clock
+from modelyard.engines.simulated.attempts import Attempts
 from modelyard.engines.simulated.batching import Batch, PrefixCache
 from modelyard.engines.simulated.faults import FaultPlan, Planned
 from modelyard.engines.simulated.generation import Accelerator, Totals
 from modelyard.engines.simulated.http import Connection, Request
 from modelyard.engines.simulated.journal import TokenJournal
+from modelyard.engines.simulated.media import Media
 from modelyard.engines.simulated.metrics import metrics_page
 from modelyard.engines.simulated.options import SimulatedOptions
+from modelyard.engines.simulated.pooling import Pooling
 from modelyard.engines.simulated.requests import Refused, decode
 from modelyard.engines.simulated.serving import Serving
 
@@ -41,7 +44,10 @@ class SimulatedServer:
             totals=Totals(),
             clock=clock,
         )
-        serving = Serving(self._accelerator, self._cache, self._plan, model)
+        attempts = Attempts(self._accelerator, self._plan, model)
+        serving = Serving(attempts, self._cache)
+        pooling = Pooling(attempts)
+        self._media = media = Media(attempts)
         self._routes: dict[tuple[str, str], Route] = {
             ("GET", "/health"): self._health,
             ("GET", "/v1/models"): self._models,
@@ -50,7 +56,17 @@ class SimulatedServer:
             ("POST", "/sim/faults"): self._plan_faults,
             ("POST", "/v1/chat/completions"): serving.chat,
             ("POST", "/v1/completions"): serving.completions,
-            ("POST", "/v1/embeddings"): serving.embeddings,
+            ("POST", "/v1/embeddings"): pooling.embeddings,
+            ("POST", "/v1/rerank"): pooling.rerank,
+            ("POST", "/v1/score"): pooling.score,
+            ("POST", "/v1/classify"): pooling.classify,
+            ("POST", "/v1/moderations"): pooling.moderations,
+            ("POST", "/tokenize"): pooling.tokenize,
+            ("POST", "/v1/audio/speech"): media.speech,
+            ("POST", "/v1/audio/transcriptions"): media.transcribe,
+            ("POST", "/v1/audio/translations"): media.transcribe,
+            ("POST", "/v1/images/generations"): media.generate_images,
+            ("POST", "/v1/images/edits"): media.edit_images,
         }
 
     async def serve(self, host: str, port: int, stop: asyncio.Event) -> int:
@@ -92,6 +108,8 @@ class SimulatedServer:
             if not self._is_ready:
                 raise Refused(503, "Loading model", "ServiceUnavailableError")
         route = self._routes.get((request.method, request.path))
+        if route is None and request.path.startswith("/v2/models/") and request.path.endswith("/infer"):
+            return self._media.infer
         if route is None:
             raise Refused(404, "Not Found", "NotFoundError")
         return route
