@@ -71,9 +71,11 @@ def exchange_error_headers(exchange: "Exchange", error: ApiError) -> bytes:
     return _JSON + _common(exchange) + _lines(error.headers())
 
 
-def error_headers(error: ApiError, request_id: str) -> bytes:
+def error_headers(error: ApiError, request_id: str, path: str = "") -> bytes:
     """Return the header lines of a refusal."""
-    return b"%bx-request-id: %b\r\n%b%b" % (_JSON, request_id.encode(), _lines(error.headers()), error.limits)
+    return b"%bx-request-id: %b\r\n%b%b%b" % (
+        _JSON, request_id.encode(), _other_id(path, request_id), _lines(error.headers()), error.limits,
+    )  # fmt: skip
 
 
 def json_headers(request: "Request", request_id: str) -> bytes:

@@ -293,7 +293,7 @@ class Gateway:
         """Answer with an error, in the shape that the API of ``route`` has."""
         self.note_refusal(refusal, request_id)
         body = body_of_error(route, refusal, request_id)
-        client.respond(refusal.status, answers.error_headers(refusal, request_id), body)
+        client.respond(refusal.status, answers.error_headers(refusal, request_id, route), body)
 
     def salt_of(self, tenant_id: str) -> bytes:
         """Return what keeps the tenant's prompts apart from all others' in caches (S19)."""
