@@ -29,8 +29,8 @@ def trace(folder: Path, name: str, load: float) -> list[Request]:
     path = folder / f"mooncake_{name}_trace.jsonl"
     if not path.is_file():
         raise tools.fail(
-            f"{path} is missing; get {name}_trace.jsonl of kvcache-ai/Mooncake (FAST25-release/traces) and name its"
-            " folder by --traces or MODELYARD_TRACES"
+            f"{path} is missing; save {name}_trace.jsonl of kvcache-ai/Mooncake (FAST25-release/traces) under this name,"
+            " or name its folder by --traces or MODELYARD_TRACES"
         )
     return read_file(path, load=load)
 
