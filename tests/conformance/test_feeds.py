@@ -13,7 +13,15 @@ from tests.support.waiting import eventually_async
 
 from modelyard.domain.demand import EndpointDemand, Hello, ReplicaReport, Report
 from modelyard.domain.endpoints import Progress, Stage
-from modelyard.domain.routing_table import EndpointRoute, Heartbeat, ReleaseRoute, ReplicaRoute, RoutingTable
+from modelyard.domain.routing_table import (
+    EndpointRoute,
+    Heartbeat,
+    ReleaseRoute,
+    ReplicaRoute,
+    RoutingTable,
+    Spent,
+    Tidings,
+)
 from modelyard.domain.tenants import ApiKey, Scope, Tenant
 from modelyard.domain.usage import Price
 from modelyard.errors import StartupError
@@ -31,12 +39,17 @@ class Gateway:
     client: FeedClient
     tables: list[RoutingTable] = field(default_factory=list)
     beats: list[Heartbeat] = field(default_factory=list)
+    tidings: list[Tidings] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
     losses: int = 0
     task: asyncio.Task[None] | None = None
 
     async def follow(self) -> None:
         async for update in self.client.updates():
+            self.order.append(type(update).__name__)
             match update:
+                case Tidings():
+                    self.tidings.append(update)
                 case RoutingTable():
                     self.tables.append(update)
                 case Heartbeat():
@@ -268,3 +281,28 @@ async def test_a_path_too_long_for_a_socket_is_explained(tmp_path: Path) -> None
 def framed(message: Hello) -> bytes:
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(4, "big") + body
+
+
+NEWS = Tidings(
+    spent=(Spent("k1", "2026-11-29", "2026-11", 1, 2, 3, 4, "gateway-0"),), delivered={"gateway-0": ("1.journal", 70)}
+)
+
+
+async def test_tidings_arrive_and_a_late_joiner_gets_the_last_at_once(room: Room) -> None:
+    first = room.join()
+    await eventually_async(lambda: room.server.reports(), WITHIN_S, "the gateway is there")
+    room.server.tell(Tidings())
+    await eventually_async(lambda: first.tidings, WITHIN_S, "tidings")
+    room.server.tell(NEWS)
+    second = room.join("gateway-1")
+    await eventually_async(lambda: second.tidings and first.tidings[1:], WITHIN_S, "tidings for both")
+    assert (first.tidings, second.tidings) == ([Tidings(), NEWS], [NEWS])
+
+
+async def test_sums_for_a_key_arrive_before_the_table_that_has_it(room: Room) -> None:
+    gateway = room.join()
+    await eventually_async(lambda: room.server.reports(), WITHIN_S, "the gateway is there")
+    room.server.tell(NEWS)
+    await room.server.publish(a_table(1))
+    await gateway.sees(1)
+    assert gateway.order == ["Tidings", "RoutingTable"]

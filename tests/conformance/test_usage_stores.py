@@ -9,14 +9,16 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.conformance.backends import BACKENDS, open_fresh
 
-from modelyard.domain.usage import Intent, JournalRecord, Mark, Price, Settle, UsageRow, UsageStatus
+from modelyard.domain.usage import Intent, JournalRecord, Mark, Price, Settle, Unit, UsageRow, UsageStatus
 from modelyard.policy.pricing import cost
-from modelyard.stores import JournalPosition, StoreUnavailableError, UsageStore
+from modelyard.policy.utc import day_of, month_name
+from modelyard.stores import JournalPosition, SpentRow, StoreUnavailableError, UsageStore
 from modelyard.stores.sql import SqlUsageStore
 
 PRICE = Price(input=150_000_000, cached_input=75_000_000, output=600_000_000)
@@ -76,6 +78,32 @@ async def test_a_settled_request_is_one_priced_row(store: UsageStore) -> None:
     )
     assert await store.rows(tenant_id=None, since=0, limit=10) == [expected]
     assert await store.open_requests() == 0
+
+
+async def test_units_are_billed_beside_tokens_and_summed_by_kind(store: UsageStore) -> None:
+    price = Price(input=150_000_000, unit=100_000 * 1_000_000)
+    for rid, units, unit in (("r1", 2.5, Unit.SECONDS), ("r2", 3, Unit.IMAGES), ("r3", 0.25, Unit.SECONDS)):
+        intent = msgspec.structs.replace(an_intent(rid), price=price)
+        settle = msgspec.structs.replace(a_settle(rid, tokens=(10, 0, 0)), units=units, unit=unit)
+        await store.apply([intent, settle], HERE)
+        await store.apply([intent, settle], HERE)
+    rows = {row.request_id: row for row in await store.rows(tenant_id=None, since=0, limit=10)}
+    assert (rows["r1"].units, rows["r1"].unit, rows["r1"].cost_nanousd) == (2.5, Unit.SECONDS, 1500 + 250_000)
+    for since in (0.0, NOON - 1):  # from the roll-up of hours, and from the rows
+        [total] = await store.usage(**{**EVER, "since": since}, group_by=())
+        assert total.units == {"images": 3.0, "seconds": 2.75}
+        [entry] = await store.usage(**{**EVER, "since": since}, group_by=("model", "day"))
+        assert entry.units == total.units
+    [nothing] = await store.usage(**{**EVER, "model": "other"}, group_by=())
+    assert nothing.units == {}
+
+
+@pytest.mark.parametrize("units", [math.nan, -1.0, 1e-9])
+async def test_a_broken_number_of_units_is_none(store: UsageStore, units: float) -> None:
+    settle = msgspec.structs.replace(a_settle("r1"), units=units, unit=Unit.SECONDS)
+    await store.apply([an_intent("r1"), settle], HERE)
+    [row] = await store.rows(tenant_id=None, since=0, limit=10)
+    assert (row.units, row.unit) == (0.0, Unit.NONE)
 
 
 async def test_the_first_settle_closes_a_request_for_good(store: UsageStore) -> None:
@@ -311,3 +339,61 @@ async def the_rollup_agrees_with_the_rows(
                 found[group, "cost"] += bucket.cost_nanousd
             assert found == expected
             assert [tuple(bucket.group.values()) for bucket in buckets] == sorted({group for group, _ in expected})
+
+
+# --- what quotas are checked against ---
+
+DAY = int(NOON // 86_400)
+
+
+async def test_what_was_spent_is_by_day_and_month_of_arrival_and_by_source(store: UsageStore) -> None:
+    there = JournalPosition("gateway-1", "0000000003.journal", 9)
+    await store.apply([an_intent("r1"), a_settle("r1")], HERE)
+    await store.apply([an_intent("r2", at=NOON - 86_400), a_settle("r2")], HERE)
+    await store.apply([an_intent("r3", at=NOON - 40 * 86_400), a_settle("r3")], HERE)
+    await store.apply([an_intent("r4", key="k2"), a_settle("r4", tokens=(1, 0, 1))], there)
+    await store.apply([an_intent("r5", tenant="t2", key="k3"), a_settle("r5")], HERE)
+    await store.apply([an_intent("r1"), a_settle("r1")], there)  # told again, by whomever: nothing changes
+    one = cost(PRICE, 10, 4, 20)
+    assert await store.spent(["t1"], day=DAY) == (
+        [
+            SpentRow("t1", "k1", "gateway-0", 30, 60, one, 2 * one),
+            SpentRow("t1", "k2", "gateway-1", 2, 2, cost(PRICE, 1, 0, 1), cost(PRICE, 1, 0, 1)),
+        ],
+        [HERE, there],
+    )
+    assert (await store.spent([], day=DAY))[0] == []
+    assert [row.key_id for row in (await store.spent(["t2", "t1"], day=DAY))[0]] == ["k1", "k2", "k3"]
+    assert (await store.spent(["t1"], day=DAY + 31))[0] == []
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(-40 * 24, 40 * 24), st.sampled_from(["k1", "k2"]), st.sampled_from(["gateway-0", "w-1"])),
+        max_size=25,
+    ),
+    st.integers(-35, 35),
+)
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_was_spent_is_what_the_ledger_says(work: list[tuple[int, str, str]], days: int) -> None:
+    import asyncio
+
+    async def check() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            database = open_fresh("sqlite", Path(folder))
+            store = SqlUsageStore(database)
+            for number, (hours, key, source) in enumerate(work):
+                records = [an_intent(f"r{number}", at=NOON + hours * 3600, key=key), a_settle(f"r{number}")]
+                await store.apply(records, JournalPosition(source, "1", number))
+            day = DAY + days
+            rows, _ = await store.spent(["t1"], day=day)
+            ledger = await store.rows(tenant_id=None, since=-1e12, limit=1000)
+            of_month = [row for row in ledger if month_name(day_of(row.created_at)) == month_name(day)]
+            of_day = [row for row in of_month if day_of(row.created_at) == day]
+            assert sum(row.day_nanousd for row in rows) == sum(row.cost_nanousd for row in of_day)
+            assert sum(row.month_nanousd for row in rows) == sum(row.cost_nanousd for row in of_month)
+            assert sum(row.month_tokens for row in rows) == 30 * len(of_month)
+            assert sum(row.day_tokens for row in rows) == 30 * len(of_day)
+            await database.close()
+
+    asyncio.run(check())

@@ -270,3 +270,53 @@ async def test_a_disk_that_is_full_at_a_rotation_keeps_the_old_segment(
     book.close()
     assert len(segments(tmp_path)) == 1
     assert read_all(tmp_path) == [intent("long"), settled("long")]
+
+
+# --- positions ---
+
+
+async def test_a_position_is_where_all_that_was_recorded_ends(tmp_path: Path) -> None:
+    turn: list[Callable[[], None]] = []
+    book = Journal(tmp_path, sync_s=0.01, clock=ManualClock(), soon=turn.append)
+    assert (book.source, book.position) == (tmp_path.name, ("", 0))
+    told: list[object] = []
+    book.on_written = lambda: told.append(book.position)
+    book.settle(settled(), nothing)
+    assert book.position is None, "it is not written yet"
+    turn.pop()()
+    (path,) = segments(tmp_path)
+    assert told == [(path.name, path.stat().st_size)] == [book.position]
+    book.close()
+
+
+async def test_a_new_life_begins_where_the_last_whole_record_ends(tmp_path: Path) -> None:
+    first = journal(tmp_path)
+    begin(first, intent())
+    first.settle(settled(), nothing)
+    end = first.position
+    first.close()
+    (path,) = segments(tmp_path)
+    with path.open("ab") as file:
+        file.write(b"\x40")  # a record that was never finished
+    second = journal(tmp_path)
+    assert second.position == end, "what a delivery of everything reaches"
+    begin(second, intent("r2"))
+    second.close()
+    third = journal(tmp_path)  # settles r2 as interrupted, in its own segment
+    assert third.position is not None
+    assert third.position > ("0000000001.journal", 10**9) or len(segments(tmp_path)) == 3
+    assert third.position[0] == segments(tmp_path)[-1].name
+    third.close()
+
+
+async def test_a_position_only_grows_over_a_rotation(tmp_path: Path) -> None:
+    book = journal(tmp_path, segment_bytes=1)
+    places = [book.position]
+    for number in range(5):
+        book.settle(settled(f"r{number}"), nothing)
+        places.append(book.position)
+        book._rotate()
+        places.append(book.position)
+    assert None not in places
+    assert places == sorted(places)  # type: ignore[type-var]
+    book.close()

@@ -1,0 +1,208 @@
+"""One admission for all limits of key, tenant and model: everything is taken together or nothing at all."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modelyard.clock import ManualClock
+from modelyard.domain.routing_table import Spent, Tidings
+from modelyard.domain.tenants import ApiKey, Limits, Rates, Scope, Tenant
+from modelyard.domain.usage import Intent, Price, Settle, UsageStatus
+from modelyard.errors import ApiError
+from modelyard.gateway.accounts import Accounts, KeyState, Reservation
+from modelyard.ids import hash_secret, new_api_key
+from modelyard.metering.journal import Journal
+
+PEPPER = b"p" * 32
+TOKEN, PARSED = new_api_key()
+PRICE = Price(input=1_000_000, cached_input=500_000, output=2_000_000)
+NOON = 1_795_953_600.0  # 2026-11-29T12:00:00Z
+NONE = Limits()
+TODAY = ("2026-11-29", "2026-11")
+
+
+class Bench:
+    """Accounts with one key, on a journal whose turns end when the test says so."""
+
+    def __init__(self, folder: Path, *, key: Limits = NONE, tenant: Limits = NONE, workers: int = 1) -> None:
+        self.clock = ManualClock()
+        self.turn: list[Callable[[], None]] = []
+        self.journal = Journal(folder / "gateway-0", sync_s=0.01, clock=self.clock, soon=self.turn.append)
+        self.accounts = Accounts(worker=0, workers=workers)
+        self.accounts.attach(self.journal)
+        self.limit(key, tenant)
+
+    def limit(self, key: Limits = NONE, tenant: Limits = NONE) -> None:
+        record = ApiKey(PARSED.key_id, "t", "k", hash_secret(PEPPER, PARSED.secret), (Scope.INFERENCE,), 0, limits=key)
+        self.accounts.take([Tenant("t", "t", 0, tenant)], [record], now_s=0.0)
+
+    @property
+    def key(self) -> KeyState:
+        state, _ = self.accounts.key(TOKEN.encode(), PEPPER, now_unix_s=NOON)
+        assert state is not None
+        return state
+
+    def reserve(self, prompt: int = 10, output: int = 10, *, model: str = "m", **more: Any) -> Reservation:
+        given: dict[str, Any] = {"price": PRICE, "now_s": 0.0, "now_unix_s": NOON, **more}
+        return self.accounts.reserve(self.key, model=model, prompt_tokens=prompt, output_tokens=output, **given)
+
+    def refused(self, **given: Any) -> ApiError:
+        with pytest.raises(ApiError) as found:
+            self.reserve(**given)
+        return found.value
+
+    def end_turn(self) -> None:
+        turn, self.turn[:] = list(self.turn), []
+        for work in turn:
+            work()
+
+    def hear(self, tokens: int, nanousd: int = 0, *, subject: str = PARSED.key_id) -> None:
+        """Tell what the ledger has now that all of the journal is delivered."""
+        position = self.journal.position
+        assert position is not None
+        row = Spent(subject, *TODAY, tokens, tokens, nanousd, nanousd, "gateway-0")
+        self.accounts.hear(Tidings(spent=(row,), delivered={"gateway-0": position}), now_unix_s=NOON)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Callable[..., Bench]:
+    benches: list[Bench] = []
+
+    def make(**limits: Any) -> Bench:
+        benches.append(Bench(tmp_path, **limits))
+        return benches[-1]
+
+    yield make
+    for one in benches:
+        one.journal.close()
+
+
+@pytest.mark.parametrize("whose", ["key", "tenant"])
+@pytest.mark.parametrize("kind", ["requests_per_minute", "tokens_per_minute", "concurrency"])
+@pytest.mark.parametrize("is_for_model", [False, True])
+def test_each_limit_of_key_and_tenant_holds_in_all_and_for_a_model(
+    bench: Callable[..., Bench], whose: str, kind: str, is_for_model: bool
+) -> None:
+    rates: dict[str, Any] = {kind: 20 if kind == "tokens_per_minute" else 1}
+    limits = Limits(models={"m": Rates(**rates)}) if is_for_model else Limits(**rates)
+    yard = bench(**{whose: limits})
+    yard.reserve()
+    error = yard.refused()
+    assert (error.status, error.code) == (429, "rate_limit_exceeded")
+    if kind != "concurrency":
+        assert b"x-ratelimit-remaining-" in error.limits
+    if is_for_model:
+        yard.reserve(model="another")
+    else:
+        yard.refused(model="another")
+
+
+def test_what_is_refused_takes_nothing_from_anybody(bench: Callable[..., Bench]) -> None:
+    yard = bench(
+        key=Limits(requests_per_minute=10, tokens_per_day=1000, models={"m": Rates(concurrency=1)}),
+        tenant=Limits(tokens_per_minute=1000),
+    )
+    yard.hear(0)
+    yard.reserve()
+    quota = yard.key.quotas[0]
+    before = [(one.requests_left, one.tokens_left, one.running) for one in yard.key.by_model["m"]], list(quota.used)
+    yard.refused()
+    assert ([(one.requests_left, one.tokens_left, one.running) for one in yard.key.by_model["m"]], quota.used) == before
+
+
+def test_a_quota_takes_the_worst_case_and_a_settlement_its_price(bench: Callable[..., Bench]) -> None:
+    yard = bench(key=Limits(nanousd_per_day=1000))
+    yard.hear(0)
+    held = yard.reserve(10, 100, prompt_max=50)
+    assert yard.key.quotas[0].used[2] == 50 + 200
+    held.settle(10, 4, 20, now_s=1.0)
+    assert yard.key.quotas[0].used[2] == 6 + 2 + 40
+    refused = yard.refused(output=500)
+    assert (refused.status, refused.code, refused.should_retry) == (429, "insufficient_quota", False)
+    assert refused.retry_after_s == 12 * 3600
+
+
+def test_tenant_and_key_quotas_hold_together(bench: Callable[..., Bench]) -> None:
+    yard = bench(key=Limits(tokens_per_day=1000), tenant=Limits(tokens_per_month=30))
+    yard.hear(0)
+    assert yard.refused().code == "quota_unavailable"
+    yard.hear(0, subject="t")
+    yard.reserve(10, 10)
+    assert "tenant's" in yard.refused(prompt=10, output=10).message
+    assert yard.key.quotas[0].used[0] == 20
+
+
+def test_before_the_first_news_a_quota_refuses_for_a_moment_and_no_quota_does_not(bench: Callable[..., Bench]) -> None:
+    yard = bench(key=Limits(tokens_per_day=1000))
+    error = yard.refused()
+    assert (error.status, error.code, error.headers()[0]) == (503, "quota_unavailable", ("retry-after", "1"))
+    yard.hear(0)
+    yard.reserve()
+    yard.limit()
+    yard.reserve()
+
+
+def test_what_settled_leaves_the_gateways_own_sum_with_the_news_that_hold_it(bench: Callable[..., Bench]) -> None:
+    yard = bench(key=Limits(tokens_per_day=1000))
+    yard.hear(0)
+    start = yard.journal.position
+    held = yard.reserve(10, 10)
+    intent = Intent("r", NOON, "t", PARSED.key_id, "ep", "m", "v", "/x", False, 10, 20, PRICE)
+    yard.journal.begin(intent, lambda is_written: None)
+    yard.end_turn()
+    held.settle(10, 0, 5, now_s=1.0)
+    yard.journal.settle(
+        Settle("r", NOON, 10, 0, 5, UsageStatus.SUCCESS, 200, "", 1.0, 2.0, "rep", 1, False), lambda: None
+    )
+    yard.end_turn()
+    assert yard.journal.on_written is None
+    quota = yard.key.quotas[0]
+    assert (quota.used[0], len(quota.entries)) == (15, 1)
+    assert start is not None
+    row = Spent(PARSED.key_id, *TODAY, 0, 0, 0, 0, "gateway-0")
+    yard.accounts.hear(Tidings(spent=(row,), delivered={"gateway-0": start}), now_unix_s=NOON)
+    assert (quota.used[0], len(quota.entries)) == (15, 1)
+    yard.hear(15)
+    assert (quota.used[0], len(quota.entries)) == (15, 0)
+
+
+def test_a_request_is_billed_in_the_day_that_its_quota_was_taken_from(bench: Callable[..., Bench]) -> None:
+    yard = bench(key=Limits(tokens_per_day=1000))
+    yard.hear(0)
+    assert yard.reserve().at_unix_s == NOON
+    assert yard.reserve(now_unix_s=NOON - 86_400).at_unix_s == NOON - 12 * 3600
+    yard.limit()
+    assert yard.reserve(now_unix_s=NOON - 86_400).at_unix_s == NOON - 86_400
+
+
+def test_new_limits_keep_what_was_used_of_the_old(bench: Callable[..., Bench]) -> None:
+    limits = Limits(tokens_per_day=1000, models={"m": Rates(requests_per_minute=5)})
+    yard = bench(key=limits)
+    yard.hear(300)
+    yard.reserve(10, 10)
+    yard.limit(Limits(tokens_per_day=500, models={"m": Rates(requests_per_minute=2), "o": Rates(concurrency=1)}))
+    assert yard.key.quotas[0].left()[0] == 180
+    yard.reserve()
+    assert yard.refused().code == "rate_limit_exceeded"
+    yard.limit(Limits(tokens_per_day=500))
+    yard.reserve()
+
+
+def test_the_time_to_wait_for_a_place_follows_how_long_requests_take(bench: Callable[..., Bench]) -> None:
+    yard = bench(key=Limits(concurrency=2))
+    yard.reserve(now_s=0.0).settle(1, 0, 1, now_s=20.0)
+    yard.reserve(now_s=20.0)
+    yard.reserve(now_s=20.0)
+    assert yard.refused(now_s=20.0).retry_after_s == 10.0
+
+
+def test_workers_divide_every_limit(bench: Callable[..., Bench]) -> None:
+    yard = bench(key=Limits(requests_per_minute=4, tokens_per_day=400, models={"m": Rates(concurrency=2)}), workers=2)
+    yard.hear(100)
+    yard.reserve(10, 90)
+    assert yard.refused(output=1).code == "insufficient_quota"
+    yard.limit(Limits(models={"m": Rates(concurrency=4)}))
+    yard.reserve()
+    assert yard.refused().code == "rate_limit_exceeded"
