@@ -158,6 +158,29 @@ def test_places_are_shared_by_weight() -> None:
     assert line.make_room(job("third")) == 5
 
 
+def test_largest_holder_is_found_by_weight() -> None:
+    line = line_of(*[Job("gold", weight=4.0) for _ in range(4)], *[job("iron") for _ in range(3)], places=7)
+    assert line.make_room(job("third")) == 6
+
+
+def test_batch_shares_its_half_by_what_is_short_there() -> None:
+    line = line_of(job("many", BATCH), job("many", BATCH), job("large", BATCH, size=50), places=6, bytes_max=100)
+    assert line.make_room(job("third", BATCH)) == 1, "places are short, not bytes"
+    line = line_of(job("large", BATCH, size=30), job("large", BATCH, size=15), bytes_max=100)
+    assert line.make_room(job("third", BATCH, size=25)) is None, "still not within half of the bytes"
+    assert line.make_room(job("third", BATCH, size=20)) == 1
+
+
+def test_nobody_is_displaced_for_what_was_given_back_or_is_too_little() -> None:
+    line = line_of(job("large", size=50), job("large", size=40), bytes_max=100)
+    line.leave(1)
+    line.join(2, job("small", size=45), deadline_s=1)
+    assert line.make_room(job("third", size=10)) is None, "large has only one left, and would have none"
+    line = line_of(job("large", size=50), job("small", size=30), job("large", size=10), bytes_max=100)
+    assert line.make_room(job("third", size=25)) is None, "the youngest holds too little"
+    assert line.make_room(job("third", size=20)) == 2
+
+
 def test_bytes_are_shared_where_they_are_short() -> None:
     line = line_of(job("large", size=50), job("large", size=40), job("small", size=5), job("small"), bytes_max=100)
     assert line.make_room(job("small", size=10)) == 1
