@@ -68,3 +68,11 @@ def send_signal(pid: int, number: signal.Signals) -> None:
     """Signal one process; nothing happens when it is gone."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+def memory_of(pid: int) -> int:
+    """Return the resident bytes of a process."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"no memory of process {pid}")
