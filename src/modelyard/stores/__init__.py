@@ -13,6 +13,7 @@ from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import Report
 from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress
 from modelyard.domain.fleet import Replica
+from modelyard.domain.requests import Finish, KeptRequest, Webhook, WebhookSecret
 from modelyard.domain.routing_table import Heartbeat, RoutingTable, Tidings
 from modelyard.domain.tenants import ApiKey, Tenant
 from modelyard.domain.usage import JournalRecord, UsageBucket, UsageRow
@@ -209,6 +210,73 @@ class UsageStore(Protocol):
         self, *, tenant_id: str | None, since: float, limit: int, request_id: str | None = None
     ) -> list[UsageRow]:
         """Return ledger rows, newest first."""
+        ...
+
+
+class RequestStore(Protocol):
+    """Requests whose answer is kept. All methods raise ``StoreUnavailableError``."""
+
+    async def claim(self, request: KeptRequest) -> KeptRequest | None:
+        """Add ``request``, or return the one that has its tenant, key and idempotency key and is not expired."""
+        ...
+
+    async def begin(self, request_ids: Collection[str]) -> None:
+        """Note that engines have these; what is over stays so."""
+        ...
+
+    async def finish(self, finish: Finish, *, now: float) -> bool:
+        """End a request that is not over; say whether it was.
+
+        One that is released loses its idempotency key, and is forgotten if it was not detached. A webhook becomes due.
+        """
+        ...
+
+    async def request(self, request_id: str, *, tenant_id: str | None) -> KeptRequest | None:
+        """Return the request of this id (of this tenant) with its answer."""
+        ...
+
+    async def detached(self, *, tenant_id: str | None, limit: int, after: KeptRequest | None) -> list[KeptRequest]:
+        """Return detached requests (of this tenant) older than ``after``, newest first, without their answers."""
+        ...
+
+    async def open_requests(self) -> list[KeptRequest]:
+        """Return what is queued or running, of all tenants, without answers."""
+        ...
+
+    async def cancelled(self, instance: str, *, since: float) -> list[str]:
+        """Return the requests of a gateway process that were cancelled since then."""
+        ...
+
+    async def held(self, tenant_id: str) -> tuple[int, int]:
+        """Return how many requests and bytes of answers are kept of a tenant."""
+        ...
+
+    async def forget(self, *, before: float) -> int:
+        """Delete what expired before then; return how many."""
+        ...
+
+    async def forget_request(self, request_id: str) -> None:
+        """Delete one."""
+        ...
+
+    async def due_webhooks(self, *, now: float, limit: int) -> list[KeptRequest]:
+        """Return requests whose webhook is due, the longest due first, without their answers."""
+        ...
+
+    async def next_webhook(self) -> float | None:
+        """Return when the next webhook is due, None if none is."""
+        ...
+
+    async def put_webhook(self, request_id: str, webhook: Webhook) -> None:
+        """Replace the webhook of a request."""
+        ...
+
+    async def webhook_secret(self, tenant_id: str) -> WebhookSecret:
+        """Return what the tenant's secret is derived from."""
+        ...
+
+    async def put_webhook_secret(self, secret: WebhookSecret) -> None:
+        """Replace it."""
         ...
 
 

@@ -15,7 +15,7 @@ import msgspec
 from modelyard.control.api.access import find_key, find_tenant, missing
 from modelyard.control.context import Context
 from modelyard.domain.tenants import Identity, Scope
-from modelyard.domain.usage import NANO_PER_USD, UsageBucket, UsageRow, UsageStatus
+from modelyard.domain.usage import NANO_PER_USD, Unit, UsageBucket, UsageRow, UsageStatus
 from modelyard.errors import invalid_value, permission_denied
 from modelyard.metering.delivery import backlog_bytes
 from modelyard.web.paging import LIMIT_DEFAULT, Limit
@@ -49,6 +49,8 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int = 0
     cost_usd: str = "0"
     cost_nanousd: int = 0
+    units: dict[str, float] = {}
+    """What is not counted in tokens, by its kind: ``seconds``, ``images``, ``characters``, ``searches``."""
 
 
 class UsageEntry(Sums, frozen=True, kw_only=True):
@@ -101,6 +103,9 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     cost_usd: str
     cost_nanousd: int
+    units: float
+    """What is not counted in tokens, in ``unit``."""
+    unit: Unit
     status: UsageStatus
     http_status: int
     error_code: str
@@ -233,7 +238,7 @@ def _entry(bucket: UsageBucket) -> UsageEntry:
     return msgspec.convert({**bucket.group, **_sums(bucket)}, UsageEntry)
 
 
-def _sums(bucket: UsageBucket) -> dict[str, int | str]:
+def _sums(bucket: UsageBucket) -> dict[str, int | str | dict[str, float]]:
     return {
         "requests": bucket.requests,
         "prompt_tokens": bucket.prompt_tokens,
@@ -241,11 +246,13 @@ def _sums(bucket: UsageBucket) -> dict[str, int | str]:
         "completion_tokens": bucket.completion_tokens,
         "cost_usd": usd(bucket.cost_nanousd),
         "cost_nanousd": bucket.cost_nanousd,
+        "units": bucket.units,
     }
 
 
 def _total(buckets: list[UsageBucket]) -> Sums:
     cost = sum(bucket.cost_nanousd for bucket in buckets)
+    units = {unit for bucket in buckets for unit in bucket.units}
     return Sums(
         requests=sum(bucket.requests for bucket in buckets),
         prompt_tokens=sum(bucket.prompt_tokens for bucket in buckets),
@@ -253,6 +260,7 @@ def _total(buckets: list[UsageBucket]) -> Sums:
         completion_tokens=sum(bucket.completion_tokens for bucket in buckets),
         cost_usd=usd(cost),
         cost_nanousd=cost,
+        units={unit: sum(bucket.units.get(unit, 0.0) for bucket in buckets) for unit in sorted(units)},
     )
 
 

@@ -9,7 +9,7 @@ from modelyard.domain.catalog import Artifact, ModelVersion, VersionStatus
 from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress, Release, Scaling, Serving
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.tenants import ApiKey, Limits, Plan, Scope, Tenant
-from modelyard.domain.usage import UsageRow, UsageStatus
+from modelyard.domain.usage import MICRO_PER_UNIT, Unit, UsageRow, UsageStatus
 from modelyard.stores import Event
 
 Values = dict[str, Any]
@@ -303,4 +303,6 @@ def usage_of(row: sa.RowMapping) -> UsageRow:
         is_estimated=row["is_estimated"],
         created_at=row["created_at"],
         settled_at=row["settled_at"],
+        units=row["units_micro"] / MICRO_PER_UNIT,
+        unit=Unit(row["unit"]),
     )

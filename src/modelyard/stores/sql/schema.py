@@ -7,13 +7,13 @@ its version and the canary weight are rows of ``releases``, the accelerator is
 the version's ``gpu_requirement``, the replicas that run are rows of
 ``replicas``. Structured leftovers are JSON text.
 
-The ledger (``inference_requests``, ``usage_hourly``, ``usage_daily``) has no foreign keys: it
-outlives everything that it bills. Times are unix seconds.
+The ledger (``inference_requests`` and the tables ``usage_…``) has no foreign
+keys: it outlives everything that it bills. Times are unix seconds.
 """
 
 import sqlalchemy as sa
 
-HEAD = "0003"
+HEAD = "0004"
 """The newest migration; a fresh database is created at it directly. A test holds it equal to Alembic's head."""
 
 metadata = sa.MetaData(
@@ -218,6 +218,9 @@ inference_requests = sa.Table(
     # The hour of created_at, stored because the two dialects round a cast to integer differently.
     _count("hour"),
     _instant("settled_at"),
+    # What is not counted in tokens; written by a release before this one too, which does not know it.
+    sa.Column("units_micro", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("unit", sa.Text, nullable=False, server_default=""),
     sa.Index(None, "created_at"),
     sa.Index(None, "customer_id", "created_at"),
 )
@@ -251,6 +254,19 @@ usage_daily = sa.Table(
     sa.PrimaryKeyConstraint("customer_id", "api_key_id", "day", "source"),
 )
 
+usage_units_hourly = sa.Table(
+    "usage_units_hourly",
+    metadata,
+    _count("hour"),
+    _text("customer_id"),
+    _text("api_key_id"),
+    _text("model_name"),
+    _text("status"),
+    _text("unit"),
+    _count("units_micro"),
+    sa.PrimaryKeyConstraint("hour", "customer_id", "api_key_id", "model_name", "status", "unit"),
+)
+
 usage_open = sa.Table(
     "usage_open",
     metadata,
@@ -267,6 +283,51 @@ journal_positions = sa.Table(
     sa.Column("source", sa.Text, primary_key=True),
     _text("segment"),
     sa.Column("offset", sa.BigInteger, nullable=False),
+)
+
+kept_requests = sa.Table(
+    "kept_requests",
+    metadata,
+    sa.Column("request_id", sa.Text, primary_key=True),
+    _owner(),
+    _text("api_key_id"),
+    _text("instance"),
+    _text("route"),
+    _text("model_name"),
+    _text("fingerprint"),
+    sa.Column("idempotency_key", sa.Text),
+    _flag("is_detached"),
+    _text("status"),
+    _instant("created_at"),
+    _instant("expires_at"),
+    sa.Column("finished_at", sa.Double),
+    sa.Column("http_status", sa.Integer, nullable=False),
+    _text("content_type"),
+    sa.Column("answer", sa.LargeBinary, nullable=False),
+    _count("answer_bytes"),
+    _text("error_code"),
+    sa.Column("webhook_url", sa.Text),
+    _text("webhook_event_id"),
+    _text("webhook_status"),
+    sa.Column("webhook_due", sa.Double),
+    sa.Column("webhook_since", sa.Double),
+    sa.Column("webhook_tries", sa.Integer, nullable=False),
+    _text("webhook_attempts"),
+    # Nulls are distinct in both dialects: requests without such a key do not meet.
+    sa.UniqueConstraint("owner_id", "api_key_id", "idempotency_key"),
+    sa.Index(None, "owner_id", "created_at"),
+    sa.Index(None, "status"),
+    sa.Index(None, "expires_at"),
+    sa.Index(None, "webhook_due"),
+)
+
+webhook_secrets = sa.Table(
+    "webhook_secrets",
+    metadata,
+    sa.Column("owner_id", sa.Text, sa.ForeignKey("tenants.tenant_id"), primary_key=True),
+    _text("salt"),
+    sa.Column("previous_salt", sa.Text),
+    sa.Column("previous_expires_at", sa.Double),
 )
 
 alembic_version = sa.Table(

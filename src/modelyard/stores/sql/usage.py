@@ -14,7 +14,7 @@ import msgspec
 import sqlalchemy as sa
 
 from modelyard.domain.usage import Intent, JournalRecord, Mark, Settle, UsageBucket, UsageRow
-from modelyard.policy.pricing import cost
+from modelyard.policy.pricing import cost, micro_units
 from modelyard.stores import JournalPosition, SpentRow
 from modelyard.stores.sql import schema, spending, usage_reports
 from modelyard.stores.sql.database import CHUNK, Database, insert
@@ -29,6 +29,7 @@ _to_intent = msgspec.json.Decoder(Intent).decode
 
 _LEDGER = schema.inference_requests
 _HOURLY = schema.usage_hourly
+_UNITS = schema.usage_units_hourly
 _OPEN = schema.usage_open
 _POSITIONS = schema.journal_positions
 _MARKED = ("prompt_tokens", "completion_tokens")
@@ -131,6 +132,7 @@ def _apply(connection: sa.Connection, records: Sequence[JournalRecord], position
     intents = batch.intents | _opened(connection, [rid for rid in batch.settles if rid not in batch.intents])
     billed = _bill(connection, [_row(intents[rid], settle) for rid, settle in batch.settles.items() if rid in intents])
     _roll_up(connection, billed)
+    _roll_up_units(connection, billed)
     spending.add(connection, billed, position.source)
     _close(connection, [rid for rid in batch.settles if rid in intents])
     _open(connection, batch)
@@ -180,6 +182,21 @@ def _roll_up(connection: sa.Connection, rows: list[Values]) -> None:
     values = [dict(zip((*keys, *_SUMS), (*key, *total), strict=True)) for key, total in sorted(totals.items())]
     statement = insert(connection, _HOURLY)
     sums = {name: _HOURLY.c[name] + statement.excluded[name] for name in _SUMS}
+    connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=sums), values)
+
+
+def _roll_up_units(connection: sa.Connection, rows: list[Values]) -> None:
+    totals: dict[tuple[int, str, str, str, str, str], int] = {}
+    for row in rows:
+        if row["units_micro"]:
+            key = (row["hour"], row["customer_id"], row["api_key_id"], row["model_name"], row["status"], row["unit"])
+            totals[key] = totals.get(key, 0) + row["units_micro"]
+    if not totals:
+        return
+    keys = [column.name for column in _UNITS.primary_key]
+    values = [dict(zip((*keys, "units_micro"), (*key, total), strict=True)) for key, total in sorted(totals.items())]
+    statement = insert(connection, _UNITS)
+    sums = {"units_micro": _UNITS.c.units_micro + statement.excluded.units_micro}
     connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=sums), values)
 
 
@@ -236,6 +253,7 @@ def _greater(left: sa.ColumnElement[int], right: sa.ColumnElement[int]) -> sa.Co
 def _row(intent: Intent, settle: Settle) -> Values:
     prompt, completion = _tokens(settle.prompt_tokens), _tokens(settle.completion_tokens)
     cached = min(_tokens(settle.cached_tokens), prompt)
+    units = micro_units(settle.units) if settle.unit else 0
     return {
         "request_id": settle.request_id,
         "endpoint_id": intent.endpoint_id,
@@ -250,7 +268,7 @@ def _row(intent: Intent, settle: Settle) -> Values:
         "cached_tokens": cached,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "cost_nanousd": cost(intent.price, prompt, cached, completion),
+        "cost_nanousd": cost(intent.price, prompt, cached, completion, units),
         "status": settle.status.value,
         "http_status": settle.http_status,
         "error_code": settle.error_code,
@@ -261,6 +279,8 @@ def _row(intent: Intent, settle: Settle) -> Values:
         "created_at": intent.at,
         "hour": usage_reports.hour_of(intent.at),
         "settled_at": settle.at,
+        "units_micro": units,
+        "unit": settle.unit.value if units else "",
     }
 
 

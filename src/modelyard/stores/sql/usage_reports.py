@@ -11,8 +11,9 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
+from msgspec.structs import replace
 
-from modelyard.domain.usage import UsageBucket, UsageRow
+from modelyard.domain.usage import MICRO_PER_UNIT, UsageBucket, UsageRow
 from modelyard.stores.sql import mapping, schema
 
 HOUR_S = 3600
@@ -21,6 +22,7 @@ _LAST_S = 253_402_300_800  # the year 10000: where a date has no four digits any
 
 _LEDGER = schema.inference_requests
 _HOURLY = schema.usage_hourly
+_UNITS = schema.usage_units_hourly
 _SUMS = ("prompt_tokens", "cached_tokens", "completion_tokens", "cost_nanousd")
 _COLUMNS = {"tenant": "customer_id", "key": "api_key_id", "model": "model_name", "status": "status"}
 
@@ -71,7 +73,27 @@ def buckets(
             total = totals.setdefault(group, [0] * 5)
             for at, value in enumerate(row[len(by) :]):
                 total[at] += int(value or 0)  # a sum of nothing is NULL; Postgres sums to a decimal
-    return [UsageBucket(dict(zip(by, group, strict=True)), *total) for group, total in sorted(totals.items())]
+    used = _units(connection, filters, since, until, by)
+    return [
+        replace(UsageBucket(dict(zip(by, group, strict=True)), *total), units=used.get(group, {}))
+        for group, total in sorted(totals.items())
+    ]
+
+
+def _units(
+    connection: sa.Connection, filters: Filters, since: float, until: float, by: tuple[str, ...]
+) -> dict[tuple[str, ...], dict[str, float]]:
+    """Return what was used of each unit, by group."""
+    found: dict[tuple[str, ...], dict[str, int]] = {}
+    for span in spans(since, until):
+        table = span.table if span.table is _LEDGER else _UNITS
+        for row in connection.execute(_unit_query(span, table, filters, by)):
+            used = found.setdefault(tuple(_label(name, value) for name, value in zip(by, row, strict=False)), {})
+            unit, micro = row[len(by) :]
+            used[unit] = used.get(unit, 0) + int(micro)
+    return {
+        group: {unit: micro / MICRO_PER_UNIT for unit, micro in sorted(used.items())} for group, used in found.items()
+    }
 
 
 def spans(since: float, until: float) -> Iterator[_Span]:
@@ -113,6 +135,21 @@ def _query(span: _Span, filters: Filters, by: tuple[str, ...]) -> sa.Select[*tup
         .where(when >= span.since, when < span.until)
         .group_by(*groups)
     )
+    return _filtered(query, table, filters)
+
+
+def _unit_query(span: _Span, table: sa.Table, filters: Filters, by: tuple[str, ...]) -> sa.Select[*tuple[Any, ...]]:
+    groups = [*(_group(table, name) for name in by), table.c.unit]
+    when = table.c.created_at if table is _LEDGER else table.c.hour
+    query = (
+        sa.select(*groups, sa.func.sum(table.c.units_micro))
+        .where(when >= span.since, when < span.until, table.c.units_micro > 0)
+        .group_by(*groups)
+    )
+    return _filtered(query, table, filters)
+
+
+def _filtered(query: sa.Select[*tuple[Any, ...]], table: sa.Table, filters: Filters) -> sa.Select[*tuple[Any, ...]]:
     for column, wanted in zip((table.c.customer_id, table.c.api_key_id, table.c.model_name), filters, strict=True):
         if wanted is not None:
             query = query.where(column == wanted)

@@ -1,0 +1,275 @@
+"""``RequestStore`` in SQL: kept requests, their answers and webhooks."""
+
+from collections.abc import Collection
+
+import msgspec
+import sqlalchemy as sa
+
+from modelyard.domain.requests import (
+    Attempt,
+    Finish,
+    KeptRequest,
+    RequestStatus,
+    Webhook,
+    WebhookSecret,
+    WebhookStatus,
+)
+from modelyard.stores.sql import schema
+from modelyard.stores.sql.database import CHUNK, Database, insert
+from modelyard.stores.sql.mapping import Values
+
+_TABLE = schema.kept_requests
+_SECRETS = schema.webhook_secrets
+_OPEN = (RequestStatus.QUEUED.value, RequestStatus.RUNNING.value)
+_WITHOUT_ANSWER = [column for column in _TABLE.c if column.name != "answer"]
+
+_to_json = msgspec.json.Encoder().encode
+_attempts = msgspec.json.Decoder(tuple[Attempt, ...]).decode
+
+
+class SqlRequestStore:
+    """Kept requests in ``database``, which somebody else closes."""
+
+    __slots__ = ("_database",)
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def claim(self, request: KeptRequest) -> KeptRequest | None:
+        """Add ``request``, or return the one that has its tenant, key and idempotency key."""
+        key = request.idempotency_key
+        mine = (
+            (_TABLE.c.owner_id == request.tenant_id)
+            & (_TABLE.c.api_key_id == request.key_id)
+            & (_TABLE.c.idempotency_key == key)
+        )
+
+        def claim(connection: sa.Connection) -> KeptRequest | None:
+            if key is not None:
+                row = connection.execute(sa.select(_TABLE).where(mine)).mappings().first()
+                if row is not None and row["expires_at"] > request.created_at:
+                    return request_of(row)
+                if row is not None:
+                    connection.execute(sa.delete(_TABLE).where(_TABLE.c.request_id == row["request_id"]))
+            connection.execute(sa.insert(_TABLE).values(_values(request)))
+            return None
+
+        return await self._database.write(claim)
+
+    async def begin(self, request_ids: Collection[str]) -> None:
+        """Note that engines have these; what is over stays so."""
+        if not request_ids:
+            return
+        is_queued = _TABLE.c.status == RequestStatus.QUEUED.value
+        begun = sa.update(_TABLE).values(status=RequestStatus.RUNNING.value)
+        wanted = sorted(request_ids)
+
+        def begin(connection: sa.Connection) -> None:
+            for start in range(0, len(wanted), CHUNK):
+                chunk = _TABLE.c.request_id.in_(wanted[start : start + CHUNK])
+                connection.execute(begun.where(is_queued, chunk))
+
+        await self._database.write(begin)
+
+    async def finish(self, finish: Finish, *, now: float) -> bool:
+        """End a request that is not over; say whether it was."""
+        is_mine = _TABLE.c.request_id == finish.id
+        changes: Values = {
+            "status": finish.status.value,
+            "finished_at": now,
+            "http_status": finish.http_status,
+            "content_type": finish.content_type,
+            "answer": finish.answer,
+            "answer_bytes": len(finish.answer),
+            "error_code": finish.code,
+            # One without a webhook has none to be pending, so both columns stay as they are.
+            "webhook_status": sa.case((_TABLE.c.webhook_url.is_not(None), WebhookStatus.PENDING.value), else_=""),
+            "webhook_due": sa.case((_TABLE.c.webhook_url.is_not(None), now), else_=None),
+        }
+        if finish.is_released:
+            changes["idempotency_key"] = None
+
+        def end(connection: sa.Connection) -> bool:
+            if finish.is_released:
+                # Nothing is left to show of one that was not detached.
+                gone = connection.execute(sa.delete(_TABLE).where(is_mine, ~_TABLE.c.is_detached))
+                if gone.rowcount:
+                    return True
+            ended = connection.execute(sa.update(_TABLE).where(is_mine, _TABLE.c.status.in_(_OPEN)).values(changes))
+            return bool(ended.rowcount)
+
+        return await self._database.write(end)
+
+    async def request(self, request_id: str, *, tenant_id: str | None) -> KeptRequest | None:
+        """Return the request of this id (of this tenant) with its answer."""
+        query = sa.select(_TABLE).where(_TABLE.c.request_id == request_id)
+        if tenant_id is not None:
+            query = query.where(_TABLE.c.owner_id == tenant_id)
+
+        def read(connection: sa.Connection) -> KeptRequest | None:
+            row = connection.execute(query).mappings().first()
+            return None if row is None else request_of(row)
+
+        return await self._database.read(read)
+
+    async def detached(self, *, tenant_id: str | None, limit: int, after: KeptRequest | None) -> list[KeptRequest]:
+        """Return detached requests without their answers, newest first."""
+        query = sa.select(*_WITHOUT_ANSWER).where(_TABLE.c.is_detached)
+        if tenant_id is not None:
+            query = query.where(_TABLE.c.owner_id == tenant_id)
+        if after is not None:
+            place = sa.tuple_(_TABLE.c.created_at, _TABLE.c.request_id)
+            query = query.where(place < sa.tuple_(sa.literal(after.created_at), sa.literal(after.id)))
+        query = query.order_by(_TABLE.c.created_at.desc(), _TABLE.c.request_id.desc()).limit(limit)
+        return await self._all(query)
+
+    async def open_requests(self) -> list[KeptRequest]:
+        """Return what is queued or running, of all tenants."""
+        return await self._all(sa.select(*_WITHOUT_ANSWER).where(_TABLE.c.status.in_(_OPEN)))
+
+    async def cancelled(self, instance: str, *, since: float) -> list[str]:
+        """Return the requests of a gateway process that were cancelled since then."""
+        query = sa.select(_TABLE.c.request_id).where(
+            _TABLE.c.instance == instance,
+            _TABLE.c.status == RequestStatus.CANCELLED.value,
+            _TABLE.c.finished_at >= since,
+        )
+        return await self._database.read(lambda c: list(c.execute(query).scalars()))
+
+    async def held(self, tenant_id: str) -> tuple[int, int]:
+        """Return how many requests and bytes of answers are kept of a tenant."""
+        query = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(_TABLE.c.answer_bytes), 0)).where(
+            _TABLE.c.owner_id == tenant_id
+        )
+
+        def read(connection: sa.Connection) -> tuple[int, int]:
+            count, size = connection.execute(query).one()
+            return int(count), int(size)
+
+        return await self._database.read(read)
+
+    async def forget(self, *, before: float) -> int:
+        """Delete what expired before then; return how many."""
+        gone = sa.delete(_TABLE).where(_TABLE.c.expires_at <= before)
+        return await self._database.write(lambda c: c.execute(gone).rowcount)
+
+    async def forget_request(self, request_id: str) -> None:
+        """Delete one."""
+        await self._database.write(lambda c: c.execute(sa.delete(_TABLE).where(_TABLE.c.request_id == request_id)))
+
+    async def due_webhooks(self, *, now: float, limit: int) -> list[KeptRequest]:
+        """Return requests whose webhook is due, the longest due first, without their answers."""
+        query = sa.select(*_WITHOUT_ANSWER).where(_TABLE.c.webhook_due <= now)
+        return await self._all(query.order_by(_TABLE.c.webhook_due, _TABLE.c.request_id).limit(limit))
+
+    async def next_webhook(self) -> float | None:
+        """Return when the next webhook is due, None if none is."""
+        query = sa.select(sa.func.min(_TABLE.c.webhook_due))
+        return await self._database.read(lambda c: c.execute(query).scalar())
+
+    async def put_webhook(self, request_id: str, webhook: Webhook) -> None:
+        """Replace the webhook of a request."""
+        change = sa.update(_TABLE).where(_TABLE.c.request_id == request_id).values(_webhook_values(webhook))
+        await self._database.write(lambda c: c.execute(change))
+
+    async def webhook_secret(self, tenant_id: str) -> WebhookSecret:
+        """Return what the tenant's secret is derived from; the first one has no row."""
+        query = sa.select(_SECRETS).where(_SECRETS.c.owner_id == tenant_id)
+
+        def read(connection: sa.Connection) -> WebhookSecret:
+            row = connection.execute(query).mappings().first()
+            if row is None:
+                return WebhookSecret(tenant_id)
+            return WebhookSecret(tenant_id, row["salt"], row["previous_salt"], row["previous_expires_at"])
+
+        return await self._database.read(read)
+
+    async def put_webhook_secret(self, secret: WebhookSecret) -> None:
+        """Replace it."""
+        values = {
+            "owner_id": secret.tenant_id,
+            "salt": secret.salt,
+            "previous_salt": secret.previous_salt,
+            "previous_expires_at": secret.previous_expires_at,
+        }
+        changes = {name: value for name, value in values.items() if name != "owner_id"}
+
+        def put(connection: sa.Connection) -> None:
+            row = insert(connection, _SECRETS).values(values)
+            connection.execute(row.on_conflict_do_update(index_elements=["owner_id"], set_=changes))
+
+        await self._database.write(put)
+
+    async def _all(self, query: sa.Select[tuple[object, ...]]) -> list[KeptRequest]:
+        return await self._database.read(lambda c: [request_of(row) for row in c.execute(query).mappings()])
+
+
+def _values(request: KeptRequest) -> Values:
+    return {
+        "request_id": request.id,
+        "owner_id": request.tenant_id,
+        "api_key_id": request.key_id,
+        "instance": request.instance,
+        "route": request.route,
+        "model_name": request.model,
+        "fingerprint": request.fingerprint,
+        "idempotency_key": request.idempotency_key,
+        "is_detached": request.is_detached,
+        "status": request.status.value,
+        "created_at": request.created_at,
+        "expires_at": request.expires_at,
+        "finished_at": request.finished_at,
+        "http_status": request.http_status,
+        "content_type": request.content_type,
+        "answer": request.answer,
+        "answer_bytes": len(request.answer),
+        "error_code": request.code,
+        **_webhook_values(request.webhook),
+    }
+
+
+def _webhook_values(webhook: Webhook | None) -> Values:
+    return {
+        "webhook_url": None if webhook is None else webhook.url,
+        "webhook_event_id": "" if webhook is None else webhook.event_id,
+        "webhook_status": "" if webhook is None else webhook.status.value,
+        "webhook_due": None if webhook is None else webhook.due_at,
+        "webhook_since": None if webhook is None else webhook.since,
+        "webhook_tries": 0 if webhook is None else webhook.tries,
+        "webhook_attempts": "[]" if webhook is None else _to_json(webhook.attempts).decode(),
+    }
+
+
+def request_of(row: sa.RowMapping) -> KeptRequest:
+    """Return the request of a row, with or without its answer."""
+    webhook = None
+    if row["webhook_url"] is not None:
+        webhook = Webhook(
+            url=row["webhook_url"],
+            event_id=row["webhook_event_id"],
+            status=WebhookStatus(row["webhook_status"]),
+            due_at=row["webhook_due"],
+            since=row["webhook_since"],
+            tries=row["webhook_tries"],
+            attempts=_attempts(row["webhook_attempts"]),
+        )
+    return KeptRequest(
+        id=row["request_id"],
+        tenant_id=row["owner_id"],
+        key_id=row["api_key_id"],
+        instance=row["instance"],
+        route=row["route"],
+        model=row["model_name"],
+        fingerprint=row["fingerprint"],
+        created_at=row["created_at"],
+        expires_at=row["expires_at"],
+        is_detached=row["is_detached"],
+        idempotency_key=row["idempotency_key"],
+        status=RequestStatus(row["status"]),
+        finished_at=row["finished_at"],
+        http_status=row["http_status"],
+        content_type=row["content_type"],
+        answer=row.get("answer", b""),
+        code=row["error_code"],
+        webhook=webhook,
+    )
