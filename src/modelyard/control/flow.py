@@ -23,6 +23,7 @@ from modelyard.policy import scaling
 from modelyard.policy.actions import StartReplica, Wait
 from modelyard.policy.progress import Fetch, View
 from modelyard.policy.reconcile import Pace, plan
+from modelyard.policy.releases import main_release
 from modelyard.stores import ControlStore
 
 
@@ -53,13 +54,14 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
     actions = plan(situation, tools.pace)
 
     records = {seen.record.id: seen.record for seen in situation.replicas}
-    has_changed, trouble, fetch = False, "", None
+    has_changed, fetch = False, None
+    troubles: dict[str, str] = {}
     for action in actions:
         if isinstance(action, StartReplica):
             try:
                 supply = tools.supplies.supply(world.versions[action.replica.version_id])
             except SupplyError as error:
-                trouble = str(error)
+                troubles[action.replica.version_id] = str(error)
                 continue
             if isinstance(supply, Fetch):
                 fetch = supply
@@ -75,15 +77,16 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
     if has_changed:
         # Gateways know of a replica before anybody is told that it is ready.
         await tools.publish()
+    load_s = await tools.loads.expected_s(main_release(endpoint).version_id, settings.load_s) if settings else 0.0
     view = View(
         now_s=world.unix_s,
-        wanted=decision.replicas,
+        wanted=sum(wanted[release.version_id] for release in endpoint.releases if not release.shadow),
         replicas=list(records.values()),
-        load_s=await tools.loads.expected_s(endpoint.releases[0].version_id, settings.load_s) if settings else 0.0,
+        load_s=load_s,
         is_proven=is_proven(endpoint) or decision.memory.is_proven,
         size_reason=decision.reason,
         waiting=next((action.reason for action in actions if isinstance(action, Wait)), ""),
-        trouble=trouble,
+        troubles=troubles,
         fetch=fetch,
     )
     has_changed |= await remember(endpoint, view, memory, decision, tools.store)
@@ -92,6 +95,6 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
 
 
 def settings_of(endpoint: Endpoint, world: World, tools: Tools) -> Settings | None:
-    """Return what the engine of the first release makes of it, None when it cannot say."""
-    version = world.versions.get(endpoint.releases[0].version_id) if endpoint.releases else None
+    """Return what the engine of the release with the most traffic makes of it, None when it cannot say."""
+    version = world.versions.get(main_release(endpoint).version_id) if endpoint.releases else None
     return tools.supplies.settings(version) if version else None

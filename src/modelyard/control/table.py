@@ -100,22 +100,38 @@ class TablePublisher:
         self, endpoint: Endpoint, versions: Mapping[str, ModelVersion], replicas: Sequence[Replica]
     ) -> EndpointRoute:
         routes, extras, context_length = self._capabilities(
-            [version for release in endpoint.releases if (version := versions.get(release.version_id))]
+            [
+                version
+                for release in endpoint.releases
+                # What a shadow can do is nobody's business: it answers no caller.
+                if not release.shadow and (version := versions.get(release.version_id))
+            ]
         )
+        kv_tokens = {replica.version_id: self._kv_tokens(versions.get(replica.version_id)) for replica in replicas}
         return EndpointRoute(
             id=endpoint.id,
             tenant_id=endpoint.tenant_id,
             name=endpoint.name,
             is_shared=endpoint.is_shared,
             created_at=endpoint.created_at,
-            releases=_releases(endpoint, replicas),
+            releases=_releases(endpoint, replicas, kv_tokens),
             routes=routes,
             engine_extras=extras,
             context_length=context_length,
             price=price_of(self._prices, endpoint.name),
             progress=endpoint.progress,
             failure=endpoint.failure,
+            serving=endpoint.serving,
         )
+
+    def _kv_tokens(self, version: ModelVersion | None) -> int:
+        engine = self._engines.get(version.framework) if version is not None else None
+        if version is None or engine is None:
+            return 0
+        try:
+            return engine.settings(version.options, artifact_bytes=version.artifact.size_bytes).kv_tokens
+        except ValueError:
+            return 0
 
     def _capabilities(self, versions: Sequence[ModelVersion]) -> tuple[frozenset[str], frozenset[str], int]:
         """Return what every release can do: a caller must not notice which of them answers."""
@@ -137,7 +153,9 @@ class TablePublisher:
         return frozenset.intersection(*routes), frozenset.intersection(*extras), min(lengths, default=0)
 
 
-def _releases(endpoint: Endpoint, replicas: Sequence[Replica]) -> tuple[ReleaseRoute, ...]:
+def _releases(
+    endpoint: Endpoint, replicas: Sequence[Replica], kv_tokens: Mapping[str, int]
+) -> tuple[ReleaseRoute, ...]:
     """Return the releases, and behind them versions that were replaced but still serve or drain.
 
     While no replica of the releases is ready, the replaced ones keep the traffic.
@@ -145,15 +163,15 @@ def _releases(endpoint: Endpoint, replicas: Sequence[Replica]) -> tuple[ReleaseR
     by_version: dict[str, list[Replica]] = defaultdict(list)
     for replica in replicas:
         by_version[replica.version_id].append(replica)
-    weights = {release.version_id: release.weight for release in endpoint.releases}
-    is_served = any(_is_ready(by_version[version_id]) for version_id, weight in weights.items() if weight > 0)
-    routes = [
-        ReleaseRoute(version_id, weight, _replica_routes(by_version[version_id]))
-        for version_id, weight in weights.items()
-    ]
-    for version_id in sorted(by_version.keys() - weights.keys()):
-        weight = 100 if not is_served and _is_ready(by_version[version_id]) else 0
-        routes.append(ReleaseRoute(version_id, weight, _replica_routes(by_version[version_id])))
+
+    def route(version_id: str, weight: int, shadow: int = 0) -> ReleaseRoute:
+        of_it = _replica_routes(by_version[version_id], kv_tokens.get(version_id, 0))
+        return ReleaseRoute(version_id, weight, of_it, shadow)
+
+    is_served = any(_is_ready(by_version[release.version_id]) for release in endpoint.releases if release.weight)
+    routes = [route(release.version_id, release.weight, release.shadow) for release in endpoint.releases]
+    replaced = sorted(by_version.keys() - {release.version_id for release in endpoint.releases})
+    routes += [route(one, 100 if not is_served and _is_ready(by_version[one]) else 0) for one in replaced]
     return tuple(routes)
 
 
@@ -161,7 +179,7 @@ def _is_ready(replicas: Sequence[Replica]) -> bool:
     return any(replica.state is ReplicaState.READY for replica in replicas)
 
 
-def _replica_routes(replicas: Sequence[Replica]) -> tuple[ReplicaRoute, ...]:
+def _replica_routes(replicas: Sequence[Replica], kv_tokens: int) -> tuple[ReplicaRoute, ...]:
     return tuple(
         ReplicaRoute(
             id=replica.id,
@@ -170,6 +188,7 @@ def _replica_routes(replicas: Sequence[Replica]) -> tuple[ReplicaRoute, ...]:
             secret=replica.secret,
             slots=replica.slots,
             is_draining=replica.state is ReplicaState.DRAINING,
+            kv_tokens=kv_tokens,
         )
         for replica in replicas
     )

@@ -21,10 +21,13 @@ def is_proven(endpoint: Endpoint) -> bool:
 def size_of(endpoint: Endpoint, world: World, *, slots: int) -> scaling.Seen:
     """Return what the scaling policy sees of ``endpoint``, whose replicas take ``slots`` requests at once."""
     running = {process.replica_id for process in world.processes.get(endpoint.id, ()) if process.is_running}
+    shadows = {release.version_id for release in endpoint.releases if release.shadow}
     live = [
         replica
         for replica in world.replicas.get(endpoint.id, ())
-        if replica.state in LIVE and (replica.id in running or replica.state is ReplicaState.STARTING)
+        if replica.state in LIVE
+        and replica.version_id not in shadows  # they take no demand off the others
+        and (replica.id in running or replica.state is ReplicaState.STARTING)
     ]
     demand = world.demand(endpoint.id)
     return scaling.Seen(

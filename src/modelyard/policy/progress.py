@@ -5,7 +5,7 @@ comments of a stream comes from here. The texts hold no running numbers beyond
 ``Progress``' own, so that an unchanged situation gives an unchanged text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -30,9 +30,10 @@ class Fetch(msgspec.Struct, frozen=True):
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of an endpoint after a pass.
 
-    ``load_s``: expected seconds from start to ready. ``trouble``: why nothing can be started at all (a missing
-    engine, a bad artifact), in our words. ``waiting``: why the next start is not yet. ``size_reason``: why it has
-    its size. ``is_proven``: it was ready once.
+    ``load_s``: expected seconds from start to ready. ``troubles``: why nothing can be started at all (a missing
+    engine, a bad artifact), in our words, by version. ``waiting``: why the next start is not yet. ``size_reason``:
+    why it has its size. ``is_proven``: it was ready once.
+    ``replicas`` may hold those of shadows, ``wanted`` does not count them: nobody waits for them.
     """
 
     now_s: float
@@ -42,7 +43,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     is_proven: bool = False
     size_reason: str = ""
     waiting: str = ""
-    trouble: str = ""
+    troubles: Mapping[str, str] = {}
     fetch: Fetch | None = None
 
 
@@ -56,7 +57,9 @@ class Outlook(msgspec.Struct, frozen=True):
 
 def outlook(endpoint: Endpoint, view: View) -> Outlook:
     """Return status, progress and failure of ``endpoint``."""
-    states = [replica.state for replica in view.replicas]
+    shadows = {release.version_id for release in endpoint.releases if release.shadow}
+    replicas = [replica for replica in view.replicas if replica.version_id not in shadows]
+    states = [replica.state for replica in replicas]
     ready = states.count(ReplicaState.READY)
     if endpoint.is_deleted:
         return Outlook(EndpointStatus.STOPPED, Progress(Stage.QUEUED, reason="it is being deleted"))
@@ -66,31 +69,45 @@ def outlook(endpoint: Endpoint, view: View) -> Outlook:
         is_settled = ready >= view.wanted and ReplicaState.DRAINING not in states
         status = EndpointStatus.RUNNING if is_settled else EndpointStatus.SCALING
         going_on = "a replica drains" if ready >= view.wanted else f"{ready} of {view.wanted} replicas are ready"
-        reason = view.trouble or view.waiting or ("" if is_settled else going_on)
+        reason = _trouble(view) or view.waiting or ("" if is_settled else going_on)
         return Outlook(status, Progress(Stage.READY, percent=100, eta_s=0.0, reason=reason))
-    if failure := view.trouble or _crash_loop(view):
+    if failure := _failure(endpoint, view):
         return Outlook(EndpointStatus.FAILED, Progress(Stage.QUEUED, reason=view.waiting or failure), failure)
     status = EndpointStatus.SCALING if view.is_proven else EndpointStatus.PROVISIONING
-    return Outlook(status, _under_way(view))
+    return Outlook(status, _under_way(view, replicas))
 
 
-def _crash_loop(view: View) -> str:
-    worst = max(crashes(view.replicas).values(), key=len, default=[])
-    if len(worst) < CRASHES_TO_FAIL:
-        return ""
-    return f"it failed {len(worst)} times in a row, the last time: {worst[-1].reason}"
+def _trouble(view: View) -> str:
+    return next(iter(view.troubles.values()), "")
 
 
-def _under_way(view: View) -> Progress:
+def _failure(endpoint: Endpoint, view: View) -> str:
+    """Return why no release can answer: one that cannot must not turn away those whom another will serve."""
+    answering = [release.version_id for release in endpoint.releases if release.weight]
+    worst: dict[str, list[Replica]] = {}
+    for (version_id, _), history in crashes(view.replicas).items():
+        worst[version_id] = max(worst.get(version_id, []), history, key=len)
+    failures = []
+    for version_id in answering:
+        history = worst.get(version_id, [])
+        if trouble := view.troubles.get(version_id):
+            failures.append(trouble)
+        elif len(history) >= CRASHES_TO_FAIL:
+            failures.append(f"it failed {len(history)} times in a row, the last time: {history[-1].reason}")
+    return failures[0] if failures and len(failures) == len(answering) else ""
+
+
+def _under_way(view: View, replicas: Sequence[Replica]) -> Progress:
     if (fetch := view.fetch) is not None:
         eta_s = None if fetch.left_s is None else round(fetch.left_s + view.load_s, 1)
         return Progress(fetch.stage, percent=fetch.percent * PERCENT_FETCHED // 100, eta_s=eta_s)
-    loading = [replica for replica in view.replicas if replica.state is ReplicaState.LOADING]
+    loading = [replica for replica in replicas if replica.state is ReplicaState.LOADING]
     if loading:
         elapsed_s = max(0.0, view.now_s - min(replica.started_at for replica in loading))
         # A load that takes longer than expected stays just short of the end instead of promising the past.
         percent = min(99, int(100 * elapsed_s / max(view.load_s, 0.001)))
         return Progress(Stage.LOADING, percent=percent, eta_s=round(max(view.load_s - elapsed_s, 0.5), 1))
-    if any(replica.state is ReplicaState.STARTING for replica in view.replicas):
+    if any(replica.state is ReplicaState.STARTING for replica in replicas):
         return Progress(Stage.PLACING, percent=0, eta_s=round(view.load_s, 1))
-    return Progress(Stage.QUEUED, percent=0, eta_s=round(view.load_s, 1), reason=view.waiting)
+    reason = view.waiting or _trouble(view)
+    return Progress(Stage.QUEUED, percent=0, eta_s=round(view.load_s, 1), reason=reason)

@@ -10,7 +10,7 @@ All times are seconds on one monotonic clock; only differences mean something.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -135,20 +135,30 @@ def _reason_up(want: int, current: int, seen: Seen, spec: Scaling) -> str:
 
 
 def split(replicas: int, releases: Sequence[Release]) -> dict[str, int]:
-    """Divide ``replicas`` over the releases by weight, at least one for each that gets traffic (largest remainder).
+    """Return the replicas of each release: ``replicas`` divided by weight, and one for each that shadows.
 
     With more releases than replicas the total is the number of releases: a
-    release without a replica would refuse its share of the traffic.
+    release without a replica would refuse its share of the traffic. Those that
+    shadow come on top, since they take nothing off the others, and sleep with them.
     """
-    weighted = [release for release in releases if release.weight > 0]
-    total = sum(release.weight for release in weighted)
-    if replicas <= 0 or total == 0:
-        return {release.version_id: 0 for release in releases}
-    exact = {release.version_id: replicas * release.weight / total for release in weighted}
-    shares = {version_id: max(1, math.floor(share)) for version_id, share in exact.items()}
-    for version_id in sorted(exact, key=lambda version_id: (shares[version_id] - exact[version_id], version_id)):
-        if sum(shares.values()) < replicas:
-            shares[version_id] += 1
-    while sum(shares.values()) > max(replicas, len(weighted)):
-        shares[max(shares, key=lambda version_id: (shares[version_id], version_id))] -= 1
-    return {release.version_id: shares.get(release.version_id, 0) for release in releases}
+    shares = divide(replicas, {release.version_id: release.weight for release in releases})
+    is_awake = any(shares.values())
+    return {
+        release.version_id: shares[release.version_id] or int(is_awake and release.shadow > 0) for release in releases
+    }
+
+
+def divide(whole: int, weights: Mapping[str, int]) -> dict[str, int]:
+    """Divide ``whole`` by weight, at least 1 for each above 0 (largest remainder); nothing where nothing has weight."""
+    weighted = {name: weight for name, weight in weights.items() if weight > 0}
+    total = sum(weighted.values())
+    if whole <= 0 or total == 0:
+        return dict.fromkeys(weights, 0)
+    exact = {name: whole * weight / total for name, weight in weighted.items()}
+    shares = {name: max(1, math.floor(share)) for name, share in exact.items()}
+    for name in sorted(exact, key=lambda name: (shares[name] - exact[name], name)):
+        if sum(shares.values()) < whole:
+            shares[name] += 1
+    while sum(shares.values()) > max(whole, len(weighted)):
+        shares[max(shares, key=lambda name: (shares[name], name))] -= 1
+    return {name: shares.get(name, 0) for name in weights}

@@ -11,7 +11,7 @@ from modelyard.config import PriceConfig
 from modelyard.control.table import TablePublisher
 from modelyard.domain.catalog import Artifact, ModelVersion
 from modelyard.domain.demand import Report
-from modelyard.domain.endpoints import Endpoint, Release, Scaling
+from modelyard.domain.endpoints import Endpoint, Release, Scaling, Serving, Sticky, Timeouts
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.routing_table import EndpointRoute, Heartbeat, RoutingTable
 from modelyard.domain.tenants import ApiKey, Scope, Tenant
@@ -128,6 +128,26 @@ async def test_replaced_version_keeps_the_traffic_until_the_new_one_is_ready(
     assert weights(await published(publisher, feed)) == {"ver-b": (100, 0), "ver-a": (100, 1)}
     await store.put_replica(replica(ReplicaState.READY, 0, of="ver-b"))
     assert weights(await published(publisher, feed)) == {"ver-b": (100, 1), "ver-a": (0, 1)}
+
+
+async def test_gateways_are_told_how_to_serve_what_shadows_and_how_much_fits(
+    store: SqlControlStore, publisher: TablePublisher, feed: Recorder
+) -> None:
+    serving = Serving(Timeouts(first_token_s=60.0), coalesce_ms=20, sticky=Sticky.USER)
+    both = (Release("ver-a"), Release("ver-b", 0, shadow=25))
+    await store.add_version(version("ver-b", kv_blocks=10, context_length=64))
+    await store.add_deployment(version("ver-a", slots=2, context_length=2048), ENDPOINT)
+    await store.put_endpoint(msgspec.structs.replace(ENDPOINT, serving=serving, releases=both))
+    await store.put_replica(replica(ReplicaState.READY, 0))
+    await store.put_replica(replica(ReplicaState.READY, 0, of="ver-b"))
+    route = await published(publisher, feed)
+    assert route.serving == serving
+    assert [(release.version_id, release.weight, release.shadow) for release in route.releases] == [
+        ("ver-a", 100, 0),
+        ("ver-b", 0, 25),
+    ]
+    assert [release.replicas[0].kv_tokens for release in route.releases] == [4096, 160]
+    assert route.context_length == 2048, "the shadow's own bounds nobody"
 
 
 async def test_drain_is_known_when_every_gateway_serves_from_a_table_that_has_it(

@@ -1,5 +1,7 @@
 """What people are told of an endpoint."""
 
+import msgspec
+
 from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress, Release, Scaling, Stage
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.policy.progress import Fetch, Outlook, View, outlook
@@ -53,7 +55,26 @@ def test_third_crash_in_a_row_is_a_failure_and_a_ready_replica_ends_it() -> None
 
 
 def test_trouble_fails_what_has_no_replica_and_is_mentioned_where_there_is_one() -> None:
-    assert look(trouble="no engine").failure == "no engine"
-    assert look(replica(S.READY), trouble="no engine") == Outlook(
+    assert look(troubles={"ver-a": "no engine"}).failure == "no engine"
+    assert look(replica(S.READY), troubles={"ver-a": "no engine"}) == Outlook(
         EndpointStatus.RUNNING, Progress(Stage.READY, 100, 0.0, "no engine")
     )
+
+
+def test_a_release_that_cannot_start_is_no_failure_while_another_may() -> None:
+    both = msgspec.structs.replace(ENDPOINT, releases=(Release("ver-a", 90), Release("ver-b", 10)))
+    crashed = [msgspec.structs.replace(replica(S.FAILED, number), version_id="ver-b") for number in range(3)]
+    view = View(now_s=1000.0, wanted=2, replicas=[*crashed, replica(S.LOADING)], load_s=40.0)
+    assert outlook(both, view).failure == ""
+    assert outlook(both, msgspec.structs.replace(view, troubles={"ver-b": "no engine"})).failure == ""
+    assert outlook(both, msgspec.structs.replace(view, troubles={"ver-a": "no engine"})).failure == "no engine"
+
+
+def test_a_shadow_is_neither_waited_for_nor_taken_for_a_replica_that_answers() -> None:
+    shadowed = msgspec.structs.replace(ENDPOINT, releases=(Release("ver-a"), Release("ver-b", 0, shadow=50)))
+    shadow = msgspec.structs.replace(replica(S.READY), id="rep-shadow", version_id="ver-b")
+    view = View(now_s=1000.0, wanted=1, replicas=[shadow, replica(S.LOADING)], load_s=40.0)
+    assert outlook(shadowed, view).progress.stage is Stage.LOADING
+    view = msgspec.structs.replace(view, replicas=[replica(S.READY)], troubles={"ver-b": "no engine"})
+    told = outlook(shadowed, view)
+    assert (told.status, told.progress.reason) == (EndpointStatus.RUNNING, "no engine")

@@ -195,3 +195,9 @@ def test_replicas_are_divided_by_weight() -> None:
     assert split(10, [Release("stable", 90), Release("canary", 10)]) == {"stable": 9, "canary": 1}
     assert split(1, [Release("stable", 90), Release("canary", 10)]) == {"stable": 1, "canary": 1}
     assert split(3, [Release("stable", 100), Release("old", 0)]) == {"stable": 3, "old": 0}
+
+
+def test_a_release_that_shadows_gets_one_replica_on_top_and_sleeps_with_the_others() -> None:
+    releases = [Release("stable", 100), Release("next", 0, shadow=10), Release("old", 0)]
+    assert split(3, releases) == {"stable": 3, "next": 1, "old": 0}
+    assert split(0, releases) == {"stable": 0, "next": 0, "old": 0}
