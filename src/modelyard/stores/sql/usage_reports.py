@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from msgspec.structs import replace
 
 from modelyard.domain.usage import MICRO_PER_UNIT, UsageBucket, UsageRow
 from modelyard.stores.sql import mapping, schema
@@ -24,6 +23,7 @@ _LEDGER = schema.inference_requests
 _HOURLY = schema.usage_hourly
 _UNITS = schema.usage_units_hourly
 _SUMS = ("prompt_tokens", "cached_tokens", "completion_tokens", "cost_nanousd")
+_COUNTS = ("requests", *_SUMS)
 _COLUMNS = {"tenant": "customer_id", "key": "api_key_id", "model": "model_name", "status": "status"}
 
 
@@ -74,10 +74,11 @@ def buckets(
             for at, value in enumerate(row[len(by) :]):
                 total[at] += int(value or 0)  # a sum of nothing is NULL; Postgres sums to a decimal
     used = _units(connection, filters, since, until, by)
-    return [
-        replace(UsageBucket(dict(zip(by, group, strict=True)), *total), units=used.get(group, {}))
-        for group, total in sorted(totals.items())
-    ]
+    found = []
+    for group, total in sorted(totals.items()):
+        named = dict(zip(by, group, strict=True))
+        found.append(UsageBucket(named, **dict(zip(_COUNTS, total, strict=True)), units=used.get(group, {})))
+    return found
 
 
 def _units(
