@@ -21,7 +21,7 @@ from modelyard.config import Config, DataDirectory
 from modelyard.errors import StartupError
 
 BACKLOG = 2048
-UNSENT_BYTES = 128 * 1024
+UNSENT_BYTES = 32 * 1024
 """What the kernel keeps of an answer beyond what is on its way."""
 PLANE_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "134217728"}
 """What glibc is told at a plane's start: keep freed memory instead of giving it back and asking for it again at each

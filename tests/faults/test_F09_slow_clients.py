@@ -14,8 +14,7 @@ from tests.support.yard import Yard
 
 SETTINGS = {"gateway.write_stall_timeout_s": 4, "gateway.total_timeout_s": 90}
 CLIENTS = 200
-GROWTH_KIB_MAX = CLIENTS * (64 + 48)
-"""What the gateway may keep for a client that does not read: 64 KiB of its answer, and what any request costs."""
+GROWTH_KIB_MAX = 20 * 1024
 
 
 class SlowClient:

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sqlite3
+import ssl
 import subprocess
 import sys
 import urllib.parse
@@ -180,13 +181,20 @@ class Yard:
             headers["Authorization"] = f"Bearer {key or self.admin_key}"
         if body is not None:
             headers["Content-Type"] = "application/json"
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=within_s)
+        connection = self._connection(within_s)
         try:
             connection.request(method, path, body=None if body is None else json.dumps(body), headers=headers)
             answer = connection.getresponse()
             return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
         finally:
             connection.close()
+
+    def _connection(self, within_s: float) -> http.client.HTTPConnection:
+        certificate = self.settings.get("gateway.tls_certificate")
+        if not certificate:
+            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=within_s)
+        trust = ssl.create_default_context(cafile=str(certificate))
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=within_s, context=trust)
 
     def get(self, path: str) -> Any:
         """GET with the admin key; anything but 200 fails."""

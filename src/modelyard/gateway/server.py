@@ -26,7 +26,8 @@ __all__ = ["ClientConnection", "Exchange", "Request"]
 
 _log = logging.getLogger(__name__)
 
-WRITE_HIGH_WATER = 64 * 1024
+WRITE_HIGH_WATER = 32 * 1024
+"""Unsent bytes above which the engine is held back; with what one more read of it brings, 64 KiB are not passed."""
 PIPELINED_MAX = 8
 UNPROVEN_BODY_BYTES_MAX = 64 * 1024
 """Most of a body that is kept for a caller who has not shown a good key."""
