@@ -105,9 +105,12 @@ class PrefixHolders(Generic[R]):
     Asking every index is fine for a handful of replicas. For hundreds this keeps the last few replicas of some blocks
     of each prompt: those at depths 1, 2, 4, 8, … and the last, at which the next turn of a conversation finds it. Old
     blocks are forgotten by halves: what was not noted again while as many others came goes.
+
+    ``homes`` keeps which replica a session belongs to, because finding that out asks all of them; it is empty after
+    every ``keep``, so that it never outlives a change of the fleet.
     """
 
-    __slots__ = ("_members", "_new", "_old", "blocks_max", "holders_max")
+    __slots__ = ("_members", "_new", "_old", "blocks_max", "holders_max", "homes")
 
     def __init__(self, blocks_max: int, *, holders_max: int = 8) -> None:
         self.blocks_max = blocks_max
@@ -115,6 +118,7 @@ class PrefixHolders(Generic[R]):
         self._new: dict[int, list[R]] = {}
         self._old: dict[int, list[R]] = {}
         self._members: frozenset[R] | None = None
+        self.homes: dict[int, R] = {}
 
     def __len__(self) -> int:
         return len(self._new) + len(self._old)
@@ -144,8 +148,18 @@ class PrefixHolders(Generic[R]):
         return found
 
     def keep(self, replicas: Collection[R]) -> None:
-        """Find only these from now on. Costs no walk over the blocks: what the others had ages like everything."""
+        """Find only these from now on; to be called whenever one comes, goes or drains.
+
+        Costs no walk over the blocks: what the others had ages like everything.
+        """
         self._members = frozenset(replicas)
+        self.homes.clear()
+
+    def settle(self, session: int, replica: R) -> None:
+        """Note where a session belongs."""
+        if len(self.homes) >= self.blocks_max:
+            self.homes.clear()
+        self.homes[session] = replica
 
     def _note(self, link: int, replica: R) -> None:
         holders = self._new.get(link)

@@ -189,7 +189,7 @@ def choose(
         best = _least(replicas, job, now_s, model, avoid, fits, behind)
     if best is None or not job.session:
         return best
-    home = preferred(replicas, job.session)
+    home = _home(replicas, job.session, holders)
     if home is None or home is best or not _has_room(home, now_s) or home in avoid:
         return best
     home_s = added_seconds(home, job, model, now_s=now_s, behind=behind)
@@ -287,6 +287,17 @@ def preferred(replicas: Sequence[C], session: int) -> C | None:
         replicas = [replica for replica in replicas if not replica.is_draining]
         draws = [hash(replica.identity * session) for replica in replicas]
     return None
+
+
+def _home(replicas: Sequence[C], session: int, holders: PrefixHolders[C] | None) -> C | None:
+    if holders is None:
+        return preferred(replicas, session)
+    home = holders.homes.get(session)
+    if home is None or home.is_draining or home.version_id != replicas[0].version_id:
+        home = preferred(replicas, session)
+        if home is not None:
+            holders.settle(session, home)
+    return home
 
 
 def stable_hash(text: str) -> int:

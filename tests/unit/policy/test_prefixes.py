@@ -176,6 +176,15 @@ def test_holders_that_left_are_forgotten() -> None:
     assert holders.find((5,), at_most=8) == []
 
 
+def test_homes_stay_bounded_and_go_when_the_fleet_changes() -> None:
+    holders: PrefixHolders[str] = PrefixHolders(10)
+    for session in range(1, 26):
+        holders.settle(session, "r")
+        assert 1 <= len(holders.homes) <= 10
+    holders.keep(["r"])
+    assert not holders.homes
+
+
 @pytest.mark.parametrize("length", [1, 2, 37, 512])
 def test_holders_stay_bounded(length: int) -> None:
     holders: PrefixHolders[int] = PrefixHolders(50, holders_max=3)

@@ -269,6 +269,32 @@ def test_only_the_sessions_of_a_removed_replica_move(count: int, sessions: list[
         leaves.is_draining = False
 
 
+def test_among_many_a_session_keeps_its_home_until_the_fleet_changes() -> None:
+    replicas = [Replica(f"r{number}") for number in range(40)]
+    holders: PrefixHolders[Replica] = PrefixHolders(1000)
+    homes = {session: preferred(replicas, session) for session in range(1, 60)}
+    for _ in range(2):
+        assert {session: pick(replicas, Job("t", session=session), holders=holders) for session in homes} == homes
+    gone = homes[1]
+    replicas.remove(gone)  # type: ignore[arg-type]
+    holders.keep(replicas)
+    after = {session: pick(replicas, Job("t", session=session), holders=holders) for session in homes}
+    assert gone not in after.values()
+    assert all(after[session] is home for session, home in homes.items() if home is not gone)
+
+
+def test_among_many_a_session_of_another_release_or_of_a_draining_replica_finds_a_new_home() -> None:
+    one = [Replica(f"a{number}") for number in range(20)]
+    other = [Replica(f"b{number}", version_id="v2") for number in range(20)]
+    holders: PrefixHolders[Replica] = PrefixHolders(1000)
+    job = Job("t", session=5)
+    home = pick(one, job, holders=holders)
+    assert home is preferred(one, 5)
+    assert pick(other, job, holders=holders) is preferred(other, 5)
+    home.is_draining = True  # type: ignore[union-attr]
+    assert pick(one, job, holders=holders) is preferred(one, 5) is not home
+
+
 def test_sessions_spread_evenly() -> None:
     replicas = [Replica(f"r{number}") for number in range(5)]
     for sessions in ([stable_hash(f"user {number}") for number in range(4000)], range(1, 4001)):
