@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
@@ -134,3 +135,32 @@ def test_a_locked_database_is_explained(tmp_path: Path) -> None:
         holder.execute("BEGIN EXCLUSIVE")
         with pytest.raises(StartupError, match="locked"):
             open_database(f"sqlite:///{file}", timeout_s=0.1)
+
+
+def test_what_was_spent_before_the_daily_sums_is_taken_over(engine: sa.Engine) -> None:
+    """A key's quota must not begin anew with an upgrade."""
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.set_main_option("path_separator", "os")
+    noon = 1_795_953_600
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        for hour, model in ((noon, "a"), (noon, "b"), (noon + 3600, "a"), (noon + 86_400, "a")):
+            connection.execute(
+                sa.text("INSERT INTO usage_hourly VALUES (:hour, 't', 'k', :model, 'success', 1, 10, 4, 5, 7)"),
+                {"hour": hour, "model": model},
+            )
+        connection.execute(sa.text("INSERT INTO tenants VALUES ('t', 'acme', 1, '{}', false)"))
+        command.upgrade(config, "0002")
+        found = connection.execute(sa.text("SELECT * FROM usage_daily ORDER BY day")).fetchall()
+        day = noon // 86_400
+        assert [tuple(row) for row in found] == [("t", "k", day, "", 45, 21), ("t", "k", day + 1, "", 15, 7)]
+        tenant = connection.execute(sa.text("SELECT plan, weight FROM tenants")).one()
+        assert tuple(tenant) == ("standard", 1.0)
+        # A release before this one does not name the new columns when it writes.
+        connection.execute(
+            sa.text(
+                "INSERT INTO tenants (tenant_id, name, created_at, limits, is_suspended) VALUES ('u','u',1,'{}',false)"
+            )
+        )
