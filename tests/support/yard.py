@@ -209,6 +209,7 @@ class Yard:
         options: Mapping[str, object] | None = None,
         replicas: int = 1,
         scaling: Mapping[str, object] | None = None,
+        shared: bool = False,
         wait: bool = True,
     ) -> str:
         """Deploy a simulated model and wait until its replicas are ready; return the endpoint id."""
@@ -220,6 +221,8 @@ class Yard:
             "options": {"context_length": CONTEXT, "journal": str(journal), **(options or {})},
             "hardware": {"min_replicas": replicas, "max_replicas": replicas},
         }
+        if shared:
+            order["shared"] = True
         if scaling is not None:
             order["scaling"] = dict(scaling)
         reply = self.call("POST", "/v1/models/deploy", order)

@@ -77,9 +77,9 @@ class EndpointState(Generic[W]):
             self.chars_per_token += CALIBRATION_WEIGHT * (text_length / prompt_tokens - self.chars_per_token)
         self.mean_s += CALIBRATION_WEIGHT * (seconds - self.mean_s)
 
-    def retry_after_s(self) -> float:
-        """Return when a place in the line should be free: its length over the rate it drains at."""
-        wait_s = self.dispatcher.wait_s()
+    def retry_after_s(self, now_s: float) -> float:
+        """Return when a place in the line should be free: what waits over the rate it drains at."""
+        wait_s = self.dispatcher.wait_s(now_s=now_s)
         if wait_s is None:
             slots = sum(replica.slots for replica in self.dispatcher.replicas) or 1
             wait_s = (len(self.dispatcher.line) + 1) * self.mean_s / slots

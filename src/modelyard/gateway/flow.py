@@ -280,7 +280,7 @@ class Gateway:
         if is_cold:
             eta_s = endpoint.route.progress.eta_s
             return errors.model_loading(endpoint.route.name, retry_after_s=eta_s if eta_s is not None else 10.0)
-        return errors.queue_full(endpoint.route.name, retry_after_s=endpoint.retry_after_s())
+        return errors.queue_full(endpoint.route.name, retry_after_s=endpoint.retry_after_s(self.clock.monotonic_s()))
 
     def deliver(self, exchange: Exchange, replica: ReplicaLoad) -> bool:
         """Take a freed slot to a waiting request; say whether it was still there."""

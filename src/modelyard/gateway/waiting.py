@@ -29,22 +29,24 @@ def begin(exchange: "Exchange", *, is_cold: bool) -> None:
 def comment(exchange: "Exchange") -> None:
     """Tell a stream that waits how it goes."""
     endpoint = exchange.endpoint
+    now_s = exchange.gateway.clock.monotonic_s()
     if not exchange.client.is_streaming:
         exchange.client.start_stream(answers.stream_headers(exchange))
     if endpoint.dispatcher.is_cold:
         text = answers.loading_comment(endpoint.route.progress)
     elif exchange in endpoint.dispatcher.line:
         line = endpoint.dispatcher.line
-        text = answers.queue_comment(line.position(exchange), endpoint.dispatcher.wait_s(exchange))
+        text = answers.queue_comment(line.position(exchange), endpoint.dispatcher.wait_s(exchange, now_s=now_s))
     else:
         text = b": working\n"
     exchange.client.write_stream(as_chunk(text))
-    exchange.comment_due_s = exchange.gateway.clock.monotonic_s() + exchange.gateway.settings.loading_comment_s
+    exchange.comment_due_s = now_s + exchange.gateway.settings.loading_comment_s
 
 
 def expired(exchange: "Exchange") -> None:
     """Give up the place in line."""
-    waited_s = exchange.gateway.clock.monotonic_s() - exchange.arrived_s
+    now_s = exchange.gateway.clock.monotonic_s()
+    waited_s = now_s - exchange.arrived_s
     endpoint = exchange.endpoint
     route = endpoint.route
     if exchange.has_begun:
@@ -52,7 +54,8 @@ def expired(exchange: "Exchange") -> None:
     elif endpoint.dispatcher.is_cold:
         exchange.fail(errors.model_loading(route.name, retry_after_s=route.progress.eta_s or 30.0))
     else:
-        exchange.fail(errors.queue_timeout(route.name, waited_s, retry_after_s=endpoint.retry_after_s()))
+        retry_after_s = endpoint.retry_after_s(now_s)
+        exchange.fail(errors.queue_timeout(route.name, waited_s, retry_after_s=retry_after_s))
 
 
 def turned_away(exchange: "Exchange", verdict: Verdict) -> None:
@@ -61,4 +64,5 @@ def turned_away(exchange: "Exchange", verdict: Verdict) -> None:
     if verdict is Verdict.NEVER:
         exchange.fail(errors.no_capacity(endpoint.route.name))
     else:
-        exchange.fail(errors.queue_full(endpoint.route.name, retry_after_s=endpoint.retry_after_s()))
+        retry_after_s = endpoint.retry_after_s(exchange.gateway.clock.monotonic_s())
+        exchange.fail(errors.queue_full(endpoint.route.name, retry_after_s=retry_after_s))

@@ -17,6 +17,7 @@ from modelyard.domain.routing_table import ReplicaRoute, ReplicaSnapshot
 from modelyard.policy import breaker
 from modelyard.policy.admission import can_ever_fit
 from modelyard.policy.breaker import Failure, Tolerance
+from modelyard.policy.fairness import cost_of
 from modelyard.policy.job import NEVER_S, Job
 from modelyard.policy.prefixes import PrefixHolders
 from modelyard.policy.queueing import DrainRate, WaitingLine
@@ -279,15 +280,14 @@ class Dispatcher(Generic[W]):
                 continue
             self.line.leave(waiter)
             self.line.served(waiter.job)
-            self.drain.note(now_s)
+            self.drain.note(now_s, cost_of(waiter.job))
             if not self._deliver(waiter, replica):
                 self._free(replica, waiter.job)
                 self.line.settled(waiter.job, 0, 0)
 
-    def wait_s(self, waiter: W | None = None) -> float | None:
-        """Return how long ``waiter`` (None: a newcomer) will probably wait; None while nobody knows."""
-        ahead = len(self.line) if waiter is None else self.line.position(waiter)
-        return self.drain.wait_s(ahead)
+    def wait_s(self, waiter: W | None = None, *, now_s: float) -> float | None:
+        """Return how long ``waiter`` (None: a newcomer behind all) will probably wait; None while nobody knows."""
+        return self.drain.wait_s(self.line.tokens_ahead(waiter), now_s)
 
     # --- copies for other releases ---
 
@@ -376,9 +376,11 @@ class Dispatcher(Generic[W]):
             return replica
         if self._is_hopeless(job):
             return Verdict.NEVER
-        wait_s = None if self.is_cold else self.drain.wait_s(len(line))
-        if wait_s is not None and line and now_s + wait_s > deadline_s:
-            return Verdict.FULL
+        if line and not self.is_cold:
+            # Counted in tokens, and only those ahead of this one: another tenant's flood must not turn it away.
+            wait_s = self.drain.wait_s(line.tokens_before(job), now_s)
+            if wait_s is not None and now_s + wait_s > deadline_s:
+                return Verdict.FULL
         if line.is_full_for(job) and not self._make_room(job):
             return Verdict.FULL
         if not line:
@@ -399,11 +401,12 @@ class Dispatcher(Generic[W]):
         return avoid
 
     def _make_room(self, job: Job) -> bool:
-        displaced = self.line.make_room(job)
-        if displaced is None:
-            return False
-        displaced.turned_away(Verdict.FULL)
-        return not self.line.is_full_for(job)
+        """Turn away who has less right to a place, until there is room; say whether there is."""
+        while self.line.is_full_for(job):
+            if (out := self.line.make_room(job)) is None:
+                return False
+            out.turned_away(Verdict.FULL)
+        return True
 
     def _is_hopeless(self, job: Job) -> bool:
         """Say whether no replica could hold the request even if it were idle."""

@@ -274,7 +274,7 @@ def test_a_line_that_drains_too_slowly_refuses_at_once() -> None:
     story.arrive("after", now_s=80.0)
     story.arrive("third", now_s=80.0)
     assert story.arrive("late", now_s=80.0) is Verdict.FULL, "a place in line every 10 s, and 30 s of patience"
-    wait_s = story.dispatcher.wait_s()
+    wait_s = story.dispatcher.wait_s(now_s=80.0)
     assert wait_s is not None
     assert 20 <= wait_s <= 55
 
