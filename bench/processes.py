@@ -4,6 +4,7 @@ CPU comes from ``schedstat`` (nanoseconds, per thread), never from ``stat``,
 whose ticks of 10 ms are longer than a hundred requests.
 """
 
+import http.client
 import socket
 import time
 from collections.abc import Callable, Iterable
@@ -78,3 +79,28 @@ def is_listening(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(0.5)
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def is_answering(port: int, path: str) -> bool:
+    """Say whether ``GET path`` on ``port`` is answered with 200."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def wait_quiet(pids: Iterable[int], *, timeout_s: float = 10.0) -> None:
+    """Return once ``pids`` use less than a tenth of a core, or after ``timeout_s``."""
+    pids = list(pids)
+    deadline = time.monotonic() + timeout_s
+    before = cpu_ns(pids)
+    while time.monotonic() < deadline:
+        time.sleep(0.1)
+        after = cpu_ns(pids)
+        if after - before < 10_000_000:
+            return
+        before = after

@@ -20,16 +20,21 @@ from pathlib import Path
 from bench import processes, tools
 from bench.gateway.cells import ROUND_CELLS, Bench
 from bench.gateway.floor import Floor
+from bench.gateway.install import install
 from bench.gateway.modelyard_peer import Modelyard
+from bench.gateway.others import LiteLLM, Portkey, SglangRouter, Smg, VllmRouter
 from bench.gateway.peers import Bare, Nginx, Peer
 from bench.gateway.report import Figures, as_json, table
 
-PEERS: tuple[type[Peer], ...] = (Bare, Floor, Nginx, Modelyard)
+PEERS: tuple[type[Peer], ...] = (Bare, Floor, Nginx, Modelyard, VllmRouter, SglangRouter, Smg, Portkey, LiteLLM)
 
 
 def main() -> None:
     """Parse the command line, run, print."""
     options = _arguments()
+    if options.install:
+        install(options.install)
+        return
     tools.build()
     peers = _chosen(options.peers)
     gateway_pin, load_pin = _pins(options)
@@ -37,7 +42,7 @@ def main() -> None:
     engine = tools.FakeEngine.start(processes.free_port(), load_pin)
     bench = Bench(engine, load_pin)
     try:
-        processes.wait_until(lambda: processes.is_listening(engine.port), "the fake engine listening")
+        processes.wait_until(engine.is_listening, "the fake engine listening")
         for peer in peers:
             folder = scratch / peer.name.split()[0]
             folder.mkdir()
@@ -62,6 +67,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="length of one cell")
     parser.add_argument("--streams", type=int, default=1000, help="open streams of the memory figure")
+    parser.add_argument("--install", default="", metavar="NAMES", help="install other gateways (or all), and end")
     parser.add_argument("--peers", default="", help="comma-separated names; default all that are installed")
     parser.add_argument("--cells", default="", help="comma-separated of json,chunk,big,rate; default all")
     parser.add_argument("--quick", action="store_true", help="leave out memory and cancellation")
@@ -104,32 +110,34 @@ def _measure(bench: Bench, peers: list[Peer], options: argparse.Namespace) -> li
     wanted = [cell for cell in ROUND_CELLS if not options.cells or cell.name in options.cells.split(",")]
     for peer in peers:  # connections, lazy imports and caches are not what is measured
         for cell in wanted:
-            bench.load(peer, cell, 0.3)
-    if not options.quick:
-        for peer in peers:
-            _once(bench, peer, figures[peer.name], options.streams)
+            bench.load(peer, cell, 1.5 if bench.targets[peer.name].is_slow else 0.3)
+    once = [] if options.quick else peers
+    for peer in once:  # first, while their memory has no free blocks left from other cells
+        _once(figures[peer.name], peer, idle_stream_kb=lambda peer: bench.idle_stream_kb(peer, options.streams))
     for number in range(options.rounds):
-        cells = [(peer, cell) for peer in peers for cell in wanted]
+        cells = [(peer, cell) for peer in peers for cell in wanted if bench.can(peer, cell)]
         order.shuffle(cells)
         for peer, cell in cells:
             found = bench.load(peer, cell, options.seconds)
             figures[peer.name].rounds.setdefault(cell.name, []).append(found)
         print(f"bench: round {number + 1} of {options.rounds} done", file=sys.stderr)
+    for peer in once:  # last, since some go on with what their clients left behind, and are busy for long
+        _once(
+            figures[peer.name],
+            peer,
+            cancelled_before=lambda peer: bench.cancelled_share(peer, before_first_byte=True),
+            cancelled_in=lambda peer: bench.cancelled_share(peer, before_first_byte=False),
+            stalled_client_kb=bench.stalled_client_kb,
+        )
     return list(figures.values())
 
 
-def _once(bench: Bench, peer: Peer, figures: Figures, streams: int) -> None:
+def _once(figures: Figures, peer: Peer, **taken: Callable[[Peer], float]) -> None:
     if not peer.pids():
         return
-    taken: dict[str, Callable[[], float]] = {
-        "idle_stream_kb": lambda: bench.idle_stream_kb(peer, streams),
-        "stalled_client_kb": lambda: bench.stalled_client_kb(peer),
-        "cancelled_before": lambda: bench.cancelled_share(peer, before_first_byte=True),
-        "cancelled_in": lambda: bench.cancelled_share(peer, before_first_byte=False),
-    }
     for name, take in taken.items():
         try:
-            figures.once[name] = take()
+            figures.once[name] = take(peer)
         except TimeoutError as error:  # a gateway that cannot do it gets no figure, and the others theirs
             print(f"bench: {peer.name}: no {name}: {error}", file=sys.stderr)
 

@@ -1,76 +1,77 @@
-"""A stand-in for the controller: publishes one routing table, with the fake engine as the only replica.
+"""A stand-in for the controller: publishes one routing table, with fake engines as the replicas.
 
-``python -m bench.gateway.controller DATA_DIR ENGINE_PORT``; writes the API key
-to ``DATA_DIR/ready.json`` once gateways can follow. The key has every limit
-set, and high, so that limiting is paid for and never strikes.
+``python -m bench.gateway.controller DATA_DIR ENGINE_PORT...``; writes the API
+keys to ``DATA_DIR/ready.json``, one of a tenant of each plan, once gateways
+can follow. Keys have every limit set, and high, so that limiting is paid for
+and never strikes.
 """
 
+import argparse
 import asyncio
 import json
 import signal
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from modelyard import compose
 from modelyard.clock import SystemClock
 from modelyard.config import DataDirectory
-from modelyard.domain.endpoints import Progress, Stage
+from modelyard.domain.endpoints import Progress, Serving, Stage
 from modelyard.domain.routing_table import EndpointRoute, Heartbeat, ReleaseRoute, ReplicaRoute, RoutingTable
-from modelyard.domain.tenants import PLATFORM, ApiKey, Limits, Scope, Tenant
+from modelyard.domain.tenants import PLATFORM, ApiKey, Limits, Plan, Scope, Tenant
 from modelyard.domain.usage import Price
 from modelyard.ids import hash_secret, new_api_key, new_id
 from modelyard.stores.feed import FeedServer
 
 MANY = 1_000_000_000
-SLOTS = 20_000
-"""Of the one replica: the fake engine takes what comes."""
+SLOTS = 200_000
+"""Of a replica: the fake engine takes what comes."""
+LIMITS = Limits(requests_per_minute=MANY, tokens_per_minute=MANY * 1000, concurrency=SLOTS)
+TENANTS = {Plan.STANDARD: PLATFORM, Plan.PRIORITY: "ten-priority", Plan.BATCH: "ten-batch"}
 
 
-def table_of(engine_port: int, key: ApiKey, now_s: float) -> RoutingTable:
-    """Return the table: one tenant, one key, one endpoint ``fake-model``."""
-    limits = Limits(requests_per_minute=MANY, tokens_per_minute=MANY * 1000, concurrency=SLOTS)
+def table_of(ports: Sequence[int], keys: Sequence[ApiKey], serving: Serving, slots: int, now_s: float) -> RoutingTable:
+    """Return the table: a tenant of each plan, their keys, one endpoint ``fake-model`` that all may use."""
+    replicas = tuple(
+        ReplicaRoute(f"rep-{number}", "127.0.0.1", port, "s" * 32, slots) for number, port in enumerate(ports)
+    )
     endpoint = EndpointRoute(
         id=new_id("ep-"),
         tenant_id=PLATFORM,
         name="fake-model",
-        is_shared=False,
+        is_shared=True,
         created_at=int(now_s),
-        releases=(
-            ReleaseRoute(new_id("ver-"), 100, (ReplicaRoute("rep-0", "127.0.0.1", engine_port, "s" * 32, SLOTS),)),
-        ),
+        releases=(ReleaseRoute(new_id("ver-"), 100, replicas),),
         routes=frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"}),
         engine_extras=frozenset(),
         context_length=0,
         price=Price(150_000_000, 75_000_000, 600_000_000),
         progress=Progress(Stage.READY),
+        serving=serving,
     )
     return RoutingTable(
         epoch=new_id("epoch-"),
         revision=1,
-        tenants=(Tenant(PLATFORM, "platform", int(now_s), limits),),
-        keys=(key,),
+        tenants=tuple(Tenant(name, plan.value, int(now_s), LIMITS, plan=plan) for plan, name in TENANTS.items()),
+        keys=tuple(keys),
         endpoints=(endpoint,),
     )
 
 
-async def serve(data: DataDirectory, engine_port: int) -> None:
+async def serve(data: DataDirectory, ports: Sequence[int], serving: Serving, slots: int) -> None:
     """Publish, then send a heartbeat each second until SIGTERM."""
     clock = SystemClock()
     shared = compose.load_secrets(data)
-    text, parts = new_api_key()
-    key = ApiKey(
-        id=parts.key_id,
-        tenant_id=PLATFORM,
-        name="bench",
-        secret_hash=hash_secret(shared.pepper, parts.secret),
-        scopes=(Scope.INFERENCE,),
-        created_at=int(clock.unix_s()),
-        limits=Limits(requests_per_minute=MANY, tokens_per_minute=MANY * 1000, concurrency=SLOTS),
-    )
+    now_s = clock.unix_s()
+    keys, texts = [], {}
+    for plan, tenant in TENANTS.items():
+        texts[plan.value], parts = new_api_key()
+        secret_hash = hash_secret(shared.pepper, parts.secret)
+        keys.append(ApiKey(parts.key_id, tenant, "bench", secret_hash, (Scope.INFERENCE,), int(now_s), limits=LIMITS))
     feed = FeedServer(data.feed_socket, shared.internal_token)
     await feed.start()
-    await feed.publish(table_of(engine_port, key, clock.unix_s()))
-    (data.root / "ready.draft").write_text(json.dumps({"key": text}))
+    await feed.publish(table_of(ports, keys, serving, slots, now_s))
+    (data.root / "ready.draft").write_text(json.dumps(texts))
     (data.root / "ready.draft").replace(data.root / "ready.json")
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
@@ -85,9 +86,15 @@ async def serve(data: DataDirectory, engine_port: int) -> None:
 
 def main() -> None:
     """Read the command line and serve."""
-    data = DataDirectory(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(prog="python -m bench.gateway.controller")
+    parser.add_argument("data_dir", type=Path)
+    parser.add_argument("ports", type=int, nargs="+")
+    parser.add_argument("--slots", type=int, default=SLOTS, help="of each replica")
+    parser.add_argument("--coalesce-ms", type=int, default=0)
+    options = parser.parse_args()
+    data = DataDirectory(options.data_dir)
     data.create()
-    asyncio.run(serve(data, int(sys.argv[2])))
+    asyncio.run(serve(data, options.ports, Serving(coalesce_ms=options.coalesce_ms), options.slots))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Modelyard's gateway as it runs in production: its own process, every feature on, journal on disk.
+"""Modelyard's gateway as it runs in production: its own processes, every feature on, journal on disk.
 
 Only the controller is replaced, by ``bench.gateway.controller``: it publishes
-one routing table with the fake engine as its only replica, because the
-controller itself would insist on starting its engines.
+one routing table with fake engines as its replicas, because the controller
+itself would insist on starting its engines.
 """
 
 import json
@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.gateway.peers import Target
@@ -18,48 +19,68 @@ from modelyard import compose
 
 
 class Modelyard:
-    """``modelyard up gateway`` behind a routing table with one endpoint."""
+    """``modelyard up gateway`` behind a routing table with one endpoint; other benchmarks take several workers."""
 
     name = "modelyard"
 
-    def __init__(self) -> None:
-        self._gateway: subprocess.Popen[bytes] | None = None
+    def __init__(
+        self, *, workers: int = 1, settings: dict[str, str] | None = None, options: Sequence[str] = ()
+    ) -> None:
+        """``settings`` are of the gateway (``queue_max``), ``options`` of the bench's controller."""
+        self._workers = workers
+        self._settings = settings or {}
+        self._options = list(options)
+        self._gateways: list[subprocess.Popen[bytes]] = []
         self._controller: subprocess.Popen[bytes] | None = None
+        self.keys: dict[str, str] = {}
+        """A key of a tenant of each plan."""
 
     def missing(self) -> str:
         """Always there: it is this package."""
         return ""
 
     def start(self, upstream_port: int, folder: Path, *, gateway_pin: list[str], other_pin: list[str]) -> Target:
-        """Start the bench's controller, then one gateway worker, and wait until it has the table."""
+        """Start it before one engine."""
+        return self.start_before([upstream_port], folder, gateway_pin=gateway_pin, other_pin=other_pin)
+
+    def start_before(
+        self, upstream_ports: Sequence[int], folder: Path, *, gateway_pin: list[str], other_pin: list[str]
+    ) -> Target:
+        """Start the bench's controller, then the gateway's workers, and wait until all have the table."""
         port = free_port()
-        self._controller = subprocess.Popen(
-            [*other_pin, sys.executable, "-m", "bench.gateway.controller", str(folder), str(upstream_port)]
-        )
+        command = [sys.executable, "-m", "bench.gateway.controller", str(folder), *map(str, upstream_ports)]
+        self._controller = subprocess.Popen([*other_pin, *command, *self._options])
         ready = folder / "ready.json"
         wait_until(ready.exists, "the bench controller's table")
-        key = json.loads(ready.read_text())["key"]
-        with (folder / "gateway.log").open("wb") as log:
-            self._gateway = subprocess.Popen(
-                [*gateway_pin, *gateway_command(folder, port)],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**compose.PLANE_ENVIRONMENT, **os.environ},
-            )
-        wait_until(lambda: is_ready(port), f"a ready gateway (see {folder}/gateway.log and {folder}/logs)")
-        return Target(port, key)
+        self.keys = json.loads(ready.read_text())
+        settings = {f"MODELYARD__GATEWAY__{name.upper()}": value for name, value in self._settings.items()}
+        for worker in range(self._workers):
+            with (folder / f"gateway-{worker}.log").open("wb") as log:
+                self._gateways.append(
+                    subprocess.Popen(
+                        [*gateway_pin, *gateway_command(folder, port, worker, self._workers)],
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        env={**compose.PLANE_ENVIRONMENT, **os.environ, **settings},
+                    )
+                )
+        # The kernel deals connections out at random, so ask often enough to meet every worker.
+        for _ in range(1 if self._workers == 1 else 8 * self._workers):
+            wait_until(lambda: is_ready(port), f"a ready gateway (see {folder}/gateway-*.log and {folder}/logs)")
+        return Target(port, self.keys["standard"])
 
     def pids(self) -> list[int]:
-        """Return the gateway worker; the controller is not on the path of a request."""
-        assert self._gateway is not None, "not started"
-        return tree(self._gateway.pid)
+        """Return the gateway's workers; the controller is not on the path of a request."""
+        return [pid for gateway in self._gateways for pid in tree(gateway.pid)]
 
     def stop(self) -> None:
-        """End both."""
-        for process in (self._gateway, self._controller):
-            if process is not None:
-                process.terminate()
-                process.wait(timeout=40)
+        """End all: the workers drain first."""
+        processes = [*self._gateways, *([self._controller] if self._controller else [])]
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(timeout=60)
+        self._gateways, self._controller = [], None
 
 
 def is_ready(port: int) -> bool:
@@ -71,9 +92,9 @@ def is_ready(port: int) -> bool:
         return False
 
 
-def gateway_command(folder: Path, port: int) -> list[str]:
+def gateway_command(folder: Path, port: int, worker: int, workers: int) -> list[str]:
     """Return the command that ``modelyard up`` itself uses for one gateway worker."""
     return [
-        *(sys.executable, "-m", "modelyard", "up", "gateway", "--worker", "0"),
-        *("--data-dir", str(folder), "--port", str(port)),
+        *(sys.executable, "-m", "modelyard", "up", "gateway", "--worker", str(worker), "--name", f"gateway-{worker}"),
+        *("--data-dir", str(folder), "--port", str(port), "--workers", str(workers)),
     ]

@@ -17,10 +17,16 @@ from bench.processes import free_port, is_listening, tree, wait_until
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to send requests, and with which key."""
+    """Where to send requests, with which key, and what other headers.
+
+    ``is_slow``: a thousandth of the others' pace; it gets fewer connections and streams, so that what is begun and
+    not finished when a cell ends does not spoil its figure.
+    """
 
     port: int
     key: str
+    headers: tuple[str, ...] = ()
+    is_slow: bool = False
 
 
 class Peer(Protocol):

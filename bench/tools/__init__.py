@@ -9,9 +9,12 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from bench.processes import is_listening
 
 HERE = Path(__file__).parent
 BUILD = HERE.parent.parent / ".cache" / "bench"
@@ -64,6 +67,10 @@ class FakeEngine:
         """Start it on ``port`` under the ``taskset`` prefix ``pin``."""
         return cls(port, subprocess.Popen([*pin, str(BUILD / "fakeup"), "-p", str(port)]))
 
+    def is_listening(self) -> bool:
+        """Say whether it has started."""
+        return is_listening(self.port)
+
     def set(self, *, tokens: int = 100, interval_us: int = 20_000, delay_us: int = 0) -> dict[str, int]:
         """Set tokens a stream, pause between them and delay of plain answers; return its counters."""
         return self._control(f"/ctl?n={tokens}&i={interval_us}&d={delay_us}")
@@ -87,11 +94,20 @@ class FakeEngine:
         self.process.wait()
 
 
-def load_command(
-    port: int, key: str, body: Path, *, mode: str, connections: int, seconds: float, rate: float
+def load_command(  # one argument a flag of the tool
+    port: int,
+    key: str,
+    body: Path,
+    *,
+    mode: str,
+    connections: int,
+    seconds: float,
+    rate: float,
+    headers: Sequence[str] = (),
 ) -> list[str]:
     """Return the command line of one run of the load generator."""
     base = [str(BUILD / "load"), "-p", str(port), "-b", str(body), "-m", mode]
+    base += [word for header in headers for word in ("-H", header)]
     return [*base, "-c", str(connections), "-d", f"{seconds:g}", "-r", f"{rate:g}", *(["-k", key] if key else [])]
 
 

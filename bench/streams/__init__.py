@@ -1,0 +1,1 @@
+"""Very many open streams at once, none lost; ``python -m bench.streams``."""
