@@ -45,6 +45,9 @@ def parse_head(head: bytes) -> ResponseHead:
         if found.length is not None:
             raise MalformedResponseError("both content-length and chunked")
         found.is_chunked = True
+    if b"\r\ncontent-encoding:" in lower and _value_of(lower, b"\r\ncontent-encoding:") not in (b"", b"identity"):
+        # We never ask for it, and what cannot be read cannot be metered; unpacked, it may be 1,000 times its size.
+        raise MalformedResponseError("a compressed response that nobody asked for")
     found.content_type = _value_of(lower, b"\r\ncontent-type:") or b""
     found.is_last = lower[7:8] == b"0"
     if b"\r\nconnection:" in lower:

@@ -21,6 +21,9 @@ def test_a_plain_head_is_read() -> None:
         b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip",
         b"HTTP/1.1 200 OK\r\ncontent-length: 999999999999",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nContent-Encoding: gzip",
+        b"HTTP/1.1 500 Oh\r\ncontent-length: 5\r\ncontent-encoding: identity, br",
+        b"HTTP/1.1 200 OK\r\ncontent-encoding: identity\r\ncontent-encoding: gzip\r\ncontent-length: 5",
     ],
 )
 def test_a_doubtful_head_is_refused(head: bytes) -> None:
