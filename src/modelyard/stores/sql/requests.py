@@ -73,7 +73,7 @@ class SqlRequestStore:
 
     async def finish(self, finish: Finish, *, now: float) -> bool:
         """End a request that is not over; say whether it was."""
-        is_mine = _TABLE.c.request_id == finish.id
+        is_open = (_TABLE.c.request_id == finish.id) & _TABLE.c.status.in_(_OPEN)
         changes: Values = {
             "status": finish.status.value,
             "finished_at": now,
@@ -92,10 +92,10 @@ class SqlRequestStore:
         def end(connection: sa.Connection) -> bool:
             if finish.is_released:
                 # Nothing is left to show of one that was not detached.
-                gone = connection.execute(sa.delete(_TABLE).where(is_mine, ~_TABLE.c.is_detached))
+                gone = connection.execute(sa.delete(_TABLE).where(is_open, ~_TABLE.c.is_detached))
                 if gone.rowcount:
                     return True
-            ended = connection.execute(sa.update(_TABLE).where(is_mine, _TABLE.c.status.in_(_OPEN)).values(changes))
+            ended = connection.execute(sa.update(_TABLE).where(is_open).values(changes))
             return bool(ended.rowcount)
 
         return await self._database.write(end)
