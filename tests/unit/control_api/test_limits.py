@@ -37,7 +37,7 @@ async def test_all_limits_are_kept_and_shown(api: Management, admin: Identity, m
         ({"nanousd_per_month": 10**19}, "limits.nanousd_per_month"),
         ({"nanousd_per_day": 0.5}, "limits.nanousd_per_day"),
         ({"requests_per_minute": 0}, "limits.requests_per_minute"),
-        ({"models": {"smol": {"requests_per_minute": -1}}}, "limits.models.requests_per_minute"),
+        ({"models": {"smol": {"requests_per_minute": -1}}}, "limits.models[...].requests_per_minute"),
         ({"models": {"smol": {"tokens_per_day": 5}}}, "limits.models.tokens_per_day"),
         ({"models": {"../x": {}}}, "limits.models"),
         ({"models": {f"m{number}": {} for number in range(101)}}, "limits.models"),
