@@ -1,0 +1,261 @@
+"""The one way to a URL that somebody else chose: webhooks, media, artifacts.
+
+Whoever chooses a URL chooses where this machine connects to, and would love it
+to be a neighbour (``reference/security.md`` S1, S2). So: ``https`` only, names
+resolved once, all answers judged (``web/addresses.py``), the connection made
+to the very address that was judged, redirects followed by hand and judged
+anew, and everything bounded in size and time. Networks that the operator names
+in ``fetch.private_networks`` are allowed, there also ``http``.
+"""
+
+import asyncio
+import ipaddress
+import re
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+from modelyard.web.addresses import Address, Network, is_private_network, may_connect
+
+if TYPE_CHECKING:
+    import aiohttp
+    from aiohttp.abc import AbstractResolver
+
+URL_LENGTH_MAX = 2048
+RESOLVE_TIMEOUT_S = 5.0
+ADDRESSES_MAX = 16
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Addresses of a host name, as text; raises ``OSError``."""
+
+_HOST = re.compile(
+    r"(?=.{1,253}\Z)(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+)
+_NUMERIC = re.compile(r"(?:\d+|0x[0-9a-f]*)")
+_PORTS = {"https": 443, "http": 80}
+
+
+class FetchError(Exception):
+    """The URL may not be fetched, or could not be; the text may be shown to whoever gave it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one fetch may take. ``content_types`` empty: any; ``is_cut``: a longer body is cut, not refused."""
+
+    timeout_s: float
+    bytes_max: int
+    redirects_max: int = 0
+    content_types: tuple[str, ...] = ()
+    is_cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """An answer. ``url`` is where it came from, after redirects."""
+
+    status: int
+    content_type: str
+    body: bytes
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A judged URL: connect to ``address`` and to nothing else."""
+
+    url: str
+    scheme: str
+    host: str
+    port: int
+    address: Address
+
+
+async def system_resolve(host: str, port: int) -> Sequence[str]:
+    """Ask the system's resolver."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in found]
+
+
+class Fetcher:
+    """Fetches URLs. ``private_networks`` are those of our own that may be reached; none by default."""
+
+    def __init__(self, private_networks: Sequence[Network] = (), *, resolve: Resolve = system_resolve) -> None:
+        self._private = tuple(private_networks)
+        self._resolve = resolve
+
+    def __repr__(self) -> str:
+        return f"<Fetcher, private: {', '.join(map(str, self._private)) or 'none'}>"
+
+    async def check(self, url: str) -> Target:
+        """Return where ``url`` leads, now.
+
+        Raises:
+            FetchError: it may not be fetched, or its host does not resolve.
+        """
+        parts, host, port = _split(url)
+        address = _literal(host)
+        found = [address] if address is not None else await self._addresses(host, port)
+        for one in found:
+            if not may_connect(one, self._private):
+                raise FetchError("its host is no public address")
+        if parts.scheme == "http" and not all(is_private_network(one, self._private) for one in found):
+            raise FetchError("use https")
+        return Target(parts._replace(fragment="").geturl(), parts.scheme, host, port, found[0])
+
+    async def fetch(
+        self,
+        method: str,
+        url: str,
+        *,
+        bounds: Bounds,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+    ) -> Fetched:
+        """Send a request and return the answer, whatever its status.
+
+        Raises:
+            FetchError: the URL, a redirect or the answer breaks a rule, or nobody answered.
+        """
+        from aiohttp import ClientError
+
+        try:
+            async with asyncio.timeout(bounds.timeout_s):
+                target = await self.check(url)
+                first = target
+                for _ in range(bounds.redirects_max + 1):
+                    fetched, location = await self._ask(target, method, headers or {}, body, bounds)
+                    if location is None or not bounds.redirects_max:
+                        return fetched
+                    target = await self._follow(first, target, location)
+        except TimeoutError:
+            raise FetchError(f"no whole answer within {bounds.timeout_s:g} s") from None
+        except (ClientError, OSError, ValueError) as error:
+            # Only the kind: texts of the network name addresses behind the name.
+            raise FetchError(f"the request failed ({type(error).__name__})") from None
+        raise FetchError(f"more than {bounds.redirects_max} redirects")
+
+    async def _addresses(self, host: str, port: int) -> list[Address]:
+        try:
+            async with asyncio.timeout(RESOLVE_TIMEOUT_S):
+                texts = await self._resolve(host, port)
+            # A zone ("%eth0") is this machine's own business: with one, it is no public address.
+            found = [ipaddress.ip_address(text) for text in dict.fromkeys(texts)]
+        except (OSError, UnicodeError):
+            raise FetchError("its host does not resolve") from None
+        except ValueError:
+            raise FetchError("its host is no public address") from None
+        if not 0 < len(found) <= ADDRESSES_MAX:
+            raise FetchError("its host does not resolve")
+        return found
+
+    async def _follow(self, first: Target, at: Target, location: str) -> Target:
+        """Judge a redirect as if it were given, and keep it from other services of the same host."""
+        target = await self.check(urljoin(at.url, location))
+        if target.scheme not in (first.scheme, "https"):
+            raise FetchError("it redirects away from https")
+        if target.port not in (first.port, 443):
+            raise FetchError("it redirects to another port")
+        return target
+
+    async def _ask(
+        self, target: Target, method: str, headers: Mapping[str, str], body: bytes, bounds: Bounds
+    ) -> tuple[Fetched, str | None]:
+        import aiohttp
+        from yarl import URL
+
+        # As it was given: quoting it anew would change what some receivers sign.
+        address = URL(target.url, encoded=True)
+        if (address.host or "").lower() != target.host:
+            raise FetchError("it names no valid host")  # two readers of one URL disagree
+        connector = aiohttp.TCPConnector(
+            resolver=_pinned(target), use_dns_cache=False, force_close=True, family=socket.AF_UNSPEC
+        )
+        async with (
+            aiohttp.ClientSession(
+                connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=False
+            ) as session,
+            session.request(
+                method,
+                address,
+                data=body or None,
+                headers={"accept-encoding": "identity", "user-agent": "modelyard", **headers},
+                allow_redirects=False,
+            ) as answer,
+        ):
+            is_redirect = answer.status in (301, 302, 303, 307, 308)
+            location = answer.headers.get("location") if is_redirect else None
+            content_type = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if not is_redirect and bounds.content_types and content_type not in bounds.content_types:
+                raise FetchError(f"its content type is none of {', '.join(bounds.content_types)}")
+            return Fetched(answer.status, content_type, await _read(answer, bounds), target.url), location
+
+
+def _split(url: str) -> tuple[SplitResult, str, int]:
+    """Take a URL apart, strictly: what parsers read differently is refused."""
+    if len(url) > URL_LENGTH_MAX:
+        raise FetchError(f"it is longer than {URL_LENGTH_MAX} characters")
+    if not url.isascii() or not url.isprintable() or any(sign in url for sign in ' \\"<>^`{|}'):
+        raise FetchError("it holds characters that a URL cannot have")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+        host = (parts.hostname or "").lower()
+    except ValueError:
+        raise FetchError("it is no URL") from None
+    if parts.scheme not in _PORTS:
+        raise FetchError("use https")
+    if "@" in parts.netloc:
+        raise FetchError("it must not hold a user or password")
+    if not host or "%" in host or port == 0:
+        raise FetchError("it names no host")
+    return parts, host, port or _PORTS[parts.scheme]
+
+
+def _literal(host: str) -> Address | None:
+    """Return the address that ``host`` is, None for a name.
+
+    Raises:
+        FetchError: it is neither, or one of the old spellings of an IPv4 address (``127.1``, ``0x7f000001``).
+    """
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        pass
+    name = host.removesuffix(".")
+    # As browsers do: a last label that is a number makes it an address, and ours must be the plain kind.
+    if not _HOST.fullmatch(name) or _NUMERIC.fullmatch(name.rpartition(".")[2]):
+        raise FetchError("it names no valid host")
+    return None
+
+
+def _pinned(target: Target) -> "AbstractResolver":
+    """Return a resolver that knows one answer."""
+    from aiohttp.abc import AbstractResolver, ResolveResult
+
+    kind = socket.AF_INET6 if target.address.version == 6 else socket.AF_INET
+
+    class Pinned(AbstractResolver):
+        async def resolve(self, host: str, port: int = 0, family: Any = socket.AF_UNSPEC) -> list[ResolveResult]:
+            if host.lower() != target.host:
+                raise OSError("another host than the one that was judged")
+            address = str(target.address)
+            return [ResolveResult(hostname=host, host=address, port=port, family=kind, proto=0, flags=0)]
+
+        async def close(self) -> None:
+            """Nothing is held."""
+
+    return Pinned()
+
+
+async def _read(answer: "aiohttp.ClientResponse", bounds: Bounds) -> bytes:
+    body = bytearray()
+    async for part in answer.content.iter_any():
+        body += part
+        if len(body) > bounds.bytes_max:
+            if not bounds.is_cut:
+                raise FetchError(f"the answer is larger than {bounds.bytes_max} bytes")
+            break
+    return bytes(body[: bounds.bytes_max])
