@@ -7,6 +7,7 @@ through; a 5xx is about the engine, and its text stays inside.
 import msgspec
 
 from modelyard import errors
+from modelyard.domain.usage import Unit
 from modelyard.errors import ApiError
 from modelyard.gateway.openai.call import Call
 from modelyard.gateway.responses import ResponseHead
@@ -15,6 +16,8 @@ from modelyard.gateway.sse import Usage
 LARGE_BODY = 16 * 1024
 TAIL = 1024
 MESSAGE_LENGTH_MAX = 500
+_READERS = (Unit.NONE, Unit.SEARCHES)
+"""Units of routes that read tokens and generate none."""
 
 
 class NotAnAnswerError(Exception):
@@ -88,12 +91,20 @@ def read_answer(call: Call, head: ResponseHead, body: bytes, request_id: str) ->
     if call.is_passthrough and not head.content_type.startswith(b"application/json"):
         return None, body
     usage = usage_of(body)
+    if usage is not None and call.meter is not None and call.meter.unit in _READERS:
+        _count_all_as_prompt(usage)
     if call.translation is None:
         return usage, body
     try:
         return usage, call.translation.answer(body, usage or Usage(), request_id)
     except (msgspec.MsgspecError, ValueError):
         raise NotAnAnswerError("not an answer of its route") from None
+
+
+def _count_all_as_prompt(usage: Usage) -> None:
+    """Take the total for the prompt where an engine that only reads tells no more."""
+    if not usage.prompt_tokens and usage.completion_tokens is None:
+        usage.prompt_tokens = usage.total_tokens
 
 
 def count_tokens(body: bytes) -> int:

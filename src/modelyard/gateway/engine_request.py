@@ -7,6 +7,7 @@ No header of the client and no field that nobody listed can reach an engine
 import hashlib
 import hmac
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import msgspec
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from modelyard.gateway.flow import Gateway
 
 _encode = msgspec.json.Encoder().encode
+_MODEL = "{model}"
+"""Where the engine's name of the model stands in a path."""
 
 
 def head_of(
@@ -49,11 +52,17 @@ def head_of(
 def body_of(exchange: "Exchange") -> bytes:
     """Return the body; streams are always asked for their usage, whatever the client asked."""
     call = exchange.call
+    name = exchange.endpoint.route.name
     if call.payload_for is not None:
-        return call.payload_for(exchange.endpoint.route.name)
+        if _MODEL in call.engine_route:
+            call.engine_route = call.engine_route.replace(_MODEL, quote(name, safe=""))
+        return call.payload_for(name)
     if call.payload is not None:
         return call.payload
     request = call.request
+    if call.model != name:
+        # Called by its id; an engine knows the name only.
+        request.model = name  # type: ignore[attr-defined]  # every request without a payload has one
     extras = exchange.endpoint.route.engine_extras
     if hasattr(request, "stream_options"):
         request.stream_options = INCLUDE_USAGE if call.is_stream else None

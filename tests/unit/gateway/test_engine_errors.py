@@ -1,8 +1,11 @@
 """What a caller reads when an engine refuses."""
 
+import msgspec
 import pytest
 
-from modelyard.gateway.engine_errors import translate
+from modelyard.domain.usage import Unit
+from modelyard.gateway.engine_errors import read_answer, translate
+from modelyard.gateway.openai.call import Call, Meter
 from modelyard.gateway.responses import ResponseHead
 
 
@@ -21,3 +24,11 @@ def test_a_prompt_over_the_context_names_the_model_and_not_what_only_an_operator
     head.status = 400
     error = translate(head, b'{"error": {"message": "%s"}}' % said.encode(), "m")
     assert (error.status, error.code, error.message) == (400, "context_length_exceeded", shown)
+
+
+@pytest.mark.parametrize(("unit", "prompt"), [(Unit.SEARCHES, 9), (Unit.NONE, 9), (Unit.IMAGES, 0), (Unit.SECONDS, 0)])
+def test_an_engine_that_reads_and_tells_a_total_is_billed_for_it(unit: Unit, prompt: int) -> None:
+    call = Call("m", msgspec.Struct(), 0, meter=Meter(unit, 1.0, lambda _answer: 1.0))
+    usage, _ = read_answer(call, ResponseHead(), b'{"usage":{"total_tokens":9}}', "req_1")
+    assert usage is not None
+    assert usage.prompt_tokens == prompt

@@ -11,6 +11,7 @@ from modelyard.gateway.openai.call import Call, answer_type
 from modelyard.gateway.openai.chat import decode_chat
 from modelyard.gateway.openai.completions import decode_completion
 from modelyard.gateway.openai.embeddings import decode_embedding
+from modelyard.gateway.relay import EngineStreamError
 from modelyard.gateway.sse import Usage
 
 USER = {"role": "user", "content": "hi"}
@@ -266,6 +267,25 @@ def test_log_probabilities_in_the_form_of_a_chat_become_lists() -> None:
     assert offsets == [[0], [6]]
     plain = b'data: {"choices":[{"index":0,"text":"x","logprobs":null}]}'
     assert stream.feed(plain) == plain + b"\n\n"
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"delta": {"tool_calls": [7]}},
+        {"delta": {"tool_calls": "x"}},
+        {"logprobs": {"content": [7]}},
+        {"logprobs": {"content": [{"bytes": []}]}},
+    ],
+)
+def test_what_an_engine_says_in_no_known_form_breaks_its_stream_and_nothing_else(choice: dict[str, Any]) -> None:
+    event = b"data: " + msgspec.json.encode({"choices": [{"index": 0, **choice}]})
+    call = chat(functions=[FUNCTION]) if "delta" in choice else completion(logprobs=1)
+    assert call.translation is not None
+    with pytest.raises(EngineStreamError):
+        call.translation.stream("r").feed(event)
+    with pytest.raises(ValueError, match="form that is known"):
+        call.translation.answer(event.removeprefix(b"data: ").replace(b"delta", b"message"), USAGE, "r")
 
 
 # --- answers that are no JSON ---

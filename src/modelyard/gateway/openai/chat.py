@@ -46,6 +46,7 @@ from modelyard.gateway.openai.chat_request import (
     ToolMessage,
     UserMessage,
 )
+from modelyard.gateway.openai.large_chat import LARGE_BYTES, decode_large, text_length
 
 __all__ = [
     "ABSENT",
@@ -98,6 +99,8 @@ def decode_chat(body: bytes) -> Call:
     Raises:
         ApiError: 400 naming what is wrong.
     """
+    if len(body) >= LARGE_BYTES and (large := decode_large(body)) is not None:
+        return call_of(large)
     try:
         request, ignored = decode_strict(_decoder, body)
     except ApiError as error:
@@ -204,6 +207,8 @@ def _look(request: ChatRequest) -> tuple[int, Needs]:
         content = message.content
         if isinstance(content, str):
             total += len(content)
+        elif content.__class__ is msgspec.Raw:
+            total += text_length(content)  # type: ignore[arg-type]  # only chats of many kilobytes have such
         elif content is not None:
             total += _parts_length(content, index)
         elif isinstance(message, AssistantMessage) and not message.tool_calls and message.refusal is None:

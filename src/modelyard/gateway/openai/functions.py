@@ -19,7 +19,7 @@ from modelyard.gateway.openai.chat_request import (
     ToolChoice,
     ToolMessage,
 )
-from modelyard.gateway.relay import DONE
+from modelyard.gateway.relay import DONE, EngineStreamError
 from modelyard.gateway.sse import Usage, split_fields, usage_event
 
 _any = msgspec.json.Decoder()
@@ -119,10 +119,17 @@ class FunctionsStream:
         return b""
 
     def feed(self, event: bytes) -> bytes:
-        """Translate one chunk."""
+        """Translate one chunk.
+
+        Raises:
+            EngineStreamError: it has a form that nobody knows.
+        """
         chunk = _any.decode(split_fields(event)[1])
-        for choice in _choices(chunk):
-            _older(choice, choice.get("delta"))
+        try:
+            for choice in _choices(chunk):
+                _older(choice, choice.get("delta"))
+        except ValueError as error:
+            raise EngineStreamError(str(error)) from None
         if self._wants_usage:
             chunk["usage"] = None
         self._sample = self._sample or event
@@ -148,8 +155,11 @@ def _choices(body: Any) -> list[dict[str, Any]]:
 
 def _older(choice: dict[str, Any], message: Any) -> None:
     """Put the first call of ``message`` (or the piece of it) where it used to be."""
-    if isinstance(message, dict) and (calls := message.pop("tool_calls", None)):
-        first = calls[0]
+    calls = message.pop("tool_calls", None) if isinstance(message, dict) else None
+    if calls:
+        first = calls[0] if isinstance(calls, list) else None
+        if not isinstance(first, dict):
+            raise ValueError("calls in no form that is known")
         if first.get("index", 0) == 0:
             message["function_call"] = first.get("function", {})
     if choice.get("finish_reason") == "tool_calls":

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from modelyard.errors import ApiError
-from modelyard.gateway.relay import DONE
+from modelyard.gateway.relay import DONE, EngineStreamError
 from modelyard.gateway.sse import Usage, split_fields, usage_event
 
 _any = msgspec.json.Decoder()
@@ -57,12 +57,19 @@ class LogprobsStream:
         return b""
 
     def feed(self, event: bytes) -> bytes:
-        """Translate one chunk."""
+        """Translate one chunk.
+
+        Raises:
+            EngineStreamError: it has a form that nobody knows.
+        """
         self._sample = self._sample or event
         if _FOREIGN not in event and not self._wants_usage:
             return event + b"\n\n"
         chunk = _any.decode(split_fields(event)[1])
-        _convert(chunk, self._lengths)
+        try:
+            _convert(chunk, self._lengths)
+        except ValueError as error:
+            raise EngineStreamError(str(error)) from None
         if self._wants_usage:
             chunk["usage"] = None
         return b"data: " + _encode(chunk) + b"\n\n"
@@ -83,10 +90,13 @@ def _convert(body: Any, lengths: dict[int, int]) -> None:
     choices = body.get("choices") if isinstance(body, dict) else None
     if not isinstance(choices, list):
         raise ValueError("no choices")  # noqa: TRY004 - what a translation raises
-    for choice in choices:
-        found = choice.get("logprobs")
-        if isinstance(found, dict) and isinstance(found.get("content"), list):
-            choice["logprobs"] = _lists(found["content"], lengths, choice.get("index", 0))
+    try:
+        for choice in choices:
+            found = choice.get("logprobs")
+            if isinstance(found, dict) and isinstance(found.get("content"), list):
+                choice["logprobs"] = _lists(found["content"], lengths, choice.get("index", 0))
+    except (AttributeError, KeyError, TypeError):
+        raise ValueError("log probabilities in no form that is known") from None
 
 
 def _lists(entries: list[Any], lengths: dict[int, int], index: int) -> dict[str, Any]:
