@@ -31,10 +31,19 @@ CASES: dict[str, bytes] = {
     "bad chunk size": POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nhello\r\n0\r\n\r\n" + HIDDEN,
     "signed chunk size": POST + b"Transfer-Encoding: chunked\r\n\r\n-5\r\nhello\r\n0\r\n\r\n" + HIDDEN,
     "chunk without its end": POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhelloXX0\r\n\r\n" + HIDDEN,
+    "chunk size 0x5": POST + b"Transfer-Encoding: chunked\r\n\r\n0x5\r\nhello\r\n0\r\n\r\n" + HIDDEN,
+    "chunk size overflow": POST
+    + b"Transfer-Encoding: chunked\r\n\r\n1"
+    + b"0" * 16
+    + b"5\r\nhello\r\n0\r\n\r\n"
+    + HIDDEN,
+    "blank before the chunk size": POST + b"Transfer-Encoding: chunked\r\n\r\n 5\r\nhello\r\n0\r\n\r\n" + HIDDEN,
+    "chunk that ends in LF": POST + b"Transfer-Encoding: chunked\r\n\r\n5\nhello\n0\n\n" + HIDDEN,
     "LF in a chunk extension": POST + b"Transfer-Encoding: chunked\r\n\r\n5;a\nb\r\nhello\r\n0\r\n\r\n" + HIDDEN,
     "folded header": GET + b"Host: x\r\nX-A: one\r\n two\r\n\r\n",
     "bare LF": b"GET /healthz HTTP/1.1\nHost: x\n\n",
     "bare LF between headers": GET + b"Host: x\nX-A: b\r\n\r\n",
+    "bare CR for line ends": b"GET /healthz HTTP/1.1\rHost: x\r\r" + HIDDEN,
     "bare CR in a value": GET + b"Host: x\r\nX-A: b\rX-B: c\r\n\r\n",
     "NUL in a value": GET + b"Host: x\r\nX-A: b\0c\r\n\r\n",
     "NUL in a name": GET + b"Host: x\r\nX\0A: b\r\n\r\n",
@@ -51,6 +60,8 @@ CASES: dict[str, bytes] = {
     "at sign": b"GET @evil.example HTTP/1.1\r\nHost: x\r\n\r\n",
     "no slash": b"GET healthz HTTP/1.1\r\nHost: x\r\n\r\n",
     "blank in the path": b"GET /health z HTTP/1.1\r\nHost: x\r\n\r\n",
+    "HTTP/0.9": b"GET /healthz\r\n\r\n",
+    "huge length": POST + b"Content-Length: 99999999999\r\n\r\n" + HIDDEN,
     "no version": b"GET /healthz\r\nHost: x\r\n\r\n",
     "version 9": b"GET /healthz HTTP/9.9\r\nHost: x\r\n\r\n",
     "another protocol": b"GET /healthz ICY/1.1\r\nHost: x\r\n\r\n",
@@ -105,6 +116,23 @@ def test_a_chunked_body_is_read(yard: Yard, model: str) -> None:
     chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (body[:7], body[7:])) + b"0\r\n\r\n"
     (answer,) = exchange(yard.port, head + chunks)
     assert answer.status == 200, bytes(answer.body)
+
+
+@pytest.mark.parametrize(
+    "trailer", [b"Content-Length: 5", b"Transfer-Encoding: chunked", b"Host: y", b"Authorization: x"]
+)
+def test_trailers_frame_nothing_and_prove_nothing(yard: Yard, trailer: bytes) -> None:
+    body = POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n" + trailer + b"\r\n\r\n"
+    answers = exchange(yard.port, body + HIDDEN)
+    # Either the trailer is ignored, and what follows is the next request; or all of it is refused.
+    assert [answer.status for answer in answers] in ([401, 200], [400])
+
+
+def test_what_follows_a_refusal_is_not_read(yard: Yard) -> None:
+    for spoilt in (GET + b"Host: x\r\nHost: y\r\n\r\n", POST + b"Content-Length: x\r\n\r\n"):
+        answers = exchange(yard.port, HIDDEN + spoilt + HIDDEN * 5)
+        assert [answer.status for answer in answers][:2] in ([200, 400], [200])
+        assert len(answers) <= 2
 
 
 def test_a_chunked_body_without_a_length_is_capped_too(yard: Yard) -> None:
