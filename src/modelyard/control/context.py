@@ -5,8 +5,9 @@ console get it whole, so that a new route needs no new wiring. The callables
 are the only ways from a route into the loops.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from modelyard.clock import Clock
 from modelyard.config import Config, DataDirectory
@@ -38,3 +39,5 @@ class Context:
     """Whether the store answers, as the gateways are told."""
     gateways: Callable[[], dict[str, Report]]
     """The last report of each connected gateway by its id."""
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held from reading an endpoint to storing what became of it, so that two changes at once both happen."""

@@ -16,6 +16,7 @@ from modelyard.control.api.endpoints import Endpoints
 from modelyard.control.api.keys import Keys
 from modelyard.control.api.logs import Logs
 from modelyard.control.api.registry import Registry
+from modelyard.control.api.releases import Releases
 from modelyard.control.api.status import StatusPage
 from modelyard.control.api.tenants import Tenants
 from modelyard.control.api.usage import Usage
@@ -40,8 +41,8 @@ GATEWAY_ROUTES = (
 
 
 def declared_routes(context: Context) -> list[AnyRoute]:
-    """Return every route that needs an identity. Logs come before endpoints, whose names may hold slashes."""
-    nouns = (Deployments, Logs, Endpoints, Registry, Keys, Tenants, Usage, StatusPage)
+    """Return every route that needs an identity. Endpoints come last of their paths: their names may hold slashes."""
+    nouns = (Deployments, Logs, Releases, Endpoints, Registry, Keys, Tenants, Usage, StatusPage)
     return [route for noun in nouns for route in noun(context).routes()]
 
 

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from modelyard.control.api.deploy_spec import Fault
+from modelyard.control.api.faults import Fault
 from modelyard.engines import Engine
 
 _LOOK_TIMEOUT_S = 10.0

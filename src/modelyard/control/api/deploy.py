@@ -1,27 +1,25 @@
 """``POST /v1/models/deploy``: from a request to a version and an endpoint.
 
-Only what is stored happens here; the reconciler does the rest. A bad request
-is told everything that is wrong with it at once, since every round trip of
-somebody who is deploying costs minutes.
+Only what is stored happens here; the reconciler does the rest.
 """
 
 import math
 import statistics
 
-from modelyard.control.api.artifact_sources import ArtifactSource, read_source
-from modelyard.control.api.deploy_spec import EXAMPLE, DeployAnswer, DeployRequest, Fault, faults_of
+from modelyard.control.api.deploy_spec import EXAMPLE, DeployAnswer, DeployRequest, endpoint_faults
+from modelyard.control.api.endpoint_views import URL_HEADER
+from modelyard.control.api.faults import refusal
+from modelyard.control.api.serving import changed_serving
+from modelyard.control.api.versions import examine, make_version
 from modelyard.control.context import Context
-from modelyard.domain.catalog import Artifact, ModelVersion
-from modelyard.domain.endpoints import Endpoint, Release, Scaling
-from modelyard.domain.tenants import Identity, Scope
-from modelyard.engines import Engine, Settings
-from modelyard.errors import ApiError, conflict, permission_denied
+from modelyard.domain.catalog import ModelVersion
+from modelyard.domain.endpoints import Endpoint, Release, Scaling, Serving
+from modelyard.domain.tenants import Scope
+from modelyard.engines import Settings
+from modelyard.errors import conflict, permission_denied
 from modelyard.ids import new_id
 from modelyard.stores import AlreadyExistsError, Event, StoreUnavailableError
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
-
-URL_HEADER = "x-modelyard-url"
-"""Where the caller reached the gateway (``http://127.0.0.1:8484``); set by the gateway only."""
 
 
 class Deployments:
@@ -40,20 +38,19 @@ class Deployments:
     async def deploy(self, call: Call[DeployRequest, Empty]) -> DeployAnswer:
         """Store a version and an endpoint, and wake the reconciler."""
         context, identity, wanted = self._context, call.identity, call.body
-        engine, source, settings = await self._checked(identity, wanted)
-        now = int(context.clock.unix_s())
-        version = ModelVersion(
-            id=new_id("ver-"),
+        if wanted.shared and not identity.may(Scope.ADMIN):
+            raise permission_denied(Scope.ADMIN)
+        findings = await examine(context, identity, wanted)
+        serving, unserved = changed_serving(wanted.serving, Serving(), context.config.gateway)
+        if faults := [*endpoint_faults(wanted, findings.engine), *findings.faults, *unserved]:
+            raise refusal("This deployment cannot be made.", faults)
+        version = await make_version(
+            context,
+            wanted,
+            findings,
             tenant_id=identity.tenant_id,
             name=wanted.model_name,
-            version=await self._version_name(identity, wanted),
-            framework=engine.name,
-            artifact=Artifact(source.uri, size_bytes=source.size_bytes),
-            options=dict(wanted.options),
-            created_at=now,
-            gpu_type=wanted.hardware.gpu_type,
-            gpu_count=wanted.hardware.gpu_count,
-            memory_bytes=settings.memory_bytes,
+            gpus=(wanted.hardware.gpu_type, wanted.hardware.gpu_count),
         )
         endpoint = Endpoint(
             id=new_id("ep-"),
@@ -61,32 +58,15 @@ class Deployments:
             name=wanted.model_name,
             releases=(Release(version.id),),
             scaling=_scaling(wanted),
-            created_at=now,
+            created_at=version.created_at,
             is_shared=wanted.shared,
+            serving=serving,
         )
         await self._store(version, endpoint)
-        estimate_s = await self._estimate_s(version, settings)
+        assert findings.settings is not None, "bad options are a fault"
+        estimate_s = await self._estimate_s(version, findings.settings)
         url = call.request.headers.get(URL_HEADER, "").rstrip("/")
         return DeployAnswer(endpoint.id, endpoint.status, estimate_s, f"{url}/v1/models/{endpoint.id}")
-
-    async def _checked(self, identity: Identity, wanted: DeployRequest) -> tuple[Engine, ArtifactSource, Settings]:
-        if wanted.shared and not identity.may(Scope.ADMIN):
-            raise permission_denied(Scope.ADMIN)
-        engine = self._context.engines.get(wanted.framework)
-        faults = faults_of(wanted, engine, self._context.engines, is_admin=identity.may(Scope.ADMIN))
-        source, settings = ArtifactSource(), None
-        if engine is not None:
-            source, found = await read_source(engine, wanted.model_artifact, is_admin=identity.may(Scope.ADMIN))
-            faults += found
-            try:
-                settings = engine.settings(dict(wanted.options), artifact_bytes=source.size_bytes)
-            except ValueError as error:
-                faults.append(Fault("options", str(error)))
-        if faults:
-            raise _refusal(faults)
-        assert engine is not None, "an unknown engine is a fault"
-        assert settings is not None, "bad options are a fault"
-        return engine, source, settings
 
     async def _store(self, version: ModelVersion, endpoint: Endpoint) -> None:
         context = self._context
@@ -94,7 +74,8 @@ class Deployments:
             if other.name == endpoint.name and not other.is_deleted:
                 raise conflict(
                     f"You have an endpoint named '{endpoint.name}' already ({other.id}). Delete it first "
-                    f"(DELETE /v1/endpoints/{other.id}), or choose another model_name.",
+                    f"(DELETE /v1/endpoints/{other.id}), add a release to it (POST /v1/endpoints/{other.id}/releases), "
+                    "or choose another model_name.",
                     param="model_name",
                 )
         try:
@@ -109,19 +90,6 @@ class Deployments:
         except StoreUnavailableError:
             # The deployment is stored; the woken pass publishes it as soon as the store answers again.
             return
-
-    async def _version_name(self, identity: Identity, wanted: DeployRequest) -> str:
-        versions = await self._context.store.versions(tenant_id=identity.tenant_id)
-        taken = {one.version for one in versions if one.name == wanted.model_name}
-        if wanted.version is None:
-            return next(name for number in range(1, len(taken) + 2) if (name := f"v{number}") not in taken)
-        if wanted.version in taken:
-            raise conflict(
-                f"Version '{wanted.version}' of '{wanted.model_name}' exists, and versions never change. "
-                "Choose another, or leave 'version' out for the next free one.",
-                param="version",
-            )
-        return wanted.version
 
     async def _estimate_s(self, version: ModelVersion, settings: Settings) -> int:
         measured: list[float] = []
@@ -148,9 +116,3 @@ def _scaling(wanted: DeployRequest) -> Scaling:
         metric=scaling.metric,
         target_value=scaling.target_value,
     )
-
-
-def _refusal(faults: list[Fault]) -> ApiError:
-    listed = "; ".join(f"{fault.param}: {fault.reason.rstrip('.')}" for fault in faults)
-    message = f"This deployment cannot be made. {listed}."
-    return ApiError(400, code="invalid_value", message=message, param=faults[0].param)

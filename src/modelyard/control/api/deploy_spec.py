@@ -3,10 +3,12 @@
 import math
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 
+from modelyard.control.api.faults import Fault
+from modelyard.control.api.serving import ServingBody
 from modelyard.domain.catalog import NAME_PATTERN
 from modelyard.domain.endpoints import EndpointStatus
 from modelyard.engines import Engine, Engines, Options
@@ -20,7 +22,7 @@ METRICS = ("queue_depth", "gpu_utilization")
 
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST_PATH = re.compile(r"\s*(/|~|\.\.|file:|[A-Za-z]:\\)")
-_RESERVED_TAILS = ("/events", "/logs")
+_RESERVED_TAILS = ("/events", "/logs", "/releases")
 """``GET /v1/endpoints/a/events`` must mean one thing."""
 
 
@@ -58,6 +60,7 @@ class DeployRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Annotated[str | None, msgspec.Meta(description="Left out: the next of v1, v2, …")] = None
     options: Annotated[Options, msgspec.Meta(description="The engine's own settings.")] = {}
     shared: Annotated[bool, msgspec.Meta(description="Every tenant may call it (admin only).")] = False
+    serving: ServingBody = ServingBody()
 
 
 class DeployAnswer(msgspec.Struct, frozen=True):
@@ -78,41 +81,38 @@ EXAMPLE = {
 }
 
 
-class Fault(NamedTuple):
-    """One thing that is wrong."""
-
-    param: str
-    reason: str
-
-
-def faults_of(wanted: DeployRequest, engine: Engine | None, engines: Engines, *, is_admin: bool) -> list[Fault]:
-    """Return all faults that show without looking at the artifact; ``engine`` is that of ``wanted.framework``."""
+def endpoint_faults(wanted: DeployRequest, engine: Engine | None) -> list[Fault]:
+    """Return the faults of the endpoint that is to be; those of its version are another's to find."""
+    hardware, scaling = wanted.hardware, wanted.scaling
     return [
-        *_name_faults(wanted),
-        *_engine_faults(wanted, engine, engines),
-        *_hardware_faults(wanted.hardware, engine),
-        *_scaling_faults(wanted),
-        *_option_faults(wanted.options, is_admin=is_admin),
+        *_name_faults(wanted.model_name),
+        *_hardware_faults(hardware, engine),
+        *replica_faults("hardware.", hardware.min_replicas, hardware.max_replicas, zero=scaling.scale_to_zero),
+        *_scaling_faults(scaling),
     ]
 
 
-def _name_faults(wanted: DeployRequest) -> Iterator[Fault]:
-    name = wanted.model_name
+def _name_faults(name: str) -> Iterator[Fault]:
     if NAME_PATTERN.fullmatch(name) is None:
         yield Fault(
             "model_name",
             "use 1 to 96 letters, digits, '.', '_' or '-', beginning with a letter or digit; one '/' may follow",
         )
     elif name.lower().endswith(_RESERVED_TAILS):
-        yield Fault("model_name", "a name cannot end in '/events' or '/logs', which are routes")
-    if wanted.version is not None and _VERSION.fullmatch(wanted.version) is None:
+        yield Fault("model_name", "a name cannot end in '/events', '/logs' or '/releases', which are routes")
+
+
+def version_faults(version: str | None) -> Iterator[Fault]:
+    """Yield what is wrong with a version's name."""
+    if version is not None and _VERSION.fullmatch(version) is None:
         yield Fault("version", "use 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit")
 
 
-def _engine_faults(wanted: DeployRequest, engine: Engine | None, engines: Engines) -> Iterator[Fault]:
+def engine_faults(framework: str, engine: Engine | None, engines: Engines) -> Iterator[Fault]:
+    """Yield why ``engine``, which is that of ``framework``, cannot be had."""
     if engine is None:
         known = ", ".join(f"'{name}'" for name in sorted(engines))
-        yield Fault("framework", f"there is no engine '{wanted.framework[:64]}' here; available: {known}")
+        yield Fault("framework", f"there is no engine '{framework[:64]}' here; available: {known}")
     elif why := engine.missing():
         yield Fault("framework", why)
 
@@ -123,32 +123,40 @@ def _hardware_faults(hardware: HardwareBody, engine: Engine | None) -> Iterator[
         yield Fault("hardware.gpu_type", f"there is no accelerator '{hardware.gpu_type[:64]}' here; available: 'cpu'")
     elif not re.fullmatch(r"[A-Za-z0-9._-]{1,32}", hardware.gpu_type):
         yield Fault("hardware.gpu_type", "use letters, digits, '.', '_' or '-'")
-    least, most = hardware.min_replicas, hardware.max_replicas
     if not 1 <= hardware.gpu_count <= ACCELERATORS_MAX:
         yield Fault("hardware.gpu_count", f"must be 1 to {ACCELERATORS_MAX}")
+
+
+def replica_faults(prefix: str, least: int, most: int | None, *, zero: bool) -> Iterator[Fault]:
+    """Yield what is wrong with bounds of replicas; ``prefix`` is of their fields, ``zero``: they may all sleep."""
     if not 0 <= least <= REPLICAS_MAX:
-        yield Fault("hardware.min_replicas", f"must be 0 to {REPLICAS_MAX}")
+        yield Fault(f"{prefix}min_replicas", f"must be 0 to {REPLICAS_MAX}")
     if most is not None and not 1 <= most <= REPLICAS_MAX:
-        yield Fault("hardware.max_replicas", f"must be 1 to {REPLICAS_MAX}")
+        yield Fault(f"{prefix}max_replicas", f"must be 1 to {REPLICAS_MAX}")
     elif most is not None and most < least:
-        yield Fault("hardware.max_replicas", f"must not be below min_replicas ({least})")
+        yield Fault(f"{prefix}max_replicas", f"must not be below min_replicas ({least})")
+    if least == 0 and not zero:
+        yield Fault(f"{prefix}min_replicas", "0 needs scaling.scale_to_zero: true")
 
 
-def _scaling_faults(wanted: DeployRequest) -> Iterator[Fault]:
-    scaling = wanted.scaling
-    if wanted.hardware.min_replicas == 0 and not scaling.scale_to_zero:
-        yield Fault("hardware.min_replicas", "0 needs scaling.scale_to_zero: true")
+def idle_faults(name: str, idle_s: float) -> Iterator[Fault]:
+    """Yield what is wrong with the quiet time before sleep."""
+    if not 1 <= idle_s <= IDLE_S_MAX:
+        yield Fault(name, f"must be 1 to {IDLE_S_MAX}")
+
+
+def _scaling_faults(scaling: ScalingBody) -> Iterator[Fault]:
     if scaling.metric not in METRICS:
         yield Fault("scaling.metric", f"must be one of {', '.join(METRICS)}")
     if not (math.isfinite(scaling.target_value) and scaling.target_value > 0):
         yield Fault("scaling.target_value", "must be above 0")
     elif scaling.metric == "gpu_utilization" and scaling.target_value > 100:
         yield Fault("scaling.target_value", "is a percentage: at most 100")
-    if not 1 <= scaling.scale_to_zero_after_idle_seconds <= IDLE_S_MAX:
-        yield Fault("scaling.scale_to_zero_after_idle_seconds", f"must be 1 to {IDLE_S_MAX}")
+    yield from idle_faults("scaling.scale_to_zero_after_idle_seconds", scaling.scale_to_zero_after_idle_seconds)
 
 
-def _option_faults(options: Options, *, is_admin: bool) -> Iterator[Fault]:
+def option_faults(options: Options, *, is_admin: bool) -> Iterator[Fault]:
+    """Yield which options may not be given; the engine finds what else is wrong with them."""
     if len(options) > OPTIONS_MAX:
         yield Fault("options", f"at most {OPTIONS_MAX} options")
     for name, value in options.items():

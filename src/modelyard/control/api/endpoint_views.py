@@ -1,0 +1,167 @@
+"""What is shown of an endpoint: the source's row, and what is known of it now."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+import msgspec
+from starlette.requests import Request
+
+from modelyard.control.api.serving import ServingView, serving_view
+from modelyard.control.context import Context
+from modelyard.domain.catalog import ModelVersion
+from modelyard.domain.demand import EndpointDemand, Report
+from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress
+from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.stores import Event
+
+URL_HEADER = "x-modelyard-url"
+"""Where the caller reached the gateway (``http://127.0.0.1:8484``); set by the gateway only."""
+
+
+class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica as its owner sees it: without address and secret."""
+
+    id: str
+    state: ReplicaState
+    reason: str
+    slots: int
+    age_s: int
+
+
+class ReleaseView(msgspec.Struct, frozen=True, kw_only=True):
+    """One version and its share of the traffic."""
+
+    model_id: str
+    version: str
+    weight: int
+    shadow: int
+    """Percent of requests that are copied to it; nobody gets its answers."""
+
+
+class EventView(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened, and why."""
+
+    at: int
+    kind: str
+    reason: str
+    replica_id: str
+
+
+class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
+    """An endpoint: the source's row, and what is known of it now."""
+
+    id: str
+    object: str = "endpoint"
+    endpoint_id: str
+    name: str
+    url: str
+    model_id: str
+    model_version: str
+    framework: str
+    status: EndpointStatus
+    progress: Progress
+    failure: str
+    min_replicas: int
+    max_replicas: int
+    current_replicas: int
+    gpu_type: str
+    gpus_per_replica: int
+    scale_to_zero: bool
+    scale_to_zero_after_idle_seconds: float
+    canary_weight: int
+    releases: list[ReleaseView]
+    owner_id: str
+    serving: ServingView
+    is_shared: bool
+    is_deleted: bool
+    created_at: int
+    queued: int
+    in_flight: int
+    idle_s: int | None
+    """Whole seconds since the last request; null when no connected gateway had one."""
+    replicas: list[ReplicaView]
+    events: list[EventView] | msgspec.UnsetType = msgspec.UNSET
+    """The last ten; only where one endpoint is asked for."""
+
+
+def endpoint_view(
+    context: Context,
+    request: Request,
+    endpoint: Endpoint,
+    versions: Mapping[str, ModelVersion],
+    replicas: Iterable[Replica],
+) -> EndpointView:
+    """Return what is shown of ``endpoint`` to who asked with ``request``."""
+    now = context.clock.unix_s()
+    own = [one for one in replicas if one.endpoint_id == endpoint.id and not one.is_tombstone]
+    demand = demand_of(context.gateways()).get(endpoint.id, [])
+    first = versions.get(endpoint.releases[0].version_id) if endpoint.releases else None
+    base = request.headers.get(URL_HEADER, "").rstrip("/")
+    return EndpointView(
+        id=endpoint.id,
+        endpoint_id=endpoint.id,
+        name=endpoint.name,
+        url=f"{base}/v1/models/{endpoint.id}",
+        model_id=first.id if first else "",
+        model_version=first.version if first else "",
+        framework=first.framework if first else "",
+        status=endpoint.status,
+        progress=endpoint.progress,
+        failure=endpoint.failure,
+        min_replicas=endpoint.scaling.min_replicas,
+        max_replicas=endpoint.scaling.max_replicas,
+        current_replicas=sum(replica.state is ReplicaState.READY for replica in own),
+        gpu_type=first.gpu_type if first else "",
+        gpus_per_replica=first.gpu_count if first else 0,
+        scale_to_zero=endpoint.scaling.scale_to_zero,
+        scale_to_zero_after_idle_seconds=endpoint.scaling.idle_s,
+        canary_weight=sum(release.weight for release in endpoint.releases[1:]),
+        releases=[
+            ReleaseView(
+                model_id=release.version_id,
+                version=version.version if version else "",
+                weight=release.weight,
+                shadow=release.shadow,
+            )
+            for release in endpoint.releases
+            for version in (versions.get(release.version_id),)
+        ],
+        owner_id=endpoint.tenant_id,
+        serving=serving_view(endpoint.serving),
+        is_shared=endpoint.is_shared,
+        is_deleted=endpoint.is_deleted,
+        created_at=endpoint.created_at,
+        queued=sum(one.queued for one in demand),
+        in_flight=sum(one.in_flight for one in demand),
+        idle_s=_idle_s(demand),
+        replicas=[
+            ReplicaView(
+                id=replica.id,
+                state=replica.state,
+                reason=replica.reason,
+                slots=replica.slots,
+                age_s=max(0, int(now - replica.started_at)) if replica.started_at else 0,
+            )
+            for replica in own
+        ],
+    )
+
+
+def demand_of(gateways: Mapping[str, Report]) -> Mapping[str, list[EndpointDemand]]:
+    """Return the demand for each endpoint, one entry a gateway."""
+    found: dict[str, list[EndpointDemand]] = defaultdict(list)
+    for report in gateways.values():
+        for demand in report.endpoints:
+            found[demand.endpoint_id].append(demand)
+    return found
+
+
+def _idle_s(demand: Iterable[EndpointDemand]) -> int | None:
+    shortest = min((one.idle_s for one in demand), default=math.inf)
+    return int(shortest) if math.isfinite(shortest) else None
+
+
+def event_view(event: Event) -> EventView:
+    """Return what is shown of ``event``."""
+    return EventView(at=int(event.at), kind=event.kind, reason=event.reason, replica_id=event.replica_id)

@@ -1,0 +1,124 @@
+"""Releases: further versions under an endpoint's name, with a share of its traffic or copies of it."""
+
+from typing import Annotated
+
+import msgspec
+
+from modelyard.control.api.access import missing
+from modelyard.control.api.endpoint_changes import release_named
+from modelyard.control.api.endpoint_views import EndpointView
+from modelyard.control.api.endpoints import find_living, whole_view
+from modelyard.control.api.faults import Fault, refusal
+from modelyard.control.api.versions import Findings, examine, make_version
+from modelyard.control.context import Context
+from modelyard.domain.endpoints import Endpoint, Release
+from modelyard.domain.tenants import Scope
+from modelyard.engines import Options
+from modelyard.errors import conflict
+from modelyard.policy.releases import SharesError, main_release, with_release, without_release
+from modelyard.stores import AlreadyExistsError, Event, StoreUnavailableError
+from modelyard.web.routes import AnyRoute, Call, Empty, Route
+
+EXAMPLE = {
+    "framework": "llamacpp",
+    "model_artifact": "file:///models/smollm2-360m-instruct-q8_0.gguf",
+    "shadow": 10,
+}
+
+
+class ReleaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A version to add to an endpoint; one with neither share runs no replica."""
+
+    framework: Annotated[str, msgspec.Meta(description="The engine, like 'llamacpp' or 'simulated'.")]
+    model_artifact: Annotated[str, msgspec.Meta(description="file:///path of the weights (admin only).")] = ""
+    version: Annotated[str | None, msgspec.Meta(description="Left out: the next of v1, v2, …")] = None
+    options: Annotated[Options, msgspec.Meta(description="The engine's own settings.")] = {}
+    weight: Annotated[
+        int, msgspec.Meta(description="Percent of the requests that it answers; the other releases share the rest.")
+    ] = 0
+    shadow: Annotated[
+        int, msgspec.Meta(description="Percent of the requests that are copied to it; nobody gets its answers.")
+    ] = 0
+
+
+class Releases:
+    """The routes of releases; they come before endpoints', whose names may hold slashes."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def routes(self) -> list[AnyRoute]:
+        """Return the declared routes."""
+        every, manage = "/v1/endpoints/{endpoint:path}/releases", Scope.MANAGE
+        one, add, remove = f"{every}/{{version}}", "Add a release to an endpoint", "Take a release from an endpoint"
+        return [
+            Route("POST", every, manage, add, self.add, ReleaseRequest, Empty, EndpointView, 202, EXAMPLE),
+            Route("DELETE", one, manage, remove, self.remove, Empty, Empty, EndpointView, 202),
+        ]
+
+    async def add(self, call: Call[ReleaseRequest, Empty]) -> EndpointView:
+        """Store a version and give it its share; its replicas start beside those of the others."""
+        context, wanted = self._context, call.body
+        findings = await examine(context, call.identity, wanted)
+        async with context.changing:
+            endpoint = await find_living(context, call)
+            faults = list(findings.faults)
+            try:
+                with_release(endpoint.releases, Release("", wanted.weight, wanted.shadow))
+            except SharesError as error:
+                faults.append(Fault(error.param, str(error)))
+            if faults:
+                raise refusal("This release cannot be added.", faults)
+            endpoint, version_name = await self._add(endpoint, wanted, findings)
+            share = f"shadows {wanted.shadow} %" if wanted.shadow else f"weight {wanted.weight}"
+            await self._announce(endpoint, "release_added", f"version {version_name} on {wanted.framework}, {share}")
+        return await whole_view(context, call.request, endpoint)
+
+    async def remove(self, call: Call[Empty, Empty]) -> EndpointView:
+        """Take a release away; its requests are finished, and the other releases share what it had."""
+        context, reference = self._context, call.path("version")
+        async with context.changing:
+            endpoint = await find_living(context, call)
+            names = {one.id: one.version for one in await context.store.versions(tenant_id=endpoint.tenant_id)}
+            release = release_named(endpoint, reference, names)
+            if release is None:
+                raise missing("release", reference)
+            try:
+                releases = without_release(endpoint.releases, release.version_id)
+            except SharesError as error:
+                raise conflict(f"This release cannot be taken away: {error}.") from None
+            endpoint = msgspec.structs.replace(endpoint, releases=releases)
+            name = names.get(release.version_id, release.version_id)
+            await context.store.put_endpoint(endpoint)
+            await self._announce(endpoint, "release_removed", f"version {name}, with key {call.identity.key_id}")
+        return await whole_view(context, call.request, endpoint)
+
+    async def _announce(self, endpoint: Endpoint, kind: str, reason: str) -> None:
+        context = self._context
+        context.wake()
+        try:
+            await context.store.add_event(Event(context.clock.unix_s(), endpoint.id, kind, reason))
+            await context.refresh()
+        except StoreUnavailableError:
+            # It is stored, and to ask again would be refused: the woken pass tells the gateways.
+            return
+
+    async def _add(self, endpoint: Endpoint, wanted: ReleaseRequest, findings: Findings) -> tuple[Endpoint, str]:
+        context = self._context
+        versions = {one.id: one for one in await context.store.versions(tenant_id=endpoint.tenant_id)}
+        first = versions.get(main_release(endpoint).version_id) if endpoint.releases else None
+        version = await make_version(
+            context,
+            wanted,
+            findings,
+            tenant_id=endpoint.tenant_id,
+            name=endpoint.name,
+            gpus=(first.gpu_type, first.gpu_count) if first else ("cpu", 1),
+        )
+        releases = with_release(endpoint.releases, Release(version.id, wanted.weight, wanted.shadow))
+        endpoint = msgspec.structs.replace(endpoint, releases=releases)
+        try:
+            await context.store.add_release(version, endpoint)
+        except AlreadyExistsError as error:
+            raise conflict(f"{error}. Choose another version.", param="version") from None
+        return endpoint, version.version
