@@ -207,8 +207,8 @@ def _look(request: ChatRequest) -> tuple[int, Needs]:
         content = message.content
         if isinstance(content, str):
             total += len(content)
-        elif content.__class__ is msgspec.Raw:
-            total += text_length(content)  # type: ignore[arg-type]  # only chats of many kilobytes have such
+        elif isinstance(content, msgspec.Raw):
+            total += text_length(content)  # only chats of many kilobytes have such
         elif content is not None:
             total += _parts_length(content, index)
         elif isinstance(message, AssistantMessage) and not message.tool_calls and message.refusal is None:

@@ -52,10 +52,10 @@ _KINDS: dict[type, tuple[type[Any], Any]] = {
 def decode_large(body: bytes) -> chat.ChatRequest | None:
     """Return the request, with texts that are still JSON (``msgspec.Raw``) as the contents of its messages.
 
-    Returns None for what the ordinary way must judge: anything that is wrong or unknown, which it names, and halves of
-    characters (``\\ud83d``), which only unescaping finds.
+    Returns None for what the ordinary way must judge: anything that is wrong or unknown, which it names, and characters
+    written by number, as there may be halves of some (``\\ud83d``), which only unescaping finds.
     """
-    if b"\\ud" in body or b"\\uD" in body:
+    if b"\\u" in body:
         return None
     try:
         # What stays JSON is checked for its escapes and control characters by the decoder, but not for this.
