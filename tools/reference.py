@@ -23,6 +23,8 @@ WHEN = {
     "context_length_exceeded": "a prompt, with the answer it asks for, that does not fit the model's context",
     "cross_origin": "a form of the console that another site sent",
     "empty_array": "a list that may not be empty",
+    "invalid_content_type": "a route that takes multipart/form-data, called with something else or without a boundary",
+    "invalid_form": "a multipart form that is not well-formed, or has too many parts",
     "invalid_host": "a request without exactly one Host header",
     "invalid_http": "a request that is not well-formed HTTP/1.1",
     "invalid_request": "a request that is not valid HTTP for a management route",
