@@ -14,9 +14,9 @@ from pathlib import Path
 
 from bench import tools
 from bench.routing import cost
-from bench.routing.engine import Request
+from bench.routing.engine import BATCH_MAX, Request
 from bench.routing.ours import Modelyard
-from bench.routing.policies import PEERS, LlmD, RoundRobin
+from bench.routing.policies import PEERS, LlmD, Policy, RoundRobin
 from bench.routing.replay import Outcome, floor, outcome, read_file, replay
 
 TRACES = ("conversation", "synthetic")
@@ -29,18 +29,22 @@ def trace(folder: Path, name: str, load: float) -> list[Request]:
     path = folder / f"mooncake_{name}_trace.jsonl"
     if not path.is_file():
         raise tools.fail(
-            f"{path} is missing; save {name}_trace.jsonl of kvcache-ai/Mooncake (FAST25-release/traces) under this name,"
-            " or name its folder by --traces or MODELYARD_TRACES"
+            f"{path} is missing; save {name}_trace.jsonl of kvcache-ai/Mooncake (FAST25-release/traces) there,"
+            " or name another folder by --traces or MODELYARD_TRACES"
         )
     return read_file(path, load=load)
 
 
-def rows(requests: list[Request], *, replicas: int, staleness_s: float, seed: int) -> dict[str, Outcome]:
+def rows(
+    requests: list[Request], *, replicas: int, staleness_s: float, batch_max: int, slots: int, seed: int
+) -> dict[str, Outcome]:
     """Return what callers saw, by router."""
+    routers: list[Policy] = [kind(replicas, random.Random(seed)) for kind in PEERS]
+    routers.append(Modelyard(replicas, random.Random(seed), slots=slots))
     found = {}
-    for kind in (*PEERS, Modelyard):
-        router = kind(replicas, random.Random(seed))
-        found[router.name] = outcome(replay(requests, router, replicas=replicas, staleness_s=staleness_s))
+    for router in routers:
+        seen = replay(requests, router, replicas=replicas, staleness_s=staleness_s, batch_max=batch_max)
+        found[router.name] = outcome(seen)
     found[FLOOR] = floor(requests, replicas=replicas)
     return found
 
@@ -64,6 +68,8 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, default=Path(os.environ.get("MODELYARD_TRACES", FOLDER)))
     parser.add_argument("--replicas", type=int, default=8)
     parser.add_argument("--load", type=float, default=1.0, help="how many times as fast as they came")
+    parser.add_argument("--batch", type=int, default=BATCH_MAX, help="requests an engine runs at once")
+    parser.add_argument("--slots", type=int, help="what ours sends an engine at once, the rest waits; default: --batch")
     parser.add_argument("--staleness", type=float, action="append", help="age of polled gauges in s; default: 0 and 1")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cost", action="store_true", help="only measure what a choice costs")
@@ -77,7 +83,14 @@ def main() -> None:
     for name in options.trace or TRACES:
         requests = trace(options.traces, name, options.load)
         for staleness_s in options.staleness or (0.0, 1.0):
-            found = rows(requests, replicas=options.replicas, staleness_s=staleness_s, seed=options.seed)
+            found = rows(
+                requests,
+                replicas=options.replicas,
+                staleness_s=staleness_s,
+                batch_max=options.batch,
+                slots=options.slots or options.batch,
+                seed=options.seed,
+            )
             seen = {router: asdict(result) for router, result in found.items()}
             results.append({"trace": name, "staleness_s": staleness_s, "routers": seen})
             if not options.json:

@@ -55,6 +55,7 @@ class Engine:
     """State at ``now_s``; ``advance`` moves it to its next event and says what happened."""
 
     index: int
+    batch_max: int = BATCH_MAX
     now_s: float = 0.0
     waiting: deque[Request] = field(default_factory=deque)
     reading: Request | None = None
@@ -118,7 +119,7 @@ class Engine:
         return step_s + CHUNK_TOKENS / PREFILL_TOKENS_PER_S if self.reading is not None else step_s
 
     def _next_prompt(self) -> None:
-        if self.reading is None and self.waiting and len(self.decoding) < BATCH_MAX:
+        if self.reading is None and self.waiting and len(self.decoding) < self.batch_max:
             request = self.reading = self.waiting.popleft()
             held = 0
             for block in request.blocks:

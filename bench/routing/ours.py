@@ -29,7 +29,7 @@ class Modelyard:
 
     name = "modelyard: added seconds"
 
-    def __init__(self, replicas: int, chance: random.Random) -> None:
+    def __init__(self, replicas: int, chance: random.Random, *, slots: int = BATCH_MAX) -> None:
         self.dispatcher: Dispatcher[Waiter] = Dispatcher(
             "ep_bench",
             rules=DispatchRules(places=1_000_000, bytes_max=1 << 50),
@@ -37,10 +37,7 @@ class Modelyard:
             chance=chance.random,
         )
         self.dispatcher.model = EngineModel(block_tokens=BLOCK_TOKENS)
-        routes = [
-            (ReplicaRoute(f"rep_{index}", "127.0.0.1", 1 + index, "", BATCH_MAX), BATCH_MAX)
-            for index in range(replicas)
-        ]
+        routes = [(ReplicaRoute(f"rep_{index}", "127.0.0.1", 1 + index, "", slots), slots) for index in range(replicas)]
         self.dispatcher.update([("ver_bench", 100, 0, routes)], now_s=0.0)
         self.jobs: dict[int, tuple[Job, ReplicaLoad]] = {}
         self.granted: list[tuple[Request, int]] = []

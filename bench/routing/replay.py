@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
-from bench.routing.engine import BLOCK_TOKENS, CACHE_BLOCKS, Engine, Request, reading_s
+from bench.routing.engine import BATCH_MAX, BLOCK_TOKENS, CACHE_BLOCKS, Engine, Request, reading_s
 from bench.routing.policies import Policy
 
 
@@ -44,10 +44,12 @@ def read_file(path: Path, *, load: float = 1.0) -> list[Request]:
         return read(lines, load=load)
 
 
-def replay(requests: Sequence[Request], policy: Policy, *, replicas: int, staleness_s: float) -> list[Request]:
+def replay(
+    requests: Sequence[Request], policy: Policy, *, replicas: int, staleness_s: float, batch_max: int = BATCH_MAX
+) -> list[Request]:
     """Send every request when it comes; return them with their times. Gauges are ``staleness_s`` old at most."""
     requests = [Request(r.number, r.at_s, r.prompt_tokens, r.output_tokens, r.blocks) for r in requests]
-    engines = [Engine(index) for index in range(replicas)]
+    engines = [Engine(index, batch_max) for index in range(replicas)]
     versions = [0] * replicas
     events: list[tuple[float, int, int]] = []
     polled_s = -1.0

@@ -12,7 +12,7 @@ alone is always late: everybody runs to the replica that was idle a second ago.
 Ties go to the replica that waited longest since its last dispatch, so that
 equal replicas take turns.
 
-The formula was fitted on public traces; ``python -m bench.routing`` replays
+The formula was fitted on two public traces; ``python -m bench.routing`` replays
 them through the functions below.
 """
 
