@@ -2,7 +2,7 @@
 
 One frozen ``Config`` is built once, from the built-in defaults, then the TOML
 file, then environment variables (``MODELYARD__GATEWAY__PORT=9000``); later
-wins. Nothing else in the package reads the environment or a settings file.
+wins; a list in a variable is separated by commas. Nothing else in the package reads the environment or a settings file.
 ``docs/reference/configuration.md`` lists every setting, and a test keeps it
 complete.
 """
@@ -12,7 +12,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_origin
 
 import msgspec
 
@@ -97,6 +97,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tokens of a stream between two progress marks in the journal."""
     mark_s: Positive = 1.0
     """Seconds between two progress marks in the journal."""
+    kept_answer_bytes_max: PositiveInt = 4 * 1024 * 1024
+    """Largest answer that is kept for a detached request or an Idempotency-Key."""
     metrics_public: bool | None = None
     """Whether /metrics answers without a key; unset: only while 'host' is a loopback address."""
 
@@ -122,6 +124,12 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Longest pause between two starts of a crashing replica."""
     hang_timeout_s: Positive = 30.0
     """Time a ready replica may fail its probes before it is killed and replaced."""
+    kept_s: Positive = 86_400.0
+    """Time that detached requests, and answers to an Idempotency-Key, are kept."""
+    kept_requests_max: PositiveInt = 10_000
+    """Kept requests of one tenant; the next one is refused with 429."""
+    kept_bytes_max: PositiveInt = 1024 * 1024 * 1024
+    """Bytes of kept answers of one tenant; above it, a new request to be kept is refused with 429."""
 
 
 class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -131,6 +139,13 @@ class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``local``: processes of this machine."""
     threads: Count = 0
     """CPU threads a replica may use; 0: all cores of the machine."""
+
+
+class FetchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """URLs that callers choose: webhooks."""
+
+    private_networks: tuple[str, ...] = ()
+    """Networks of your own that such URLs may lead to, like ``10.1.0.0/16``, there also by http; else none is reached."""
 
 
 class PriceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -156,8 +171,19 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The control plane."""
     fleet: FleetConfig = FleetConfig()
     """Where replicas run."""
+    fetch: FetchConfig = FetchConfig()
+    """URLs that callers choose: webhooks."""
     prices: dict[str, PriceConfig] = {}
     """Price of each model by its endpoint name; ``"*"`` prices all others; without one, use is metered and free."""
+
+
+_LISTS = {
+    (section.name, field.name)
+    for section in msgspec.structs.fields(Config)
+    if section.name != "prices"
+    for field in msgspec.structs.fields(section.type)
+    if get_origin(field.type) is tuple
+}
 
 
 def load(file: Path | None, environment: Mapping[str, str], overrides: Mapping[str, Any] | None = None) -> Config:
@@ -171,7 +197,8 @@ def load(file: Path | None, environment: Mapping[str, str], overrides: Mapping[s
         merged = _read_toml(file)
     for name, text in environment.items():
         if name.startswith(ENV_PREFIX):
-            _put(merged, name.removeprefix(ENV_PREFIX).lower().split("__"), text)
+            path = name.removeprefix(ENV_PREFIX).lower().split("__")
+            _put(merged, path, _items(text) if tuple(path) in _LISTS else text)
     _merge(merged, overrides or {})
     try:
         return msgspec.convert(merged, Config, strict=False)
@@ -192,13 +219,18 @@ def _read_toml(file: Path) -> dict[str, Any]:
         raise StartupError(f"{file} is nested too deeply.") from error
 
 
-def _put(tree: dict[str, Any], path: list[str], text: str) -> None:
+def _items(text: str) -> list[str]:
+    """Return the items of a list in a variable, where they are separated by commas."""
+    return [item for piece in text.split(",") if (item := piece.strip())]
+
+
+def _put(tree: dict[str, Any], path: list[str], value: str | list[str]) -> None:
     for step in path[:-1]:
         branch = tree.setdefault(step, {})
         if not isinstance(branch, dict):
             return  # the check of types reports what stands in the way
         tree = branch
-    tree[path[-1]] = text
+    tree[path[-1]] = value
 
 
 def _merge(tree: dict[str, Any], extra: Mapping[str, Any]) -> None:
@@ -241,7 +273,7 @@ def _did_you_mean(error: str) -> str:
     import difflib
 
     sections: dict[str, type[msgspec.Struct]] = {"": Config, "gateway": GatewayConfig, "control": ControlConfig}
-    sections |= {"fleet": FleetConfig}
+    sections |= {"fleet": FleetConfig, "fetch": FetchConfig}
     section = sections.get(unknown[2] or "", PriceConfig)
     close = difflib.get_close_matches(unknown[1], section.__struct_fields__, n=1)
     return f" Did you mean '{close[0]}'?" if close else ""

@@ -180,6 +180,29 @@ def conflict(message: str, *, param: str | None = None) -> ApiError:
     return ApiError(409, code="conflict", message=message, param=param, should_retry=False)
 
 
+def idempotency_key_reused() -> ApiError:
+    """Return the error for an Idempotency-Key that came with another request before."""
+    return ApiError(
+        400,
+        code="idempotency_key_reused",
+        param="Idempotency-Key",
+        message="This Idempotency-Key was used with another route, body or 'Prefer: respond-async'. Use a new key for a "
+        "new request.",
+    )
+
+
+def idempotency_key_in_use() -> ApiError:
+    """Return the error for a repeated request whose first run took longer than the repetition waits."""
+    return ApiError(
+        409,
+        code="idempotency_key_in_use",
+        param="Idempotency-Key",
+        message="The first request with this Idempotency-Key still runs. Ask again to get its answer.",
+        retry_after_s=2,
+        should_retry=True,
+    )
+
+
 def request_timeout() -> ApiError:
     """Return the error for a client that sends its request too slowly."""
     return ApiError(
@@ -239,6 +262,19 @@ def request_exceeds_token_limit(needed: int, limit: int) -> ApiError:
         type="tokens",
         message=f"Request too large: about {needed} tokens, the limit is {limit} tokens per minute. "
         "Send a shorter prompt.",
+        should_retry=False,
+    )
+
+
+def kept_requests_full(*, retry_after_s: float) -> ApiError:
+    """Return the error for a request to be kept, of a tenant that has as many as may be."""
+    return ApiError(
+        429,
+        code="kept_requests_full",
+        type="rate_limit_error",
+        message="Too many requests of this tenant are kept. Delete some (DELETE /v1/requests/{id}), or wait until the "
+        "oldest expire.",
+        retry_after_s=retry_after_s,
         should_retry=False,
     )
 

@@ -173,13 +173,23 @@ async def test_webhooks_come_in_the_order_they_are_due(store: RequestStore) -> N
     await store.claim(a_request("req_4", webhook=None))
     await store.finish(an_end("req_4"), now=1.0)
     assert await store.next_webhook() == 10.0
-    assert [one.id for one in await store.due_webhooks(now=20.0, limit=9)] == ["req_2", "req_3"]
+    assert [one.id for one in await store.due_webhooks(now=20.0, limit=9, of_tenant=9)] == ["req_2", "req_3"]
     after = Webhook(URL, "evt_1", WebhookStatus.PENDING, 99.0, 10.0, 1, (Attempt(10.0, 500), Attempt(11.0, None, "x")))
     await store.put_webhook("req_2", after)
     kept = await store.request("req_2", tenant_id=None)
     assert kept is not None
     assert kept.webhook == after
-    assert [one.id for one in await store.due_webhooks(now=50.0, limit=9)] == ["req_3", "req_1"]
+    assert [one.id for one in await store.due_webhooks(now=50.0, limit=9, of_tenant=9)] == ["req_3", "req_1"]
+
+
+async def test_no_tenant_takes_all_turns_of_webhooks(store: RequestStore) -> None:
+    for number in range(5):
+        await store.claim(a_request(f"req_a{number}"))
+        await store.finish(an_end(f"req_a{number}"), now=1.0 + number)
+    await store.claim(a_request("req_b", tenant_id="ten-b"))
+    await store.finish(an_end("req_b"), now=50.0)
+    due = await store.due_webhooks(now=60.0, limit=3, of_tenant=2)
+    assert [one.id for one in due] == ["req_a0", "req_a1", "req_b"]
 
 
 async def test_a_secret_has_a_beginning_and_is_replaced(store: RequestStore) -> None:

@@ -119,13 +119,10 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimReply(msgspec.Struct, frozen=True, kw_only=True):
-    """``earlier`` is the request that has the same idempotency key; None: run it. ``error`` is an answer to pass on."""
+    """Who has the claim. ``is_new``: the asker, it runs ``request``; else ``request`` came earlier."""
 
-    earlier: KeptRequest | None = None
-    error_status: int = 0
-    error_body: bytes = b""
-    created_at: float = 0.0
-    expires_at: float = 0.0
+    request: KeptRequest
+    is_new: bool
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True):

@@ -259,8 +259,11 @@ class RequestStore(Protocol):
         """Delete one."""
         ...
 
-    async def due_webhooks(self, *, now: float, limit: int) -> list[KeptRequest]:
-        """Return requests whose webhook is due, the longest due first, without their answers."""
+    async def due_webhooks(self, *, now: float, limit: int, of_tenant: int) -> list[KeptRequest]:
+        """Return requests whose webhook is due, the longest due first, without their answers.
+
+        At most ``of_tenant`` of one tenant, so that a slow receiver delays nobody else's.
+        """
         ...
 
     async def next_webhook(self) -> float | None:

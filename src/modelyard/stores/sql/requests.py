@@ -157,10 +157,14 @@ class SqlRequestStore:
         """Delete one."""
         await self._database.write(lambda c: c.execute(sa.delete(_TABLE).where(_TABLE.c.request_id == request_id)))
 
-    async def due_webhooks(self, *, now: float, limit: int) -> list[KeptRequest]:
+    async def due_webhooks(self, *, now: float, limit: int, of_tenant: int) -> list[KeptRequest]:
         """Return requests whose webhook is due, the longest due first, without their answers."""
-        query = sa.select(*_WITHOUT_ANSWER).where(_TABLE.c.webhook_due <= now)
-        return await self._all(query.order_by(_TABLE.c.webhook_due, _TABLE.c.request_id).limit(limit))
+        place = sa.func.row_number().over(
+            partition_by=_TABLE.c.owner_id, order_by=(_TABLE.c.webhook_due, _TABLE.c.request_id)
+        )
+        due = sa.select(*_WITHOUT_ANSWER, place.label("place")).where(_TABLE.c.webhook_due <= now).subquery()
+        query = sa.select(due).where(due.c.place <= of_tenant)
+        return await self._all(query.order_by(due.c.webhook_due, due.c.request_id).limit(limit))
 
     async def next_webhook(self) -> float | None:
         """Return when the next webhook is due, None if none is."""
