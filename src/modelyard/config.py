@@ -1,8 +1,9 @@
 """Every setting, with its default and the reason for it.
 
 One frozen ``Config`` is built once, from the built-in defaults, then the TOML
-file, then environment variables (``MODELYARD__GATEWAY__PORT=9000``); later
-wins; a list in a variable is separated by commas. Nothing else in the package reads the environment or a settings file.
+file, then environment variables (``MODELYARD__GATEWAY__PORT=9000``, lists with
+commas); later wins. Nothing else in the package reads the environment or a
+settings file.
 ``docs/reference/configuration.md`` lists every setting, and a test keeps it
 complete.
 """

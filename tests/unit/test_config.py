@@ -118,3 +118,9 @@ def test_the_default_data_directory_follows_the_environment() -> None:
     assert DataDirectory.default({"MODELYARD_DATA_DIR": "/d"}) == Path("/d")
     assert DataDirectory.default({"XDG_DATA_HOME": "/x"}) == Path("/x/modelyard")
     assert DataDirectory.default({}).parts[-3:] == (".local", "share", "modelyard")
+
+
+def test_a_list_in_a_variable_is_separated_by_commas() -> None:
+    name = "MODELYARD__GATEWAY__CORS_ORIGINS"
+    for text, origins in {"https://a, http://b:1,": ("https://a", "http://b:1"), "*": ("*",), "": ()}.items():
+        assert load(None, {name: text}).gateway.cors_origins == origins
