@@ -4,12 +4,15 @@ A 4xx of an engine is about the request, so its text helps the caller and goes
 through; a 5xx is about the engine, and its text stays inside.
 """
 
+from typing import Any
+
 import msgspec
 
 from modelyard import errors
 from modelyard.domain.usage import Unit
 from modelyard.errors import ApiError
 from modelyard.gateway.openai.call import Call
+from modelyard.gateway.openai.chat_request import ChatRequest
 from modelyard.gateway.responses import ResponseHead
 from modelyard.gateway.sse import Usage
 
@@ -62,6 +65,9 @@ class _Texts(msgspec.Struct):
     choices: list[_TextChoice] = []
 
 
+_REFUSAL, _LOGPROBS = b'"refusal":', b'"logprobs":'
+_any = msgspec.json.Decoder(dict[str, Any])
+_encode = msgspec.json.Encoder().encode
 _answer = msgspec.json.Decoder(_Answer)
 _error_body = msgspec.json.Decoder(_ErrorBody)
 _texts = msgspec.json.Decoder(_Texts)
@@ -93,12 +99,26 @@ def read_answer(call: Call, head: ResponseHead, body: bytes, request_id: str) ->
     usage = usage_of(body)
     if usage is not None and call.meter is not None and call.meter.unit in _READERS:
         _count_all_as_prompt(usage)
-    if call.translation is None:
-        return usage, body
     try:
+        if call.translation is None:
+            is_chat = call.request.__class__ is ChatRequest
+            return usage, complete(body) if is_chat and (_REFUSAL not in body or _LOGPROBS not in body) else body
         return usage, call.translation.answer(body, usage or Usage(), request_id)
-    except (msgspec.MsgspecError, ValueError):
+    except (msgspec.MsgspecError, RecursionError, ValueError):
         raise NotAnAnswerError("not an answer of its route") from None
+
+
+def complete(body: bytes) -> bytes:
+    """Return a chat completion with the keys that OpenAI requires and llama.cpp leaves out when they would be null."""
+    answer = _any.decode(body)
+    choices = answer.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict):
+            choice.setdefault("logprobs", None)
+            if isinstance(message := choice.get("message"), dict):
+                message.setdefault("content", None)
+                message.setdefault("refusal", None)
+    return _encode(answer)
 
 
 def _count_all_as_prompt(usage: Usage) -> None:

@@ -6,6 +6,7 @@ import pytest
 from modelyard.domain.usage import Unit
 from modelyard.gateway.engine_errors import read_answer, translate
 from modelyard.gateway.openai.call import Call, Meter
+from modelyard.gateway.openai.chat import decode_chat
 from modelyard.gateway.responses import ResponseHead
 
 
@@ -24,6 +25,18 @@ def test_a_prompt_over_the_context_names_the_model_and_not_what_only_an_operator
     head.status = 400
     error = translate(head, b'{"error": {"message": "%s"}}' % said.encode(), "m")
     assert (error.status, error.code, error.message) == (400, "context_length_exceeded", shown)
+
+
+def test_a_chat_answer_gets_the_keys_that_are_required_and_one_that_has_them_is_left_alone() -> None:
+    call = decode_chat(b'{"model":"m","messages":[{"role":"user","content":"hi"}]}')
+    bare = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"stop"}],"usage":null}'
+    _, body = read_answer(call, ResponseHead(), bare, "req_1")
+    [choice] = msgspec.json.decode(body)["choices"]
+    assert choice["logprobs"] is None
+    assert choice["message"] == {"role": "assistant", "content": "x", "refusal": None}
+    assert read_answer(call, ResponseHead(), body, "req_1")[1] is body
+    for odd in (b'{"choices":null}', b'{"choices":[7,{"message":8}]}', b"{}"):
+        read_answer(call, ResponseHead(), odd, "req_1")
 
 
 @pytest.mark.parametrize(("unit", "prompt"), [(Unit.SEARCHES, 9), (Unit.NONE, 9), (Unit.IMAGES, 0), (Unit.SECONDS, 0)])
