@@ -13,6 +13,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,7 +109,7 @@ def run_gateway_plane(
     ``name`` is its own among the workers of this number that live at the same time. With ``ready_fd`` it relieves
     another one, and writes a byte there once it serves.
     """
-    from modelyard.gateway.app import run_gateway
+    from modelyard.gateway.app import Shift, run_gateway
     from modelyard.gateway.cors import check_origins
     from modelyard.gateway.tls import tls_context
     from modelyard.observe.logs import setup_logging
@@ -123,11 +124,12 @@ def run_gateway_plane(
     async def serve(stop: asyncio.Event) -> None:
         relieved = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, relieved.set)
+        on_ready = None if ready_fd is None else partial(_say_ready, ready_fd)
         await run_gateway(
             settings=config.gateway,
             name=name,
             worker=worker,
-            listener=listener,
+            shift=Shift(listener, tls, stop, relieved, on_ready),
             follower=FeedClient(data.feed_socket, shared.internal_token, name),
             control_socket=data.control_socket,
             internal_token=shared.internal_token,
@@ -135,10 +137,6 @@ def run_gateway_plane(
             journal_root=data.journal,
             last_table=data.last_table,
             clock=SystemClock(),
-            tls=tls,
-            stop=stop,
-            relieved=relieved,
-            on_ready=None if ready_fd is None else lambda: _say_ready(ready_fd),
         )
 
     _run(serve)
@@ -160,13 +158,20 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     from modelyard.metering.delivery import Delivery
     from modelyard.observe.logs import setup_logging
     from modelyard.stores.feed import FeedServer
-    from modelyard.stores.sql import SqlControlStore, SqlUsageStore, open_database
+    from modelyard.stores.sql import SqlControlStore, SqlRequestStore, SqlUsageStore, open_database
+    from modelyard.web.addresses import networks
+    from modelyard.web.fetcher import Fetcher
 
     setup_logging("control", data.logs / "control.log", level)
     shared = load_secrets(data)
     clock = SystemClock()
     engines = {engine.name: engine for engine in (LlamaCppEngine(), SimulatedEngine())}
     url = config.control.database_url or f"sqlite:///{data.database}"
+
+    try:
+        fetcher = Fetcher(networks(config.fetch.private_networks))
+    except ValueError as error:
+        raise StartupError(f"Bad setting fetch.private_networks: {error}. Example: 10.1.0.0/16") from error
 
     # Opening blocks and may migrate, so it comes before the loop; what it refuses becomes one line of ``up``.
     database = open_database(url, timeout_s=config.control.database_timeout_s, clock=clock)
@@ -178,6 +183,8 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
             data=data,
             store=SqlControlStore(database),
             usage=usage,
+            requests=SqlRequestStore(database),
+            fetcher=fetcher,
             fleet=LocalFleet(data.replicas, clock),
             engines=engines,
             feed=FeedServer(data.feed_socket, shared.internal_token),

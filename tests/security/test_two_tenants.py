@@ -14,6 +14,7 @@ import pytest
 from tests.support.management import Management, management
 
 from modelyard.control.api import declared_routes
+from modelyard.domain.requests import Claim, Finish, RequestStatus
 from modelyard.domain.tenants import IDENTITY_HEADER, Identity, Scope
 from modelyard.web.routes import AnyRoute, Empty
 
@@ -40,6 +41,7 @@ async def theirs(api: Management) -> Theirs:
     tenant_id = await api.tenant("tenant-a")
     owner, _ = await api.key(tenant_id, Scope.MANAGE)
     endpoint_id = (await api.call(owner, "POST", "/v1/models/deploy", DEPLOYMENT)).json()["endpoint_id"]
+    request_id = await kept_request(api, owner)
     version_id = (await api.context.store.versions())[0].id
     return Theirs(
         {
@@ -47,9 +49,30 @@ async def theirs(api: Management) -> Theirs:
             "model": [version_id, "their-model"],
             "key_id": [owner.key_id],
             "tenant_id": [tenant_id],
+            "request_id": [request_id],
         },
-        [endpoint_id, version_id, owner.key_id, tenant_id, "their-model"],
+        [endpoint_id, version_id, owner.key_id, tenant_id, request_id, "their-model"],
     )
+
+
+async def kept_request(api: Management, owner: Identity) -> str:
+    """Keep an answer for ``owner``; return the id of the request."""
+    claim = Claim(
+        id="req_theirs",
+        tenant_id=owner.tenant_id,
+        key_id=owner.key_id,
+        instance="gateway",
+        route="/v1/completions",
+        model="their-model",
+        fingerprint="",
+        is_detached=True,
+    )
+    assert (await api.context.requests.claim(claim)).is_new
+    end = Finish(
+        id=claim.id, status=RequestStatus.SUCCEEDED, http_status=200, content_type="text/plain", answer=b"theirs"
+    )
+    await api.context.requests.finish(end)
+    return claim.id
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from modelyard.config import Config, DataDirectory
 from modelyard.console import build_console
 from modelyard.control.api import build_api
 from modelyard.control.context import Context
+from modelyard.control.requests import RequestDesk
+from modelyard.control.webhooks import WebhookSender
 from modelyard.domain.demand import Report
 from modelyard.domain.routing_table import Heartbeat
 from modelyard.domain.tenants import (
@@ -33,7 +35,9 @@ from modelyard.domain.tenants import (
 from modelyard.engines.simulated import SimulatedEngine
 from modelyard.fleet.local import LocalFleet
 from modelyard.ids import hash_secret, new_api_key
-from modelyard.stores.sql import SqlControlStore, SqlUsageStore, open_database
+from modelyard.stores.sql import SqlControlStore, SqlRequestStore, SqlUsageStore, open_database
+from modelyard.web.addresses import networks
+from modelyard.web.fetcher import Fetcher
 
 TOKEN = "internal-token-of-the-tests"
 PEPPER = b"p" * 32
@@ -129,11 +133,17 @@ async def management(folder: Path, config: Config | None = None) -> AsyncIterato
         refreshed.append(clock.unix_s())
 
     engines = (SimulatedEngine(), WeighedEngine(), BrokenEngine())
+    settings = config or Config()
+    requests = SqlRequestStore(database)
+    fetcher = Fetcher(networks(settings.fetch.private_networks))
+    webhooks = WebhookSender(store=requests, fetcher=fetcher, pepper=PEPPER, clock=clock, chance=lambda: 0.5)
     context = Context(
-        config=config or Config(),
+        config=settings,
         data=data,
         store=SqlControlStore(database),
         usage=SqlUsageStore(database),
+        requests=RequestDesk(store=requests, webhooks=webhooks, settings=settings.control, clock=clock),
+        webhooks=webhooks,
         fleet=LocalFleet(data.replicas, clock),
         engines={engine.name: engine for engine in engines},
         clock=clock,

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from modelyard.clock import Clock
 from modelyard.config import Config, DataDirectory
+from modelyard.control.requests import RequestDesk
+from modelyard.control.webhooks import WebhookSender
 from modelyard.domain.demand import Report
 from modelyard.domain.routing_table import Heartbeat
 from modelyard.engines import Engines
@@ -26,6 +28,9 @@ class Context:
     data: DataDirectory
     store: ControlStore
     usage: UsageStore
+    requests: RequestDesk
+    """Requests whose answer is kept."""
+    webhooks: WebhookSender
     fleet: Fleet
     engines: Engines
     clock: Clock

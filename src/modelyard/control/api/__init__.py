@@ -6,7 +6,7 @@
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import BaseRoute, Mount
+from starlette.routing import Mount
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp
 
@@ -17,10 +17,13 @@ from modelyard.control.api.keys import Keys
 from modelyard.control.api.logs import Logs
 from modelyard.control.api.registry import Registry
 from modelyard.control.api.releases import Releases
+from modelyard.control.api.requests import Requests
 from modelyard.control.api.status import StatusPage
 from modelyard.control.api.tenants import Tenants
 from modelyard.control.api.usage import Usage
+from modelyard.control.api.webhooks import Webhooks
 from modelyard.control.context import Context
+from modelyard.control.internal import internal_routes
 from modelyard.web.app import build_app, json_response
 from modelyard.web.docs import docs_page
 from modelyard.web.openapi import Foreign, document
@@ -42,7 +45,7 @@ GATEWAY_ROUTES = (
 
 def declared_routes(context: Context) -> list[AnyRoute]:
     """Return every route that needs an identity. Endpoints come last of their paths: their names may hold slashes."""
-    nouns = (Deployments, Logs, Releases, Endpoints, Registry, Keys, Tenants, Usage, StatusPage)
+    nouns = (Deployments, Logs, Releases, Endpoints, Registry, Keys, Tenants, Usage, StatusPage, Requests, Webhooks)
     return [route for noun in nouns for route in noun(context).routes()]
 
 
@@ -57,9 +60,9 @@ def build_api(context: Context, console: ASGIApp | None = None) -> Starlette:
     async def docs(_: Request) -> Response:
         return docs_page(described)
 
-    mounts: list[BaseRoute] = []
+    mounts = internal_routes(context.requests)
     if console is not None:
-        mounts = [StarletteRoute("/console", _to_console, methods=["GET"]), Mount("/console", console)]
+        mounts += [StarletteRoute("/console", _to_console, methods=["GET"]), Mount("/console", console)]
     public = {"/openapi.json": openapi, "/docs": docs}
     return build_app(routes, internal_token=context.internal_token, public=public, mounts=mounts)
 
