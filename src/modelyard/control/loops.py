@@ -9,7 +9,7 @@ endpoint, a replica that became ready or got worse, the end of a long action.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,7 +27,7 @@ from modelyard.control.views import strays_of
 from modelyard.control.world import World, look
 from modelyard.domain.demand import Report
 from modelyard.domain.fleet import ReplicaState
-from modelyard.domain.routing_table import Heartbeat
+from modelyard.domain.routing_table import Heartbeat, ReplicaSnapshot
 from modelyard.engines import Engines
 from modelyard.fleet import Fleet
 from modelyard.policy.reconcile import Pace, Situation, plan
@@ -79,6 +79,10 @@ class Loops:
     def health(self) -> Heartbeat:
         """Return what gateways are told of the store."""
         return self._health
+
+    def snapshots(self) -> Sequence[ReplicaSnapshot]:
+        """Return what engines said of their load since the last call."""
+        return self._tools.observer.snapshots() if self._tools else ()
 
     async def run(self, stop: asyncio.Event, *others: Callable[[], Awaitable[None]]) -> None:
         """Run the loops and ``others`` until ``stop`` is set; engines go on running.

@@ -2,29 +2,36 @@
 
 One task a replica asks its readiness path and its metrics page; what that
 means is decided by ``policy/vitality.py``. A change of verdict wakes the
-reconciler at once. aiohttp costs a third of a second to import, so it comes
-with the first replica and in a thread.
+reconciler at once. Replicas with requests are looked at every second, idle
+ones every few: looks must not keep a machine with many models busy. aiohttp
+costs a third of a second to import, so it comes with the first replica and in
+a thread.
 """
 
 import asyncio
+import contextlib
 import importlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from modelyard.clock import Clock
 from modelyard.control.tasks import boundary
 from modelyard.domain.demand import ReplicaReport
+from modelyard.domain.routing_table import ReplicaSnapshot
 from modelyard.engines import Engine, EngineLoad
 from modelyard.policy.reconcile import Vital
-from modelyard.policy.vitality import Probe, Pulse, first_pulse, judge
+from modelyard.policy.vitality import Probe, Pulse, first_pulse, judge, stall_limit_s
 
 if TYPE_CHECKING:
     import aiohttp
 
 LOADING_PAUSE_S = 0.1
 """Pause between looks at a loading replica: people wait for it."""
-READY_PAUSE_MAX_S = 5.0
+IDLE_PAUSE_MAX_S = 5.0
+BUSY_PAUSE_MAX_S = 1.0
+"""Pause between looks at a replica that has requests: what they learn steers requests and finds hangs."""
+PAUSE_MIN_S = 0.02
 PROBES_IN_TIMEOUT = 3
 """Looks at a ready replica within one hang timeout; each may take as long as the pause between two."""
 PAGE_BYTES_MAX = 1024 * 1024
@@ -52,7 +59,13 @@ class _Watch:
     vital: Vital = Vital.UNKNOWN
     reason: str = ""
     load: EngineLoad = _NO_LOAD
+    looked_s: float = 0.0
+    has_news: bool = False
+    """``load`` was not told to gateways yet."""
     has_served: bool = False
+    is_busy: bool = False
+    stirred: asyncio.Event = field(default_factory=asyncio.Event)
+    """It got something to do: look now."""
     task: asyncio.Task[None] | None = None
 
 
@@ -67,7 +80,8 @@ class Observer:
         self._hang_timeout_s = hang_timeout_s
         self._wake = wake
         self._watches: dict[str, _Watch] = {}
-        self._failures: dict[tuple[str, str], int] = {}
+        self._reports: dict[str, dict[str, ReplicaReport]] = {}
+        """By gateway, then by replica."""
         self._session: aiohttp.ClientSession | None = None
 
     def __repr__(self) -> str:
@@ -96,19 +110,42 @@ class Observer:
         """Return the last load of each replica by its id."""
         return {replica_id: watch.load for replica_id, watch in self._watches.items()}
 
-    def note(self, gateway_id: str, reports: Iterable[ReplicaReport]) -> bool:
+    def snapshots(self) -> list[ReplicaSnapshot]:
+        """Return what metrics pages said since the last call; each is told once, for an old one would mislead."""
+        now_s = self._clock.monotonic_s()
+        news = [watch for watch in self._watches.values() if watch.has_news]
+        for watch in news:
+            watch.has_news = False
+        return [
+            ReplicaSnapshot(
+                watch.target.replica_id,
+                round(now_s - watch.looked_s, 3),
+                watch.load.running,
+                watch.load.waiting,
+                watch.load.kv_usage,
+            )
+            for watch in news
+        ]
+
+    def note(self, gateway_id: str, reports: Sequence[ReplicaReport]) -> bool:
         """Take a gateway's view of replicas into account; say whether one got worse since its last report."""
+        before = self._reports.get(gateway_id, {})
+        self._reports[gateway_id] = {report.replica_id: report for report in reports}
+        if not reports:
+            del self._reports[gateway_id]  # it may have left for good
         is_worse = False
         for report in reports:
-            key = (gateway_id, report.replica_id)
-            before = self._failures.get(key, 0)
-            is_worse = is_worse or report.failures > before
-            if report.failures < before and (watch := self._watches.get(report.replica_id)):
+            earlier = before.get(report.replica_id)
+            failures = earlier.failures if earlier else 0
+            is_worse = is_worse or report.failures > failures
+            watch = self._watches.get(report.replica_id)
+            if watch is None:
+                continue
+            if report.failures < failures:
                 watch.has_served = True
-            if report.failures:
-                self._failures[key] = report.failures
-            else:
-                self._failures.pop(key, None)
+            if report.in_flight and not watch.is_busy:
+                watch.is_busy = True
+                watch.stirred.set()
         return is_worse
 
     async def close(self) -> None:
@@ -121,14 +158,29 @@ class Observer:
         while True:
             with boundary(f"the probe of {watch.target.replica_id}"):
                 await self._look(watch)
-            if watch.vital in (Vital.LOADING, Vital.UNKNOWN):
-                await asyncio.sleep(LOADING_PAUSE_S)
-            else:
-                await asyncio.sleep(self._pause_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._pause_s(watch)):
+                    await watch.stirred.wait()
+            watch.stirred.clear()
 
-    @property
-    def _pause_s(self) -> float:
-        return min(self._hang_timeout_s / PROBES_IN_TIMEOUT, READY_PAUSE_MAX_S)
+    def _pause_s(self, watch: _Watch) -> float:
+        if watch.vital in (Vital.LOADING, Vital.UNKNOWN):
+            return LOADING_PAUSE_S
+        if not watch.is_busy:
+            return min(self._hang_timeout_s / PROBES_IN_TIMEOUT, IDLE_PAUSE_MAX_S)
+        # Be there at the moment at which silence becomes a hang.
+        limit_s = stall_limit_s(self._hang_timeout_s, self._reading(watch.target.replica_id))
+        left_s = watch.pulse.moved_s + limit_s - self._clock.monotonic_s()
+        pause_s = min(self._hang_timeout_s / PROBES_IN_TIMEOUT, BUSY_PAUSE_MAX_S)
+        return max(PAUSE_MIN_S, left_s) if 0 < left_s < pause_s else pause_s
+
+    def _reports_on(self, replica_id: str) -> list[ReplicaReport]:
+        return [found for reports in self._reports.values() if (found := reports.get(replica_id))]
+
+    def _reading(self, replica_id: str) -> int | None:
+        """Return the tokens of prompts that a replica may still have to read, as far as gateways say."""
+        said = [report.reading for report in self._reports_on(replica_id) if report.reading is not None]
+        return sum(said) if said else None
 
     async def _look(self, watch: _Watch) -> None:
         """Ask once, both pages at a time, and judge."""
@@ -139,13 +191,17 @@ class Observer:
             self._get(session, target, target.engine.load_path),
         )
         watch.load = _NO_LOAD if page is None else target.engine.read_load(page)
+        watch.looked_s, watch.has_news = self._clock.monotonic_s(), page is not None
+        sent = sum(report.in_flight for report in self._reports_on(target.replica_id))
+        watch.is_busy = bool(watch.load.running or watch.load.waiting or sent)
         has_served, watch.has_served = watch.has_served, False
         probe = Probe(
-            now_s=self._clock.monotonic_s(),
+            now_s=watch.looked_s,
             is_answering=ready is not None,
             running=watch.load.running,
             tokens=_tokens(watch.load),
             has_served=has_served,
+            reading=self._reading(target.replica_id),
         )
         verdict = judge(watch.pulse, probe, hang_timeout_s=self._hang_timeout_s, load_timeout_s=target.load_timeout_s)
         watch.pulse, watch.reason = verdict.pulse, verdict.reason

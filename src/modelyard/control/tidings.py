@@ -90,7 +90,9 @@ class TidingsPublisher:
         async with self._turn:
             spent, delivered = await self._spent()
             tidings = Tidings(tuple(self._snapshots()), spent, delivered)
-            if tidings != self._last:
+            last = self._last
+            # Replicas that nobody looked at since are no news; the gateways keep what they were told.
+            if tidings.snapshots or last is None or (spent, delivered) != (last.spent, last.delivered):
                 self._last = tidings
                 self._feed.tell(tidings)
 

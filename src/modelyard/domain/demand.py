@@ -22,6 +22,8 @@ class ReplicaReport(msgspec.Struct, frozen=True, array_like=True):
     failures: int
     """Failures in a row, 0 when the last answer was good."""
     reason: str
+    reading: int | None = None
+    """Tokens of prompts sent there whose answers have not begun; None: not said."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):

@@ -7,7 +7,7 @@ from modelyard.policy.vitality import STALL_FACTOR, Probe, Pulse, first_pulse, j
 
 HANG_S = 30.0
 LOAD_S = 600.0
-STALL_S = STALL_FACTOR * HANG_S
+STALL_S = STALL_FACTOR * HANG_S  # while gateways do not say what is unread
 
 
 def follow(probes: list[Probe], *, was_ready: bool = True) -> list[Vital]:
@@ -54,6 +54,43 @@ STORIES = {
             Probe(2, is_answering=True, running=1, tokens=11),
             Probe(1 + STALL_S, is_answering=True, running=1, tokens=11),
             Probe(2 + STALL_S, is_answering=True, running=1, tokens=11),
+        ],
+        [Vital.READY, Vital.READY, Vital.READY, Vital.HUNG],
+    ),
+    "its compute hangs, and every prompt was read": (
+        True,
+        [
+            Probe(1, is_answering=True, running=2, tokens=10, reading=0),
+            Probe(2, is_answering=True, running=2, tokens=11, reading=0),
+            Probe(31.9, is_answering=True, running=2, tokens=11, reading=0),
+            Probe(32, is_answering=True, running=2, tokens=11, reading=0),
+        ],
+        [Vital.READY, Vital.READY, Vital.READY, Vital.HUNG],
+    ),
+    "it reads a prompt of 600 tokens, which may take half a minute longer": (
+        True,
+        [
+            Probe(1, is_answering=True, running=1, tokens=11, reading=600),
+            Probe(59.9, is_answering=True, running=1, tokens=11, reading=600),
+            Probe(60, is_answering=True, running=1, tokens=11, reading=600),
+        ],
+        [Vital.READY, Vital.READY, Vital.HUNG],
+    ),
+    "however long a prompt is, there is an end": (
+        True,
+        [
+            Probe(STALL_S - 0.1, is_answering=True, running=1, tokens=11, reading=1_000_000),
+            Probe(STALL_S, is_answering=True, running=1, tokens=11, reading=1_000_000),
+        ],
+        [Vital.READY, Vital.HUNG],
+    ),
+    "a request comes long after the last look": (
+        True,
+        [
+            Probe(1, is_answering=True, running=0, tokens=11, reading=0),
+            Probe(29, is_answering=True, running=1, tokens=11, reading=0),
+            Probe(58.9, is_answering=True, running=1, tokens=11, reading=0),
+            Probe(59, is_answering=True, running=1, tokens=11, reading=0),
         ],
         [Vital.READY, Vital.READY, Vital.READY, Vital.HUNG],
     ),
