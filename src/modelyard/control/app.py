@@ -6,6 +6,7 @@ controller takes them over.
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable
 from typing import Protocol
 
@@ -19,12 +20,15 @@ from modelyard.control.artifacts import ArtifactStore
 from modelyard.control.bootstrap import ensure_admin_key, keep_admin_key
 from modelyard.control.context import Context
 from modelyard.control.loops import Loops, Parts
+from modelyard.control.requests import RequestDesk
 from modelyard.control.table import TablePublisher
 from modelyard.control.tidings import TidingsPublisher
+from modelyard.control.webhooks import WebhookSender
 from modelyard.engines import Engines
 from modelyard.fleet import Fleet
 from modelyard.metering.delivery import Delivery
-from modelyard.stores import ControlStore, StoreUnavailableError, TableFeed, UsageStore
+from modelyard.stores import ControlStore, RequestStore, StoreUnavailableError, TableFeed, UsageStore
+from modelyard.web.fetcher import Fetcher
 
 __all__ = ["ensure_admin_key", "run_control"]
 
@@ -53,6 +57,8 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
     data: DataDirectory,
     store: ControlStore,
     usage: UsageStore,
+    requests: RequestStore,
+    fetcher: Fetcher,
     fleet: Fleet,
     engines: Engines,
     feed: ServedFeed,
@@ -78,11 +84,15 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         await tidings.refresh()
         await publisher.refresh()
 
+    webhooks = WebhookSender(store=requests, fetcher=fetcher, pepper=pepper, clock=clock, chance=random.Random().random)
+    desk = RequestDesk(store=requests, webhooks=webhooks, settings=config.control, clock=clock)
     context = Context(
         config=config,
         data=data,
         store=store,
         usage=usage,
+        requests=desk,
+        webhooks=webhooks,
         fleet=fleet,
         engines=engines,
         clock=clock,
@@ -101,7 +111,7 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         await _boot(store, pepper, clock, data, stop)
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve(api, listener, stop), name="the management API")
-            group.create_task(loops.run(stop, delivery.run, tidings.run), name="the loops")
+            group.create_task(loops.run(stop, delivery.run, tidings.run, desk.run, webhooks.run), name="the loops")
         await _deliver_rest(delivery)
     finally:
         listener.close()
