@@ -100,9 +100,10 @@ def test_text_is_what_every_engine_answers_and_speech_is_not() -> None:
     assert chat(modalities=["text", "audio"]).lacking(frozenset()) == "modalities"
 
 
-def test_null_is_absent_for_fields_nobody_listed_and_for_those_that_would_be_refused() -> None:
-    call = chat(cache_salt=None, made_up=None, chat_template=None)
-    assert call.ignored == ()
+def test_null_is_absent_for_fields_nobody_listed_and_not_for_those_that_steer_an_engine() -> None:
+    assert chat(made_up=None).ignored == ()
+    with pytest.raises(ApiError):
+        chat(cache_salt=None)
 
 
 def test_hints_for_the_platform_do_not_reach_the_engine() -> None:

@@ -207,12 +207,12 @@ def decode_strict(decoder: msgspec.json.Decoder[R], body: bytes) -> tuple[R, tup
     for name in list(fields):
         if name in known:
             continue
+        if name in REFUSED:
+            raise errors.unsupported_parameter(name, "it would reconfigure the engine and is not accepted")
         if bytes(fields[name]) == b"null":
             # As good as absent, like null for every optional field.
             del fields[name]
             continue
-        if name in REFUSED:
-            raise errors.unsupported_parameter(name, "it would reconfigure the engine and is not accepted")
         del fields[name]
         ignored.append(name)
     return decode(decoder, _encode(fields)), tuple(ignored)
