@@ -8,7 +8,7 @@ import socket
 import ssl
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from modelyard.clock import Clock
 from modelyard.config import GatewayConfig
@@ -38,12 +38,26 @@ LAST_BYTES_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-async def run_gateway(  # noqa: PLR0913, PLR0915 - called once, by compose; one step after the other
+class Shift(NamedTuple):
+    """Where a worker serves, and from when to when.
+
+    ``stop`` ends it with the platform; ``relieved`` says that another worker serves in its place. With ``on_ready`` it
+    is that other worker: it serves once it knows what the one before knows, and then calls it.
+    """
+
+    listener: socket.socket
+    tls: ssl.SSLContext | None
+    stop: asyncio.Event
+    relieved: asyncio.Event
+    on_ready: Callable[[], None] | None
+
+
+async def run_gateway(  # noqa: PLR0913 - called once, by compose
     *,
     settings: GatewayConfig,
     name: str,
     worker: int,
-    listener: socket.socket,
+    shift: Shift,
     follower: TableFollower,
     control_socket: Path,
     internal_token: str,
@@ -51,22 +65,14 @@ async def run_gateway(  # noqa: PLR0913, PLR0915 - called once, by compose; one 
     journal_root: Path,
     last_table: Path,
     clock: Clock,
-    tls: ssl.SSLContext | None,
-    stop: asyncio.Event,
-    relieved: asyncio.Event,
-    on_ready: Callable[[], None] | None,
 ) -> None:
-    """Serve on ``listener`` until ``stop`` or ``relieved`` is set, then drain.
-
-    ``name`` is this process's own, also beside an older worker of the same number. With ``on_ready`` it relieves that
-    one: it serves once it knows what the older one knows, and then calls it.
+    """Serve for one ``shift``, then drain. ``name`` is this process's own, also beside one of the same number.
 
     Raises:
         JournalLockedError: another worker of this name runs.
         StartupError: a relief could not learn what to serve.
     """
     loop = asyncio.get_running_loop()
-    connections_max = connections_limit(settings, raise_file_limit())
     journal = Journal(journal_root / name, sync_s=settings.journal_sync_s, clock=clock, soon=loop.call_soon)
     if journal.recovered:
         _log.warning(
@@ -101,31 +107,9 @@ async def run_gateway(  # noqa: PLR0913, PLR0915 - called once, by compose; one 
     gc.freeze()
     # Requests leave no cycles behind; the default threshold would look for some every few requests.
     gc.set_threshold(20_000, 20, 50)
-    works = (
-        journal.run(),
-        presence.run(),
-        sweep(gateway, connections_max=connections_max),
-        settle_abandoned(journal_root, clock=clock),
-    )
-    tasks = [loop.create_task(work) for work in works]
-    server: asyncio.Server | None = None
     try:
-        if on_ready is not None:
-            await _first_to_end([_until_informed(gateway)], tasks)
-        server = await _listen(gateway, listener, tls, connections_max)
-        if on_ready is not None:
-            on_ready()
-        await _first_to_end([stop.wait(), relieved.wait()], tasks)
-        server.close()
-        if not stop.is_set():
-            await _retire(gateway, stop)
-        await _drain(gateway)
+        await _work(gateway, shift, journal_root)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if server is not None:
-            server.close()
         await follower.close()
         for request in list(gateway.side_requests):
             request.cancel()
@@ -134,17 +118,45 @@ async def run_gateway(  # noqa: PLR0913, PLR0915 - called once, by compose; one 
         journal.close()
 
 
-async def _listen(
-    gateway: Gateway, listener: socket.socket, tls: ssl.SSLContext | None, connections_max: int
-) -> asyncio.Server:
-    return await asyncio.get_running_loop().create_server(
-        lambda: ClientConnection(gateway, connections_max=connections_max),
-        sock=listener,
-        backlog=BACKLOG,
-        ssl=tls,
-        ssl_handshake_timeout=None if tls is None else HANDSHAKE_TIMEOUT_S,
-        ssl_shutdown_timeout=None if tls is None else CLOSE_NOTIFY_TIMEOUT_S,
+async def _work(gateway: Gateway, shift: Shift, journal_root: Path) -> None:
+    """Serve while all that a worker does on its own goes on."""
+    connections_max = connections_limit(gateway.settings, raise_file_limit())
+    works = (
+        gateway.journal.run(),
+        gateway.presence.run(),
+        sweep(gateway, connections_max=connections_max),
+        settle_abandoned(journal_root, clock=gateway.clock),
     )
+    tasks = [asyncio.get_running_loop().create_task(work) for work in works]
+    try:
+        await _serve(gateway, shift, tasks, connections_max)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _serve(gateway: Gateway, shift: Shift, tasks: list["asyncio.Task[None]"], connections_max: int) -> None:
+    if shift.on_ready is not None:
+        await _first_to_end([_until_informed(gateway)], tasks)
+    has_tls = shift.tls is not None
+    server = await asyncio.get_running_loop().create_server(
+        lambda: ClientConnection(gateway, connections_max=connections_max),
+        sock=shift.listener,
+        backlog=BACKLOG,
+        ssl=shift.tls,
+        ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if has_tls else None,
+        ssl_shutdown_timeout=CLOSE_NOTIFY_TIMEOUT_S if has_tls else None,
+    )
+    try:
+        if shift.on_ready is not None:
+            shift.on_ready()
+        await _first_to_end([shift.stop.wait(), shift.relieved.wait()], tasks)
+    finally:
+        server.close()
+    if not shift.stop.is_set():
+        await _retire(gateway, shift.stop)
+    await _drain(gateway)
 
 
 async def _until_informed(gateway: Gateway) -> None:
