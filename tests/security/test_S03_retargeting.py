@@ -10,6 +10,13 @@ BASES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "sim", "messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"model": "sim", "prompt": "hi", "max_tokens": 4},
     "/v1/embeddings": {"model": "sim", "input": "hi"},
+    "/v1/rerank": {"model": "sim", "query": "hi", "documents": ["a"]},
+    "/v1/score": {"model": "sim", "text_1": "hi", "text_2": "a"},
+    "/v1/classify": {"model": "sim", "input": "hi"},
+    "/v1/moderations": {"model": "sim", "input": "hi"},
+    "/v1/audio/speech": {"model": "sim", "input": "hi", "voice": "v"},
+    "/v1/images/generations": {"model": "sim", "prompt": "hi"},
+    "/v2/models/sim/infer": {"inputs": [{"name": "x", "shape": [1], "datatype": "BOOL", "data": [True]}]},
 }
 RETARGETING: dict[str, Any] = {
     "api_base": "http://127.0.0.1:1/v1",

@@ -4,8 +4,6 @@ A 4xx of an engine is about the request, so its text helps the caller and goes
 through; a 5xx is about the engine, and its text stays inside.
 """
 
-from typing import Any
-
 import msgspec
 
 from modelyard import errors
@@ -13,6 +11,7 @@ from modelyard.domain.usage import Unit
 from modelyard.errors import ApiError
 from modelyard.gateway.openai.call import Call
 from modelyard.gateway.openai.chat_request import ChatRequest
+from modelyard.gateway.openai.whole import complete
 from modelyard.gateway.responses import ResponseHead
 from modelyard.gateway.sse import Usage
 
@@ -66,8 +65,6 @@ class _Texts(msgspec.Struct):
 
 
 _REFUSAL, _LOGPROBS = b'"refusal":', b'"logprobs":'
-_any = msgspec.json.Decoder(dict[str, Any])
-_encode = msgspec.json.Encoder().encode
 _answer = msgspec.json.Decoder(_Answer)
 _error_body = msgspec.json.Decoder(_ErrorBody)
 _texts = msgspec.json.Decoder(_Texts)
@@ -106,19 +103,6 @@ def read_answer(call: Call, head: ResponseHead, body: bytes, request_id: str) ->
         return usage, call.translation.answer(body, usage or Usage(), request_id)
     except (msgspec.MsgspecError, RecursionError, ValueError):
         raise NotAnAnswerError("not an answer of its route") from None
-
-
-def complete(body: bytes) -> bytes:
-    """Return a chat completion with the keys that OpenAI requires and llama.cpp leaves out when they would be null."""
-    answer = _any.decode(body)
-    choices = answer.get("choices")
-    for choice in choices if isinstance(choices, list) else ():
-        if isinstance(choice, dict):
-            choice.setdefault("logprobs", None)
-            if isinstance(message := choice.get("message"), dict):
-                message.setdefault("content", None)
-                message.setdefault("refusal", None)
-    return _encode(answer)
 
 
 def _count_all_as_prompt(usage: Usage) -> None:

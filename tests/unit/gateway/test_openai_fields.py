@@ -124,6 +124,23 @@ def test_metadata_that_is_no_text_is_refused_with_its_key() -> None:
     assert (caught.value.code, caught.value.param) == ("invalid_type", "metadata.bad")
 
 
+def test_metadata_comes_back_with_a_whole_answer_and_not_in_chunks() -> None:
+    call = chat(metadata={"order": "17"}, functions=[FUNCTION])
+    assert call.translation is not None
+    tool_call = {"id": "c", "type": "function", "function": FUNCTION_CALL}
+    whole = {"id": "x", "choices": [{"index": 0, "message": {"role": "assistant", "tool_calls": [tool_call]}}]}
+    found = json.loads(call.translation.answer(json.dumps(whole).encode(), USAGE, "r"))
+    assert found["metadata"] == {"order": "17"}
+    assert found["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "function_call": FUNCTION_CALL,
+    }
+    assert chat(metadata={"order": "17"}, stream=True).translation is None
+    assert chat(metadata={}).translation is None
+
+
 # --- tools ---
 
 

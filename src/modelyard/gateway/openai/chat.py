@@ -5,6 +5,7 @@ and what few engines honour becomes a need.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -47,6 +48,10 @@ from modelyard.gateway.openai.chat_request import (
     UserMessage,
 )
 from modelyard.gateway.openai.large_chat import LARGE_BYTES, decode_large, text_length
+from modelyard.gateway.openai.whole import MetadataTranslation
+
+if TYPE_CHECKING:
+    from modelyard.gateway.dialects import Translation
 
 __all__ = [
     "ABSENT",
@@ -121,7 +126,10 @@ def call_of(request: ChatRequest, ignored: tuple[str, ...] = ()) -> Call:
     choices = request.n or 1
     is_stream = bool(request.stream)
     wants_usage = bool(is_stream and options is not None and options.include_usage)
+    translation: Translation | None
     translation = functions.modernize(request, wants_usage=wants_usage) if functions.is_deprecated(request) else None
+    if request.metadata and not is_stream:
+        translation = MetadataTranslation(request.metadata, translation)
     length, needs = _look(request)
     if request.tools is not None or request.tool_choice is not None:
         _settle_tools(request)
