@@ -11,6 +11,7 @@ from modelyard.cli.exits import Exit, Failure, Refused
 from modelyard.cli.http import Platform, connected, segment
 from modelyard.cli.nouns import DURATION
 from modelyard.cli.output import Item, ProgressLine, listing, progress_text, remark, show_json
+from modelyard.cli.serving import serving_options
 from modelyard.clock import SystemClock
 
 _POLL_S = 0.2
@@ -47,14 +48,17 @@ class Scale(click.ParamType[tuple[int, int]]):
 @click.option("--wait", "is_waiting", is_flag=True, help="Return when it is ready; the stages go to stderr.")
 @click.option("--timeout", "timeout_s", type=DURATION, default="15m", show_default=True, help="Longest --wait.")
 @click.option("--dry-run", is_flag=True, help="Print the request, send nothing.")
+@serving_options
 @connected
 @listing
-def command(*, platform: Platform, is_json: bool, is_quiet: bool, **given: Any) -> None:
+def command(*, platform: Platform, serving: Item, is_json: bool, is_quiet: bool, **given: Any) -> None:
     """Deploy the model at PATH or URI and print its endpoint.
 
     The platform reads PATH itself, so it must be on its machine.
     """
     body = request_body(**{name: given[name] for name in given if name not in {"is_waiting", "timeout_s", "dry_run"}})
+    if serving:
+        body["serving"] = serving
     if given["dry_run"]:
         show_json(body)
         return
@@ -63,7 +67,9 @@ def command(*, platform: Platform, is_json: bool, is_quiet: bool, **given: Any) 
     except Refused as error:
         if error.code != "conflict" or given["version"] is not None:
             raise
-        raise error.with_hint(f"That is 'modelyard endpoints rm {body['model_name']}', or --name.") from error
+        raise error.with_hint(
+            f"That is 'modelyard endpoints rm {body['model_name']}', 'endpoints add-release', or --name."
+        ) from error
     endpoint_id = answer["endpoint_id"]
     if given["is_waiting"]:
         answer |= {"status": wait_until_ready(platform, endpoint_id, timeout_s=given["timeout_s"])["status"]}
@@ -93,27 +99,33 @@ def request_body(
 ) -> Item:
     """Return the body of ``POST /v1/models/deploy`` for a command line."""
     least, most = scale
-    uri, file = _locate(source)
-    if engine is None:
-        engine = _engine_of(file)
     if name is None:
         if source is None:
             raise click.UsageError("Give the model a --name.")
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).stem).strip("-._") or "model"
     body: Item = {
         "model_name": name,
-        "framework": engine,
         "hardware": {"min_replicas": least, "max_replicas": most},
+        **version_body(source=source, engine=engine, options=options, version=version),
+    }
+    if least == 0:
+        body["scaling"] = {"scale_to_zero": True, "scale_to_zero_after_idle_seconds": idle_s}
+    if shared:
+        body["shared"] = True
+    return body
+
+
+def version_body(*, source: str | None, engine: str | None, options: tuple[str, ...], version: str | None) -> Item:
+    """Return what a body says of a version: what a deployment and a further release have in common."""
+    uri, file = _locate(source)
+    body: Item = {
+        "framework": _engine_of(file) if engine is None else engine,
         "options": dict(_option(option) for option in options),
     }
     if uri:
         body["model_artifact"] = uri
-    if least == 0:
-        body["scaling"] = {"scale_to_zero": True, "scale_to_zero_after_idle_seconds": idle_s}
     if version is not None:
         body["version"] = version
-    if shared:
-        body["shared"] = True
     return body
 
 

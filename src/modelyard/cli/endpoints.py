@@ -1,15 +1,18 @@
 """``modelyard endpoints``: what is deployed, how far it is and why it is not further."""
 
 from collections.abc import Callable
+from typing import Any
 
 import click
 
+from modelyard.cli.deploy import Scale, version_body
 from modelyard.cli.exits import Exit, Refused
 from modelyard.cli.http import PAGE, Platform, close_names, connected, segment
-from modelyard.cli.nouns import NounGroup
+from modelyard.cli.nouns import DURATION, NounGroup
 from modelyard.cli.output import (
     Item,
     age,
+    formats,
     listing,
     moment,
     owners,
@@ -20,16 +23,19 @@ from modelyard.cli.output import (
     show_table,
     stage_text,
 )
+from modelyard.cli.serving import Share, release_text, serving_options, serving_text
 
 
 @click.group(
     "endpoints",
     cls=NounGroup,
-    epilog="\b\nExample:\n  modelyard endpoints\n  modelyard endpoints demo\n  modelyard endpoints rm demo",
-    short_help="List, show or remove endpoints.",
+    epilog="\b\nExample:\n  modelyard endpoints\n  modelyard endpoints demo\n"
+    "  modelyard endpoints set demo --sticky user\n"
+    "  modelyard endpoints rm demo",
+    short_help="List, show, change or remove endpoints.",
 )
 def command() -> None:
-    """List all endpoints, show the one called NAME ('endpoints NAME'), or remove it ('endpoints rm NAME')."""
+    """List all endpoints, show the one called NAME ('endpoints NAME'), change or remove it."""
 
 
 @command.command("list", epilog="\b\nExample:\n  modelyard endpoints list --json")
@@ -74,10 +80,16 @@ def show(name: str, *, platform: Platform, is_json: bool, is_quiet: bool) -> Non
             "Failure": endpoint.get("failure"),
             "Model": f"{endpoint['model_version']} on {endpoint['framework']}",
             "Scale": _scale(endpoint),
+            "Served": serving_text(endpoint["serving"]),
             "Load": f"{endpoint['in_flight']} running, {endpoint['queued']} waiting",
             "Created": moment(endpoint["created_at"]),
         }
     )
+    if len(releases := endpoint["releases"]) > 1:
+        print()
+        show_table(
+            ["RELEASE", "TRAFFIC", "ID"], [(one["version"], release_text(one), one["model_id"]) for one in releases]
+        )
     if replicas := endpoint.get("replicas"):
         print()
         rows = [(one["id"], one["state"], f"{one['age_s']}s", one["reason"]) for one in replicas]
@@ -86,6 +98,100 @@ def show(name: str, *, platform: Platform, is_json: bool, is_quiet: bool) -> Non
         print()
         rows = [(moment(one["at"]), one["kind"], one["reason"], one.get("replica_id")) for one in events]
         show_table(["WHEN", "EVENT", "REASON", "REPLICA"], rows)
+
+
+@command.command(
+    "set",
+    epilog="\b\nExample:\n  modelyard endpoints set demo --engine-timeout first_token=60 --sticky user\n"
+    "  modelyard endpoints set demo --scale 0..4 --idle 10m\n  modelyard endpoints set demo --weight v2=10",
+    short_help="Change how an endpoint is served and sized.",
+)
+@click.argument("name")
+@click.option("--scale", type=Scale(), help="Replicas: 2, or bounds like 0..4.")
+@click.option("--idle", "idle_s", type=DURATION, help="Quiet time before 0 replicas.")
+@click.option(
+    "--weight", "weights", type=Share(), multiple=True, metavar="VERSION=PERCENT", help="Share of the traffic."
+)
+@click.option("--shadow", "shadows", type=Share(), multiple=True, metavar="VERSION=PERCENT", help="Share of copies.")
+@serving_options
+@connected
+@formats("Print only the endpoint's id.")
+def change(name: str, *, platform: Platform, is_json: bool, is_quiet: bool, **given: Any) -> None:
+    """Change how an endpoint is served and sized, now; what is left out stays.
+
+    Releases that are not named share what is left.
+    """
+    if not (body := change_body(**given)):
+        raise click.UsageError("Nothing to change; give --scale, --idle, --weight, --shadow or an option of serving")
+    path = f"/v1/endpoints/{segment(name)}"
+    endpoint = _find(platform, name, lambda path: platform.patch(path, body), path)
+    _show_change(endpoint, f"Changed '{endpoint['name']}'.", is_json=is_json, is_quiet=is_quiet)
+
+
+def change_body(
+    *,
+    scale: tuple[int, int] | None,
+    idle_s: float | None,
+    weights: tuple[tuple[str, int], ...],
+    shadows: tuple[tuple[str, int], ...],
+    serving: Item,
+) -> Item:
+    """Return the body of ``PATCH /v1/endpoints/{endpoint}`` for a command line."""
+    body: Item = {"serving": serving} if serving else {}
+    if scale is not None:
+        body["hardware"] = {"min_replicas": scale[0], "max_replicas": scale[1]}
+        body["scaling"] = {"scale_to_zero": scale[0] == 0}
+    if idle_s is not None:
+        body.setdefault("scaling", {})["scale_to_zero_after_idle_seconds"] = idle_s
+    shares: dict[str, Item] = {}
+    for kind, given in (("weight", weights), ("shadow", shadows)):
+        for version, percent in given:
+            shares.setdefault(version, {"version": version})[kind] = percent
+    if shares:
+        body["releases"] = list(shares.values())
+    return body
+
+
+@command.command(
+    "add-release",
+    epilog="\b\nExample:\n  modelyard endpoints add-release demo ./better.gguf --shadow 10\n"
+    "  modelyard endpoints add-release demo ./better.gguf --version v2 --weight 10",
+    short_help="Add a version to an endpoint, with a share of its traffic.",
+)
+@click.argument("name")
+@click.argument("source", metavar="[PATH|URI]", required=False)
+@click.option("--engine", help="llamacpp or simulated. [default: by the file's content]")
+@click.option("--option", "options", multiple=True, metavar="K=V", help="A setting of the engine; repeatable.")
+@click.option("--version", help="Name of this version. [default: the next of v1, v2, …]")
+@click.option("--weight", type=click.IntRange(0, 100), default=0, help="Percent of the requests that it answers.")
+@click.option("--shadow", type=click.IntRange(0, 100), default=0, help="Percent that is copied to it, unanswered.")
+@connected
+@formats("Print only the endpoint's id.")
+def add_release(
+    name: str, *, platform: Platform, weight: int, shadow: int, is_json: bool, is_quiet: bool, **given: Any
+) -> None:
+    """Add the model at PATH or URI to the endpoint NAME; the other releases share what it leaves."""
+    body = version_body(**given) | {"weight": weight, "shadow": shadow}
+    path = f"/v1/endpoints/{segment(name)}/releases"
+    endpoint = _find(platform, name, lambda path: platform.post(path, body), path)
+    new = endpoint["releases"][-1]
+    _show_change(
+        endpoint, f"Added {new['version']} to '{name}': {release_text(new)}.", is_json=is_json, is_quiet=is_quiet
+    )
+
+
+@command.command(
+    "rm-release",
+    epilog="\b\nExample:\n  modelyard endpoints rm-release demo v1",
+    short_help="Take a version from an endpoint; the others share its traffic.",
+)
+@click.argument("name")
+@click.argument("version")
+@connected
+def remove_release(name: str, version: str, *, platform: Platform) -> None:
+    """Take VERSION from the endpoint NAME; its requests are finished, and the others share what it had."""
+    platform.delete(f"/v1/endpoints/{segment(name)}/releases/{segment(version)}")
+    remark(f"Took {version} from '{name}'; its replicas finish what they are doing and stop.")
 
 
 @command.command(
@@ -109,6 +215,15 @@ def _find(platform: Platform, name: str, ask: Callable[[str], Item], path: str) 
             raise
         names = [endpoint["name"] for endpoint in platform.all("/v1/endpoints", limit=PAGE)]
         raise error.with_hint(close_names(name, names)) from error
+
+
+def _show_change(endpoint: Item, done: str, *, is_json: bool, is_quiet: bool) -> None:
+    if is_json:
+        show_json(endpoint)
+    elif is_quiet:
+        print(endpoint["id"])
+    else:
+        print(f"{done} See: modelyard endpoints {endpoint['name']}")
 
 
 def _scale(endpoint: Item) -> str:

@@ -20,7 +20,7 @@ _COMMANDS = {
     "down": "Stop the platform that runs in the data directory.",
     "status": "Show whether the platform is well.",
     "deploy": "Deploy a model and get an endpoint.",
-    "endpoints": "List, show or remove endpoints.",
+    "endpoints": "List, show, change or remove endpoints.",
     "models": "List the models that this key may call.",
     "run": "Chat with a model.",
     "keys": "Create, list, limit, revoke and rotate API keys.",

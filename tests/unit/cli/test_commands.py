@@ -1,18 +1,22 @@
 """How command lines become requests, answers become text, and failures become exit codes."""
 
+import json
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 
 from modelyard.cli.deploy import Scale, request_body
+from modelyard.cli.endpoints import change_body
 from modelyard.cli.exits import Exit, Failure, Refused, exit_for
 from modelyard.cli.http import Platform, close_names, find_platform
 from modelyard.cli.logs import _known, _newer
 from modelyard.cli.main import main
 from modelyard.cli.nouns import DURATION
 from modelyard.cli.run import _content, _waiting
+from modelyard.cli.serving import EngineTimeout, Share, serving_text
 
 BARE = {
     "source": None,
@@ -88,6 +92,61 @@ def test_scaling_to_zero_is_asked_for_by_a_scale_that_begins_at_zero() -> None:
     assert body["hardware"] == {"min_replicas": 0, "max_replicas": 4}
     assert body["scaling"] == {"scale_to_zero": True, "scale_to_zero_after_idle_seconds": 60.0}
     assert "scaling" not in request_body(**BARE)
+
+
+def test_how_a_model_is_served_goes_along_where_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    platform = ["--url", "http://127.0.0.1:9", "--key", "my-x"]
+    plain = ["deploy", "--name", "m", "--engine", "simulated", "--dry-run", *platform]
+    assert main(plain) == 0
+    assert "serving" not in json.loads(capsys.readouterr().out)
+    assert main([*plain, "--engine-timeout", "first_token=60", "--coalesce-ms", "20", "--sticky", "user"]) == 0
+    serving = {"timeouts": {"first_token_s": 60.0}, "coalesce_ms": 20, "sticky": "user"}
+    assert json.loads(capsys.readouterr().out)["serving"] == serving
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("first_token=60", ("first_token_s", 60.0)),
+        ("total=10m", ("total_s", 600.0)),
+        ("connect=0.5s", ("connect_s", 0.5)),
+        ("token=default", ("token_s", None)),
+    ],
+)
+def test_a_time_out_of_an_engine_has_a_name_and_a_duration(text: str, field: tuple[str, float | None]) -> None:
+    assert EngineTimeout().convert(text, None, None) == field
+
+
+@pytest.mark.parametrize("text", ["60", "first_token", "first_token=", "moon=60", "token=soon"])
+def test_a_time_out_that_means_nothing_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        EngineTimeout().convert(text, None, None)
+
+
+def test_a_change_names_only_what_was_given() -> None:
+    nothing: dict[str, Any] = {"scale": None, "idle_s": None, "weights": (), "shadows": (), "serving": {}}
+    assert change_body(**nothing) == {}
+    assert change_body(**nothing | {"scale": (0, 4), "idle_s": 60.0}) == {
+        "hardware": {"min_replicas": 0, "max_replicas": 4},
+        "scaling": {"scale_to_zero": True, "scale_to_zero_after_idle_seconds": 60.0},
+    }
+    shares = [Share().convert(text, None, None) for text in ("v1=0", "v2=100%")]
+    body = change_body(**nothing | {"weights": tuple(shares), "shadows": (("v1", 20),), "serving": {"sticky": "key"}})
+    assert body == {
+        "serving": {"sticky": "key"},
+        "releases": [{"version": "v1", "weight": 0, "shadow": 20}, {"version": "v2", "weight": 100}],
+    }
+    for text in ("v2", "v2=", "=10", "v2=1000", "v2=x"):
+        with pytest.raises(click.BadParameter):
+            Share().convert(text, None, None)
+
+
+def test_how_an_endpoint_is_served_is_told_in_one_line() -> None:
+    timeouts = {"connect_s": None, "first_token_s": 60.0, "token_s": None, "total_s": None}
+    usual = {"timeouts": dict.fromkeys(timeouts), "coalesce_ms": 0, "sticky": "none"}
+    assert serving_text(usual) == ""
+    told = serving_text({"timeouts": timeouts, "coalesce_ms": 20, "sticky": "user"})
+    assert told == "first_token within 60 s, tokens in groups of 20 ms, sticky by user"
 
 
 def test_options_get_the_type_that_they_look_like() -> None:
