@@ -34,5 +34,7 @@ class Job:
     pending_tokens: int = 0
     """Prompt tokens it adds to the replica it was sent to, until its first token comes."""
     dispatched_s: float = 0.0
+    passed: int = 0
+    """How often others of its tenant were served before it."""
     was_first: bool = False
     """Whether nothing was pending on its replica when it came: then its first token tells how fast that is."""

@@ -212,6 +212,20 @@ class WaitingLine(Generic[W]):
         assert tenant_id is not None, "a band with waiters and no tenant"
         return self._owns[band][tenant_id].heap[0][2].who
 
+    def alike(self, at_most: int) -> list[W]:
+        """Return who is next and those who would be next if only its tenant's jobs of its band waited, in that order.
+
+        Among these the shares of tenants and bands do not care who is served first.
+        """
+        if not self.waiters:
+            return []
+        band = self._bands.first(self._waiting)
+        tenant_id = self._shares[band].first()
+        assert tenant_id is not None, "a band with waiters and no tenant"
+        heap = self._owns[band][tenant_id].heap
+        # Twice as many, because some entries may be of jobs that have gone.
+        return [entry[2].who for entry in heapq.nsmallest(2 * at_most, heap) if not entry[2].is_gone][:at_most]
+
     def served(self, job: Job) -> None:
         """Note that a job starts on a replica now, whether it waited or not: after ``leave``, if it did."""
         self._shares[job.band].charge(job)

@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from modelyard.domain.routing_table import ReplicaRoute, ReplicaSnapshot
 from modelyard.policy.breaker import EJECTION_S_MAX, Failure, ejection_s
-from modelyard.policy.dispatch import Dispatcher, DispatchRules, ReplicaLoad, Verdict
+from modelyard.policy.dispatch import LOOK_AHEAD, Dispatcher, DispatchRules, ReplicaLoad, Verdict
 from modelyard.policy.job import Job
 from modelyard.policy.routing import pick_release
 
@@ -35,6 +35,7 @@ class Story:
         self.gone: set[str] = set()
         self.waiters: dict[str, Waiter] = {}
         self.kv_tokens = kv_tokens
+        self.prefixes: dict[str, tuple[int, ...]] = {}
         self.dispatcher: Dispatcher[Waiter] = Dispatcher(
             "ep", rules=DispatchRules(places=places), deliver=self._deliver, chance=lambda: 0.0
         )
@@ -57,6 +58,7 @@ class Story:
         self, name: str, now_s: float = 0.0, *, band: int = STANDARD, prompt: int = 1, output: int = 1
     ) -> ReplicaLoad | Verdict:
         job = Job("t", band=band, prompt_tokens=prompt, output_tokens=output, output_max=output)
+        job.prefix = self.prefixes.get(name, ())
         self.waiters[name] = Waiter(name, job)
         return self.dispatcher.arrive(self.waiters[name], now_s=now_s, deadline_s=now_s + 30)
 
@@ -261,6 +263,28 @@ def test_a_replica_takes_what_its_memory_holds_and_no_more() -> None:
     assert story.delivered == [], "the urgent one still holds its share"
     story.finish("urgent", first)
     assert [name for name, _ in story.delivered] == ["big"]
+
+
+def test_a_freed_slot_goes_to_who_has_its_prompt_cached_there_but_passes_nobody_over_for_ever() -> None:
+    story = Story(("a", 1), ("b", 1), places=99)
+    story.prefixes = {"warm": (1, 2, 3)}
+    warm = start(story, "warm")
+    start(story, "other")
+    story.prefixes = {"first": (7, 8), "again": (1, 2, 3, 4)}
+    assert story.arrive("first") is Verdict.WAIT
+    assert story.arrive("again") is Verdict.WAIT
+    story.finish("warm", warm)
+    assert [name for name, _ in story.delivered] == ["again"]
+    holder = "again"
+    for number in range(LOOK_AHEAD + 1):
+        story.prefixes = {str(number): (1, 2, 3, 4, number)}
+        story.arrive(str(number))
+        story.finish(holder, warm)
+        holder = story.delivered[-1][0]
+        if holder == "first":
+            break
+    assert holder == "first"
+    assert story.waiters["first"].job.passed == LOOK_AHEAD
 
 
 def test_a_line_that_drains_too_slowly_refuses_at_once() -> None:

@@ -1,0 +1,316 @@
+"""The replicas of one endpoint: what there is, what runs there, how they do, and which one a request should get.
+
+A state machine without I/O; ``dispatch.py`` puts a waiting line before it.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import msgspec
+
+from modelyard.domain.routing_table import ReplicaRoute, ReplicaSnapshot
+from modelyard.policy import breaker
+from modelyard.policy.admission import can_ever_fit
+from modelyard.policy.breaker import Failure, Tolerance
+from modelyard.policy.job import NEVER_S, Job
+from modelyard.policy.prefixes import PrefixHolders
+from modelyard.policy.replica_load import ReplicaLoad
+from modelyard.policy.retries import RetryBudget
+from modelyard.policy.routing import (
+    CROWD,
+    EngineModel,
+    choose,
+    is_shadowed,
+    learn,
+    need_tokens,
+    pick_release,
+    release_point,
+)
+
+HOLDER_BLOCKS_MAX = 200_000
+
+
+class Release(msgspec.Struct):
+    """A release with its replicas."""
+
+    version_id: str
+    weight: int
+    shadow: int
+    replicas: list[ReplicaLoad]
+
+
+class ReplicaSet:
+    """The replicas of one endpoint, by release.
+
+    ``kv_share_max`` is the share of a replica's KV cache that requests may reserve; ``chance`` draws numbers from 0 to
+    1.
+    """
+
+    __slots__ = (
+        "_by_id",
+        "_chance",
+        "_dispatches",
+        "_has_kv",
+        "_holders",
+        "_kv_share_max",
+        "_releases",
+        "_tolerance",
+        "has_shadow",
+        "is_cold",
+        "model",
+        "retries",
+    )
+
+    def __init__(
+        self, *, kv_share_max: float, retry_share_max: float, tolerance: Tolerance, chance: Callable[[], float]
+    ) -> None:
+        self.retries = RetryBudget(retry_share_max)
+        self.model = EngineModel()
+        self.is_cold = True
+        """Whether no replica could take a request even if it were idle."""
+        self.has_shadow = False
+        self._kv_share_max = kv_share_max
+        self._tolerance = tolerance
+        self._chance = chance
+        self._releases: list[Release] = []
+        self._by_id: dict[str, ReplicaLoad] = {}
+        self._holders: PrefixHolders[ReplicaLoad] | None = None
+        self._dispatches = 0
+        self._has_kv = False
+
+    @property
+    def replicas(self) -> Collection[ReplicaLoad]:
+        """Return every replica of the last table, and gone ones that still have requests."""
+        return self._by_id.values()
+
+    @property
+    def is_crowd(self) -> bool:
+        """Say whether there is a choice between replicas, so that prefixes matter."""
+        return len(self._by_id) > 1
+
+    @property
+    def running(self) -> int:
+        """Return how many requests are on replicas now."""
+        return sum(replica.running for replica in self._by_id.values())
+
+    # --- what there is ---
+
+    def take_releases(
+        self, releases: Sequence[tuple[str, int, int, Sequence[tuple[ReplicaRoute, int]]]], *, now_s: float
+    ) -> None:
+        """Take over ``(version_id, weight, shadow, [(replica, slots)])`` of a new table; known replicas keep theirs."""
+        seen: dict[str, ReplicaLoad] = {}
+        self._releases = []
+        for version_id, weight, shadow, routes in releases:
+            release = Release(version_id, weight, shadow, [])
+            for route, slots in routes:
+                load = self._by_id.get(route.id)
+                if load is None or load.route.port != route.port:
+                    load = ReplicaLoad(route, version_id, slots)
+                load.take_route(route, slots)
+                seen[route.id] = load
+                release.replicas.append(load)
+            self._releases.append(release)
+        for replica_id, load in self._by_id.items():
+            if replica_id not in seen and load.running:
+                load.is_draining = load.is_gone = True
+                seen[replica_id] = load
+        self._by_id = seen
+        self.is_cold = all(replica.is_draining for replica in seen.values())
+        self.has_shadow = any(release.shadow and release.replicas for release in self._releases)
+        self._has_kv = any(replica.kv.capacity for replica in seen.values())
+        if len(seen) <= CROWD:
+            self._holders = None
+        else:
+            self._holders = self._holders or PrefixHolders(HOLDER_BLOCKS_MAX)
+            self._holders.keep(seen.values())
+        breaker.reprieve(self._healths(), now_s=now_s)
+        self._note_health()
+
+    def observe(self, snapshots: Mapping[str, ReplicaSnapshot]) -> None:
+        """Take over what engines themselves reported: the load that is not from here."""
+        for replica in self._by_id.values():
+            if (snapshot := snapshots.get(replica.route.id)) is not None:
+                replica.observe(snapshot)
+
+    # --- how they do ---
+
+    def failed(self, replica: ReplicaLoad, kind: Failure, reason: str, *, now_s: float) -> None:
+        """Note a failed request; the rules of ``breaker.py`` say whether that ejects its replica."""
+        replica.failures += 1
+        replica.failure_reason = reason
+        is_out = breaker.failed(replica.health, self._healths(), kind, reason, now_s=now_s, tolerance=self._tolerance)
+        if is_out:
+            if kind is Failure.UNREACHABLE:
+                self.retries.grant(replica.running)
+            self._note_health()
+
+    def succeeded(self, replica: ReplicaLoad) -> None:
+        """Note a good answer, or one that blames the request."""
+        replica.failures = 0
+        health = replica.health
+        if health.is_closed and not health.bad_in_a_row:
+            health.good += 1
+        else:
+            health.succeeded()
+
+    def probes_due(self, now_s: float) -> list[ReplicaLoad]:
+        """Return the ejected replicas that should be asked for a token now; called by the sweep."""
+        self.retries.roll(now_s)
+        due = []
+        for replica in self._by_id.values():
+            replica.health.roll(now_s)
+            if replica.health.probe_due(now_s) and not replica.is_draining:
+                due.append(replica)
+        return due
+
+    def take_verdict(
+        self,
+        replica: ReplicaLoad,
+        *,
+        is_good: bool,
+        kind: Failure = Failure.UNREACHABLE,
+        reason: str = "",
+        now_s: float,
+    ) -> None:
+        """Take the verdict of a probe, or of nobody where an endpoint cannot be probed (``is_good`` then)."""
+        if replica.health.state is breaker.State.OPEN:
+            replica.health.probe_began()
+        replica.health.probe_ended(is_good=is_good, now_s=now_s, kind=kind, reason=reason)
+        if is_good:
+            replica.failures = 0
+        self._note_health()
+
+    def _healths(self) -> list[breaker.Health]:
+        return [replica.health for replica in self._by_id.values() if not replica.is_draining]
+
+    def _note_health(self) -> None:
+        for replica in self._by_id.values():
+            replica.ejected_until_s = 0.0 if replica.health.is_closed else NEVER_S
+
+    # --- what runs there ---
+
+    def began(self, replica: ReplicaLoad, job: Job, *, now_s: float) -> None:
+        """Note the first token of an answer: the prompt has been read."""
+        if job.was_first:
+            job.was_first = False
+            self.model = learn(
+                self.model,
+                prompt_tokens=job.pending_tokens,
+                cached_tokens=0,
+                ttft_s=now_s - job.dispatched_s,
+                running=max(0, replica.running - 1),
+                slots=replica.slots,
+            )
+        self._read(replica, job)
+        replica.reading_since_s = now_s
+
+    def grew(self, replica: ReplicaLoad, job: Job, tokens: int) -> None:
+        """Note that an answer has ``tokens`` tokens by now."""
+        if self._has_kv:
+            replica.kv.grow(job, tokens)
+
+    # --- copies for other releases ---
+
+    def shadows(self, job: Job, *, now_s: float) -> list[tuple[ReplicaLoad, Job]]:
+        """Take a slot at each shadow release that wants a copy of this request and has room.
+
+        Each comes with a job of its own, for ``drop_shadow``: copies count neither for fairness nor for the line.
+        """
+        taken = []
+        for release in self._releases:
+            if not release.shadow or not is_shadowed(release.shadow, self._chance):
+                continue
+            copy = Job(job.tenant_id, prompt_tokens=job.prompt_tokens, output_tokens=job.output_tokens)
+            copy.output_max = job.output_max
+            replica = choose(
+                release.replicas, copy, now_s=now_s, model=self.model, chance=self._chance, fits=self._fits(copy)
+            )
+            if replica is not None:
+                self._occupy(replica, copy, now_s)
+                taken.append((replica, copy))
+        return taken
+
+    def drop_shadow(self, replica: ReplicaLoad, copy: Job) -> None:
+        """Give back what a copy took."""
+        self._free(replica, copy)
+
+    # --- inside ---
+
+    def _is_hopeless(self, job: Job) -> bool:
+        """Say whether no replica could hold the request even if it were idle."""
+        return (
+            self._has_kv
+            and not self.is_cold
+            and not any(can_ever_fit(job, replica.kv.capacity) for replica in self._by_id.values())
+        )
+
+    def _find(self, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
+        releases = self._releases
+        if len(releases) == 1:
+            return self._choose(releases[0], job, now_s, avoid)
+        return self._find_by_weight(job, now_s, avoid)
+
+    def _find_by_weight(self, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
+        left = [release for release in self._releases if release.replicas and release.weight]
+        while left:
+            point = release_point(job.session, self._chance)
+            index = pick_release([release.weight for release in left], point)
+            if (replica := self._choose(left[index], job, now_s, avoid)) is not None:
+                return replica
+            # A release without room must not make its share of requests wait beside idle replicas of another.
+            del left[index]
+        return None
+
+    def _choose(self, release: Release, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
+        return choose(
+            release.replicas,
+            job,
+            now_s=now_s,
+            model=self.model,
+            avoid=avoid,
+            fits=self._fits(job) if self._has_kv else None,
+            chance=self._chance,
+            holders=self._holders,
+        )
+
+    def _is_held(self, replica: ReplicaLoad, job: Job) -> bool:
+        return not self._has_kv or replica.kv.fits(job, self._kv_share_max)
+
+    def _fits(self, job: Job) -> Callable[[ReplicaLoad], bool]:
+        share_max = self._kv_share_max
+        return lambda replica: replica.kv.fits(job, share_max)
+
+    def _occupy(self, replica: ReplicaLoad, job: Job, now_s: float) -> None:
+        self._dispatches += 1
+        job.dispatched_s = now_s
+        job.was_first = not replica.pending_tokens
+        if job.was_first:
+            replica.reading_since_s = now_s
+        matched = 0
+        if job.prefix:
+            matched = replica.prefixes.add(job.prefix)
+            if self._holders is not None:
+                self._holders.add(job.prefix, replica)
+        job.pending_tokens = need_tokens(job, matched, self.model)
+        replica.running += 1
+        replica.last_dispatch = self._dispatches
+        replica.pending_tokens += job.pending_tokens
+        replica.unanswered += 1
+        replica.running_peak = max(replica.running_peak, replica.running)
+        if self._has_kv:
+            replica.kv.take(job)
+
+    def _free(self, replica: ReplicaLoad, job: Job) -> None:
+        replica.running -= 1
+        assert replica.running >= 0, "finished more often than begun"
+        self._read(replica, job)
+        if job in replica.kv.held:
+            replica.kv.give_back(job)
+
+    @staticmethod
+    def _read(replica: ReplicaLoad, job: Job) -> None:
+        """Note that nothing of the prompt is left to read."""
+        if job.pending_tokens:
+            replica.pending_tokens -= job.pending_tokens
+            replica.unanswered -= 1
+            job.pending_tokens = 0
