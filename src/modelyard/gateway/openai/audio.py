@@ -128,7 +128,6 @@ def _listening(incoming: Incoming, kind: type[TranslationRequest]) -> Call:
         output_tokens=0,
         ignored=given.ignored,
         needs=(("audio.stream", "stream"),) if is_stream else (),
-        payload=given.form.encode(),
         payload_for=given.payload_for(),
         content_type=given.form.content_type,
         is_passthrough=request.response_format in ("text", "srt", "vtt"),

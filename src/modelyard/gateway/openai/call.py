@@ -103,8 +103,8 @@ class Call:
     the caller's API promises. ``tier`` is the service tier asked for, ``user`` what groups requests of one user.
     ``can_resume``: the answer may be continued on another replica from its text alone. ``needs`` are names the engine
     must have among its extras, with the parameter to blame. ``payload`` (with its ``content_type``) is sent in place of
-    the encoded ``request``; where the model's name stands in it, ``payload_for`` makes it for the name that the engine
-    has. ``is_passthrough``: the answer is no JSON, and goes out as it came, under the
+    the encoded ``request``; where the model's name stands in it, ``payload_for`` makes it instead, for the name that
+    the engine has. ``is_passthrough``: the answer is no JSON, and goes out as it came, under the
     ``answer_type`` of what the engine said. ``meter`` counts what is not counted in tokens; with one, an answer without
     usage has used no tokens.
     """

@@ -80,7 +80,7 @@ def decode_edit(incoming: Incoming) -> Call:
     request, given = decode_form(incoming, EditRequest, {"image": True, "mask": False})
     call = _call(request, given.ignored)
     given.form = given.with_field("response_format", _INLINE)
-    call.payload, call.payload_for = given.form.encode(), given.payload_for()
+    call.payload_for = given.payload_for()
     call.content_type = given.form.content_type
     return call
 
