@@ -61,11 +61,6 @@ class EndpointState(Generic[W]):
     patience: Patience = field(init=False)
     outputs: OutputPredictor = field(default_factory=OutputPredictor)
 
-    @property
-    def has_shadow(self) -> bool:
-        """Say whether some requests are copied to another release."""
-        return self.dispatcher.has_shadow
-
     def prompt_tokens(self, text_length: int) -> int:
         """Estimate the tokens of a prompt, from what this model's engine told of earlier ones."""
         return max(1, int(text_length / self.chars_per_token))

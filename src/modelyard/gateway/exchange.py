@@ -185,7 +185,7 @@ class Exchange:
         call = self.call
         if not self.body:
             self.body = self.first_body = engine_request.body_of(self)
-        if self.endpoint.has_shadow and not self.was_sent:
+        if self.endpoint.dispatcher.has_shadow and not self.was_sent:
             side_requests.shadow(self, self.body)
         if call.is_stream:
             self.wait_for(recovery.FIRST_TOKEN, self.endpoint.patience.first_token_s)
@@ -420,13 +420,14 @@ class Exchange:
         self.is_over = True
         gateway = self.gateway
         now_s = gateway.clock.monotonic_s()
-        self.drop_connection(keep=usage is not None)
+        if self.connection is not None:
+            self.drop_connection(keep=usage is not None)
         if self._coalescer is not None and outcome is billing.CLIENT_CLOSED:
             self._coalescer.drop()
         if usage is None:
             usage = billing.partial_usage(self, outcome)
             is_estimated = bool(usage.prompt_tokens or usage.completion_tokens)
-        units, unit = self.call.units_of(answer) if answer else (0.0, Unit.NONE)
+        units, unit = self.call.units_of(answer) if answer and self.call.meter is not None else (0.0, Unit.NONE)
         if self.has_intent:
             billing.settle(
                 self, outcome, usage, now_s=now_s, is_estimated=is_estimated, units=units, unit=unit, then=say

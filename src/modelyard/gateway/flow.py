@@ -22,10 +22,11 @@ from modelyard.domain.endpoints import Sticky
 from modelyard.domain.routing_table import Tidings
 from modelyard.domain.tenants import Scope
 from modelyard.errors import ApiError
-from modelyard.gateway import answers, engine_request, side_requests, waiting
+from modelyard.gateway import answers, engine_request, preferences, side_requests, waiting
 from modelyard.gateway.accounts import KeyState
 from modelyard.gateway.catalog import Catalog, EndpointState
 from modelyard.gateway.control_proxy import ControlProxy
+from modelyard.gateway.detached import KeptRequests
 from modelyard.gateway.exchange import Exchange
 from modelyard.gateway.failover import CONTINUES, PREFILL
 from modelyard.gateway.openai import Call
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_BANDS = {plan: band for band, plan in enumerate(BANDS)}
 _TIERS = {"flex": 2, "default": 1, "scale": 1}
 """Bands of OpenAI's service tiers; those not named here get what the tenant's plan gives."""
 
@@ -76,6 +78,7 @@ class Gateway:
         self.metrics = GatewayMetrics()
         self.ids = RequestIds()
         self.control = ControlProxy(self, control_socket, internal_token)
+        self.kept = KeptRequests(self, control_socket, internal_token)
         self.connections: set[ClientConnection] = set()
         self.exchanges: set[Exchange] = set()
         self.is_draining = False
@@ -103,8 +106,14 @@ class Gateway:
             key = self.authenticate(request, Scope.INFERENCE)
             call = decoder(request)
             endpoint = self._find(key, call, request.path)
+            prefer = preferences.NONE
+            if request.preferences:
+                prefer = preferences.read(request.preferences, is_stream=call.is_stream)
             exchange = self._limit(client, request, request_id, key, call, endpoint)
-            self._admit(exchange)
+            if prefer.is_kept:
+                self.kept.begin(client, request, exchange, prefer)
+            else:
+                self.admit(exchange, prefer.wait_s)
         except ApiError as refusal:
             self.refuse(client, refusal, request_id, route=request.path)
         except Exception:  # noqa: BLE001 - boundary: one request must not end the worker; the id finds the traceback in the log
@@ -211,7 +220,7 @@ class Gateway:
         """Return what policies may know of the request; refuse it if the gateway itself sheds its kind."""
         tenant = key.tenant.record
         band = _TIERS.get(call.tier, 0)
-        own = BANDS.index(tenant.plan)
+        own = _BANDS[tenant.plan]
         # A caller may always be patient, but urgency is the plan's to give.
         band = own if band <= own else band
         if self.overload.level and sheds(self.overload.level, band):
@@ -241,8 +250,11 @@ class Gateway:
             return cap * call.choices
         return max(1, context_length - prompt) * call.choices
 
-    def _admit(self, exchange: Exchange) -> None:
-        """Give the request a replica, a place in line, or the reason why it gets neither."""
+    def admit(self, exchange: Exchange, wait_s_max: float | None = None) -> None:
+        """Give the request a replica, a place in line, or the reason why it gets neither.
+
+        ``wait_s_max`` is the longest that its caller wants to stand in line, None what the settings say.
+        """
         endpoint = exchange.endpoint
         route = endpoint.route
         exchange.client.current = exchange
@@ -259,6 +271,8 @@ class Gateway:
             exchange.fail(errors.request_crashes_engine())
             return
         wait_s = self.settings.load_wait_s if is_cold else self.settings.queue_wait_s
+        if wait_s_max is not None:
+            wait_s = min(wait_s, wait_s_max)
         verdict = endpoint.dispatcher.arrive(exchange, now_s=now_s, deadline_s=now_s + wait_s)
         if isinstance(verdict, ReplicaLoad):
             exchange.dispatch(verdict)
@@ -328,6 +342,7 @@ class Gateway:
                 side_requests.probe(self, endpoint, replica)
         for request in list(self.side_requests):
             request.check_time(now_s)
+        self.kept.check_time(now_s)
         self.suspects.forget_old(now_s)
 
     def note_refusal(self, refusal: ApiError, request_id: str) -> None:

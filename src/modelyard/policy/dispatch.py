@@ -168,7 +168,7 @@ class Dispatcher(ReplicaSet, Generic[W]):
         self.line.settled(job, prompt_tokens, output_tokens)
         if replica.is_gone and not replica.running and self._by_id.get(replica.route.id) is replica:
             del self._by_id[replica.route.id]
-        if self.line:
+        if self.line.waiters:
             self.serve(now_s=now_s)
 
     def serve(self, *, now_s: float) -> None:
@@ -201,7 +201,7 @@ class Dispatcher(ReplicaSet, Generic[W]):
         job = waiter.job
         avoid = waiter.failed_on
         line = self.line
-        if not line and (replica := self._take(job, now_s, avoid)) is not None:
+        if not line.waiters and (replica := self._take(job, now_s, avoid)) is not None:
             line.served(job)
             return replica
         if self._is_hopeless(job):

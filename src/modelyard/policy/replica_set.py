@@ -56,6 +56,7 @@ class ReplicaSet:
         "_tolerance",
         "has_shadow",
         "is_cold",
+        "is_crowd",
         "model",
         "retries",
     )
@@ -68,6 +69,8 @@ class ReplicaSet:
         self.is_cold = True
         """Whether no replica could take a request even if it were idle."""
         self.has_shadow = False
+        self.is_crowd = False
+        """Whether there is a choice between replicas, so that prefixes matter."""
         self._kv_share_max = kv_share_max
         self._tolerance = tolerance
         self._chance = chance
@@ -81,11 +84,6 @@ class ReplicaSet:
     def replicas(self) -> Collection[ReplicaLoad]:
         """Return every replica of the last table, and gone ones that still have requests."""
         return self._by_id.values()
-
-    @property
-    def is_crowd(self) -> bool:
-        """Say whether there is a choice between replicas, so that prefixes matter."""
-        return len(self._by_id) > 1
 
     @property
     def running(self) -> int:
@@ -115,6 +113,7 @@ class ReplicaSet:
                 load.is_draining = load.is_gone = True
                 seen[replica_id] = load
         self._by_id = seen
+        self.is_crowd = len(seen) > 1
         self.is_cold = all(replica.is_draining for replica in seen.values())
         self.has_shadow = any(release.shadow and release.replicas for release in self._releases)
         self._has_kv = any(replica.kv.capacity for replica in seen.values())
@@ -291,7 +290,7 @@ class ReplicaSet:
             matched = replica.prefixes.add(job.prefix)
             if self._holders is not None:
                 self._holders.add(job.prefix, replica)
-        job.pending_tokens = need_tokens(job, matched, self.model)
+        job.pending_tokens = need_tokens(job, matched, self.model) if matched else job.prompt_tokens
         replica.running += 1
         replica.last_dispatch = self._dispatches
         replica.pending_tokens += job.pending_tokens

@@ -147,7 +147,7 @@ def call_of(request: ChatRequest, ignored: tuple[str, ...] = ()) -> Call:
         translation=translation,
         tier=request.service_tier or "",
         user=request.prompt_cache_key or request.safety_identifier or request.user or "",
-        can_resume=_can_resume(request),
+        can_resume=is_stream and _can_resume(request),
         needs=needs,
     )
     # What is for the platform stays here.
