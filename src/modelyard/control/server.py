@@ -13,6 +13,8 @@ from modelyard.errors import StartupError
 
 CLOSE_TIMEOUT_S = 2
 """Time that answers under way (followed logs, mostly) get when the controller stops."""
+LAST_READ_S = 0.2
+"""Time between taking the name of the socket away and the stop: requests that were just sent are read, and answered."""
 
 
 class ControlServer(uvicorn.Server):
@@ -59,11 +61,15 @@ async def serve(app: ASGIApp, listener: socket.socket, stop: asyncio.Event) -> N
     )
     server = ControlServer(config)
     async with asyncio.TaskGroup() as group:
-        stopping = group.create_task(_stop_with(server, stop))
+        stopping = group.create_task(_stop_with(server, stop, Path(listener.getsockname())))
         await server.serve(sockets=[listener])
         stopping.cancel()
 
 
-async def _stop_with(server: ControlServer, stop: asyncio.Event) -> None:
+async def _stop_with(server: ControlServer, stop: asyncio.Event, path: Path) -> None:
     await stop.wait()
+    # uvicorn drops connections whose request it has not read. A gateway that cannot connect has sent nothing yet, and
+    # waits for the next controller.
+    path.unlink(missing_ok=True)  # noqa: ASYNC240 - a name in memory, once a life
+    await asyncio.sleep(LAST_READ_S)
     server.should_exit = True
