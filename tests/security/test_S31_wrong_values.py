@@ -24,7 +24,7 @@ SAMPLING: dict[str, list[Any]] = {
     "top_p": [*NOT_NUMBERS, -0.1, 1.1, *HUGE],
     "frequency_penalty": [*NOT_NUMBERS, -2.1, 2.1, *HUGE],
     "presence_penalty": [*NOT_NUMBERS, -2.1, 2.1, *HUGE],
-    "n": [*NOT_INTEGERS, 0, -1, 129, 2**31, *HUGE],
+    "n": [*NOT_INTEGERS, 0, -1, 9, 2**31, *HUGE],
     "max_tokens": [*NOT_INTEGERS, -1, 2**31, *HUGE],
     "stop": [1, True, {}, [1], [["a"]], [""], "", ["a"] * 5, ["x" * 65], "x" * 1000, ["a"] * 100_000],
     "seed": [*NOT_INTEGERS, *HUGE, -(2**63) - 1],

@@ -241,7 +241,11 @@ class Gateway:
     def _output_tokens(self, call: Call, prompt: int, context_length: int) -> int:
         """Return the most the request can generate; a chat that names no limit gets the default."""
         if call.output_tokens is not None:
-            return call.output_tokens
+            if not context_length or call.output_tokens < context_length * call.choices or not call.is_chat:
+                return call.output_tokens
+            # More than the context holds in all: engines would refuse what only means "as much as there is room for".
+            call.request.max_tokens = None  # type: ignore[attr-defined]  # chats have it
+            return max(1, context_length - prompt) * call.choices
         cap = self.settings.max_tokens_default
         # A token is hardly ever shorter than a character, so this cap is sure to fit; where it might not, the
         # context itself is the cap, and naming a larger one would make some engines refuse the request.

@@ -173,6 +173,19 @@ def test_a_stream_is_relayed_billed_and_its_connection_used_again(bench: Bench) 
     assert [record.status for record in bench.settled()] == ["success", "success"]
 
 
+@pytest.mark.parametrize(("asked", "sent"), [(50, 50), (99, 99), (100, None), (10**6, None)])
+def test_more_than_the_context_holds_means_as_much_as_there_is_room_for(
+    bench: Bench, asked: int, sent: int | None
+) -> None:
+    bench.endpoint.route = msgspec.structs.replace(bench.endpoint.route, context_length=100)
+    client, _ = bench.client()
+    bench.ask(client, max_tokens=asked)
+    ((_, engine_wire),) = bench.pool.opened
+    body = msgspec.json.decode(engine_wire.sent.partition(b"\r\n\r\n")[2])
+    assert body.get("max_tokens") == sent
+    client.connection_lost(None)
+
+
 def test_a_body_that_ends_without_its_answer_closes_the_connection(bench: Bench) -> None:
     client, wire = bench.client()
     bench.ask(client, stream=True)

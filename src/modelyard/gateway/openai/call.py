@@ -29,7 +29,8 @@ TokenLimit = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 StopText = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 Stop = StopText | Annotated[list[StopText], msgspec.Meta(max_length=4)]
-Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
+Choices = Annotated[int, msgspec.Meta(ge=1, le=8)]
+"""OpenAI allows 128; each choice is another answer to hold a replica for."""
 Bias = Annotated[dict[str, Annotated[float, msgspec.Meta(ge=-100, le=100)]], msgspec.Meta(max_length=300)]
 TokenIds = Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]], msgspec.Meta(min_length=1)]
 
@@ -138,6 +139,11 @@ class Call:
         """Return the units of a good answer; failed requests have none."""
         meter = self.meter
         return (0.0, usage.Unit.NONE) if meter is None else (min(meter.count_of(answer), meter.most), meter.unit)
+
+    @property
+    def is_chat(self) -> bool:
+        """Say whether the engine gets a chat, whatever the caller asked."""
+        return hasattr(self.request, "messages")
 
     def lacking(self, extras: frozenset[str]) -> str | None:
         """Return the parameter that an engine with ``extras`` cannot honour, None when it can do all."""
