@@ -9,20 +9,22 @@ from collections.abc import Iterable
 
 from modelyard import errors
 from modelyard.config import GatewayConfig
-from modelyard.gateway import cors
+from modelyard.gateway import cors, preferences
 
 PUBLIC = ("/console", "/docs", "/openapi.json", "/favicon.ico")
 """Paths (and what lies below) that need no key here; the console has its own session."""
 
 _CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
-_WATCHED = _CREDENTIALS | {
+_WATCHED = _CREDENTIALS | preferences.NAMES | {
     b"host", b"content-length", b"content-encoding", b"transfer-encoding", b"expect", b"origin",
 }  # fmt: skip
+_HOST_BYTES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_:[]%~"
 
 
 class Request:
     """A whole request as the client sent it; ``headers`` have lower-case names.
 
+    ``preferences`` are those headers that say how it is to be answered (``preferences.py``), empty for nearly all.
     ``cors`` are header lines for its answer, empty unless a page of an allowed origin asks.
     """
 
@@ -38,6 +40,7 @@ class Request:
         "length",
         "method",
         "path",
+        "preferences",
         "query",
     )
 
@@ -51,6 +54,7 @@ class Request:
         self.body = b""
         self.cors = b""
         self.length = 0
+        self.preferences: tuple[tuple[bytes, bytes], ...] = ()
         self.expects = False
         self.keep_alive = True
         self.is_http10 = False
@@ -88,10 +92,13 @@ def check_headers(request: Request, settings: GatewayConfig, read_bytes: int) ->
             request.cors = cors.answer_lines(settings.cors_origins, header[1])
         elif name == b"expect":
             request.expects = header[1].lower() == b"100-continue"
+        elif name in preferences.NAMES:
+            request.preferences = (*request.preferences, header)
         else:
             _check_body_header(request, settings.body_bytes_max, *header)
-    if hosts != 1 and not (hosts == 0 and request.is_http10):
-        raise errors.bad_request("invalid_host", "A request needs exactly one Host header.")
+    # The host goes into links of answers, so it may hold nothing but a name or address with its port.
+    if (hosts != 1 and not (hosts == 0 and request.is_http10)) or request.host.translate(None, _HOST_BYTES):
+        raise errors.bad_request("invalid_host", "A request needs exactly one Host header, with a host and a port.")
 
 
 def _check_body_header(request: Request, limit: int, name: bytes, value: bytes) -> None:

@@ -1,6 +1,7 @@
 """Requests with a few bytes changed: never an exception, never two answers to one request, closed after an error."""
 
 import re
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,3 +56,26 @@ def test_spoilt_requests_do_no_harm(given_: tuple[list[bytes], int]) -> None:
         sent = edge.wire.sent
         edge.client.data_received(HEAD + b"\r\n")
         assert edge.wire.sent == sent
+
+
+@given(spoilt_requests(), st.booleans())
+@settings(deadline=None, max_examples=60)
+def test_an_answer_under_way_is_whole_or_cut_off_but_never_spoilt(
+    given_: tuple[list[bytes], int], streams: bool
+) -> None:
+    edge = Edge()
+    edge.client.data_received(b"GET /later HTTP/1.1\r\nHost: h\r\n\r\n")
+    exchange: Any = edge.client.current
+    if streams:
+        edge.client.start_stream(b"")
+    before = edge.wire.sent
+    for piece in given_[0]:
+        edge.client.data_received(piece)
+        assert edge.wire.sent == before, "nothing is written into the answer of another request"
+    assert len(edge.taken) == 1, "the next one waits"
+    if "abort" in edge.wire.done:
+        assert exchange.has_left, "its engine is told"
+        assert edge.client.current is None
+    else:
+        assert edge.client.current is exchange
+        assert set(edge.wire.done) <= {"pause"}
