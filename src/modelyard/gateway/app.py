@@ -235,6 +235,8 @@ def _declare_gauges(gateway: Gateway) -> None:
     gauges["modelyard_table_revision"] = ((), lambda: [((), catalog.table.revision if catalog.table else 0)])
     gauges["modelyard_table_age_seconds"] = ((), lambda: [((), gateway.presence.silence_s)])
     gauges["modelyard_journal_writable"] = ((), lambda: [((), int(gateway.journal.is_writable))])
+    gauges["modelyard_overload_level"] = ((), lambda: [((), gateway.overload.level)])
+    gauges["modelyard_loop_lag_seconds"] = ((), lambda: [((), gateway.overload.lag_s)])
 
 
 def _sums(numbers: Iterable[tuple[Labels, int]]) -> list[tuple[Labels, float]]:
