@@ -203,6 +203,11 @@ def idempotency_key_in_use() -> ApiError:
     )
 
 
+def request_cancelled() -> ApiError:
+    """Return the error for a caller that waited for a request which its owner cancelled meanwhile."""
+    return ApiError(409, code="request_cancelled", message="The request was cancelled.", should_retry=False)
+
+
 def request_timeout() -> ApiError:
     """Return the error for a client that sends its request too slowly."""
     return ApiError(

@@ -41,16 +41,16 @@ class RequestIds:
     of different processes and restarts apart.
     """
 
-    __slots__ = ("_count", "_prefix")
+    __slots__ = ("_count", "prefix")
 
     def __init__(self) -> None:
-        self._prefix = "req_" + "".join(secrets.choice(_ID_ALPHABET) for _ in range(16))
+        self.prefix = "req_" + "".join(secrets.choice(_ID_ALPHABET) for _ in range(16))
         self._count = 0
 
     def next(self) -> str:
         """Return an id never given before."""
         self._count += 1
-        return f"{self._prefix}{self._count:08x}"
+        return f"{self.prefix}{self._count:08x}"
 
 
 def new_api_key(key_id: str | None = None) -> tuple[str, ParsedKey]:

@@ -32,6 +32,8 @@ from modelyard.web.fetcher import FetchError
 SILENCE_S_MAX = 10.0
 """A gateway with claimed requests is gone after this long without a sign of life; they come twice a second."""
 CHECK_S = 1.0
+CLAIM_S_MAX = 60.0
+"""Time after which a claimed request must be known to its gateway."""
 FORGET_S = 60.0
 WAIT_S_MAX = 20.0
 """Longest that one claim waits for the end of an earlier request; the gateway asks again."""
@@ -52,6 +54,7 @@ class RequestDesk:
         self._settings = settings
         self._clock = clock
         self._heard: dict[str, float] = {}
+        self._active: dict[str, frozenset[str]] = {}
         self._ends: dict[str, asyncio.Event] = {}
 
     def __repr__(self) -> str:
@@ -107,6 +110,7 @@ class RequestDesk:
     async def sync(self, sync: Sync) -> SyncReply:
         """Take a sign of life, and say what was cancelled meanwhile."""
         self._heard[sync.instance] = self._clock.monotonic_s()
+        self._active[sync.instance] = frozenset(sync.active)
         await self.store.begin(sync.running)
         since = self._clock.unix_s() - CANCELLED_S
         return SyncReply(await self.store.cancelled(sync.instance, since=since))
@@ -139,14 +143,22 @@ class RequestDesk:
         for request in await self.store.open_requests():
             instances.add(request.instance)
             # One that was never heard gets the whole time from now: this controller may have just begun.
-            if now_s - self._heard.setdefault(request.instance, now_s) <= SILENCE_S_MAX:
+            is_silent = now_s - self._heard.setdefault(request.instance, now_s) > SILENCE_S_MAX
+            if not is_silent and not self._is_lost(request):
                 continue
-            _log.warning("interrupted: its gateway is gone", extra={"request_id": request.id})
+            _log.warning("interrupted: no gateway runs it any more", extra={"request_id": request.id})
             end = Finish(id=request.id, status=RequestStatus.FAILED, code="interrupted", is_released=True)
             await self.finish(end)
         for instance, heard_s in list(self._heard.items()):
             if instance not in instances and now_s - heard_s > SILENCE_S_MAX:
                 del self._heard[instance]
+                self._active.pop(instance, None)
+
+    def _is_lost(self, request: KeptRequest) -> bool:
+        """Say whether its gateway lives and does not know it: a claim or an end that never arrived."""
+        active = self._active.get(request.instance)
+        age_s = self._clock.unix_s() - request.created_at
+        return active is not None and request.id not in active and age_s > CLAIM_S_MAX
 
     def _told(self, request_id: str) -> None:
         self._webhooks.wake()

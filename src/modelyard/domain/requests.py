@@ -126,7 +126,10 @@ class ClaimReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True):
-    """How a claimed request ended. One that ``is_released`` leaves its idempotency key to the next try."""
+    """How a claimed request ended.
+
+    One that ``is_released`` leaves its idempotency key to the next try; of one that ``is_dropped`` nothing stays.
+    """
 
     id: str
     status: RequestStatus
@@ -135,13 +138,15 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     answer: bytes = b""
     code: str = ""
     is_released: bool = False
+    is_dropped: bool = False
 
 
 class Sync(msgspec.Struct, frozen=True):
-    """A sign of life of a gateway that has claimed requests, and which of them an engine has begun."""
+    """A sign of life of a gateway that has claimed requests: all of them, and which an engine has begun meanwhile."""
 
     instance: str
     running: list[str]
+    active: list[str]
 
 
 class SyncReply(msgspec.Struct, frozen=True):

@@ -113,6 +113,7 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
         await follower.close()
         for request in list(gateway.side_requests):
             request.cancel()
+        await gateway.kept.close()
         await gateway.control.close()
         await pool.close()
         journal.close()
@@ -193,7 +194,9 @@ async def _retire(gateway: Gateway, stop: asyncio.Event) -> None:
     """
     _log.info("relieved: %d connections, %d requests in flight", len(gateway.connections), len(gateway.exchanges))
     deadline_s = gateway.clock.monotonic_s() + RETIRE_S_MAX
-    while gateway.connections and not stop.is_set() and gateway.clock.monotonic_s() < deadline_s:
+    while (
+        (gateway.connections or gateway.kept.active) and not stop.is_set() and gateway.clock.monotonic_s() < deadline_s
+    ):
         # Again and again: some are accepted and not yet made when the listener closes.
         for connection in list(gateway.connections):
             connection.retire()

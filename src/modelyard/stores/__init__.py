@@ -13,6 +13,7 @@ from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import Report
 from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress
 from modelyard.domain.fleet import Replica
+from modelyard.domain.leases import Leases
 from modelyard.domain.requests import Finish, KeptRequest, Webhook, WebhookSecret
 from modelyard.domain.routing_table import Heartbeat, RoutingTable, Tidings
 from modelyard.domain.tenants import ApiKey, Tenant
@@ -227,7 +228,8 @@ class RequestStore(Protocol):
     async def finish(self, finish: Finish, *, now: float) -> bool:
         """End a request that is not over; say whether it was.
 
-        One that is released loses its idempotency key, and is forgotten if it was not detached. A webhook becomes due.
+        One that is released loses its idempotency key, and is forgotten if it was not detached; one that is dropped is
+        forgotten in any case. A webhook becomes due.
         """
         ...
 
@@ -298,6 +300,10 @@ class TableFeed(Protocol):
         """Push tidings to all gateways, and to each that connects later, ahead of a table that waits."""
         ...
 
+    def lease(self, gateway_id: str, leases: Leases) -> None:
+        """Push leases to one gateway; nothing happens when it is not connected."""
+        ...
+
     def reports(self) -> dict[str, Report]:
         """Return the last report of each connected gateway by its id."""
         ...
@@ -310,7 +316,7 @@ class TableFeed(Protocol):
 class TableFollower(Protocol):
     """A gateway's end of the feed. It reconnects for ever, with a growing pause up to a second."""
 
-    def updates(self) -> AsyncIterator[RoutingTable | Heartbeat | Tidings | None]:
+    def updates(self) -> AsyncIterator[RoutingTable | Heartbeat | Tidings | Leases | None]:
         """Yield what arrives; None when the connection was lost."""
         ...
 

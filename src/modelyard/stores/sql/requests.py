@@ -90,6 +90,8 @@ class SqlRequestStore:
             changes["idempotency_key"] = None
 
         def end(connection: sa.Connection) -> bool:
+            if finish.is_dropped:
+                return bool(connection.execute(sa.delete(_TABLE).where(is_open)).rowcount)
             if finish.is_released:
                 # Nothing is left to show of one that was not detached.
                 gone = connection.execute(sa.delete(_TABLE).where(is_open, ~_TABLE.c.is_detached))
