@@ -33,7 +33,7 @@ NEVER_S = float("inf")
 def keeps_text(exchange: "Exchange") -> bool:
     """Say whether the text of the answer is worth keeping: somebody else could go on with it."""
     endpoint = exchange.endpoint
-    return len(endpoint.dispatcher.replicas) > 1 and failover.can_continue(exchange.call, endpoint.route.engine_extras)
+    return endpoint.dispatcher.has_choice and failover.can_continue(exchange.call, endpoint.route.engine_extras)
 
 
 def not_reached(exchange: "Exchange", reason: str) -> None:

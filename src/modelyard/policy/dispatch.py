@@ -136,8 +136,7 @@ class Dispatcher(ReplicaSet, Generic[W]):
         """
         failed_on = waiter.failed_on
         if not any(
-            other not in failed_on and not other.is_draining and other.health.is_closed
-            for other in self._by_id.values()
+            other not in failed_on and not other.is_draining and other.health.is_closed for other in self._serving
         ):
             return None
         if not self.retries.take(now_s):
@@ -175,13 +174,15 @@ class Dispatcher(ReplicaSet, Generic[W]):
         """Hand free slots to those who wait, in order."""
         while (waiter := self.line.first()) is not None:
             replica = self._find(waiter.job, now_s, self._avoided(waiter))
-            if replica is None:
-                if not self._is_hopeless(waiter.job):
-                    return
+            if replica is None and self._is_hopeless(waiter.job):
                 self.line.leave(waiter)
                 waiter.turned_away(Verdict.NEVER)
                 continue
-            if waiter.job.prefix and len(self._releases) == 1 and len(self.line) > 1:
+            if replica is None:
+                if not waiter.failed_on or (found := self._behind(waiter, now_s)) is None:
+                    return
+                waiter, replica = found
+            elif waiter.job.prefix and len(self._releases) == 1 and len(self.line) > 1:
                 waiter = self._best_for(replica, waiter)
             self._occupy(replica, waiter.job, now_s)
             self.line.leave(waiter)
@@ -216,8 +217,8 @@ class Dispatcher(ReplicaSet, Generic[W]):
         if not line:
             self.drain.resume(now_s)
         line.join(waiter, job, deadline_s=deadline_s)
-        if len(line) > 1 and line.first() is waiter and (replica := self._take(job, now_s, avoid)) is not None:
-            # More urgent than all who wait, and small enough for what is free.
+        if len(line) > 1 and (replica := self._overtaking(waiter, now_s)) is not None:
+            self._occupy(replica, job, now_s)
             line.leave(waiter)
             line.served(job)
             return replica
@@ -226,9 +227,30 @@ class Dispatcher(ReplicaSet, Generic[W]):
     def _avoided(self, waiter: W) -> Collection[ReplicaLoad]:
         """Return the replicas it should not be sent to again, none when there are no others."""
         avoid = waiter.failed_on
-        if avoid and all(replica.is_draining or replica in avoid for replica in self._by_id.values()):
+        if avoid and all(replica.is_draining or replica in avoid for replica in self._serving):
             return ()
         return avoid
+
+    def _behind(self, first: W, now_s: float) -> tuple[W, ReplicaLoad] | None:
+        """Return who may have the slots that the first in line cannot use only because it failed there, and which."""
+        if self._find(first.job, now_s, ()) is None:
+            return None
+        for waiter in self.line.order()[1:LOOK_AHEAD]:
+            if (replica := self._find(waiter.job, now_s, self._avoided(waiter))) is not None:
+                return waiter, replica
+            if not waiter.failed_on:
+                # Too big for what is free: nobody behind it may overtake.
+                return None
+        return None
+
+    def _overtaking(self, newcomer: W, now_s: float) -> ReplicaLoad | None:
+        """Return the replica for one who has just joined: more urgent than all who wait, and small enough for it."""
+        first = self.line.first()
+        if first is newcomer:
+            return self._find(newcomer.job, now_s, newcomer.failed_on)
+        if first is None or not first.failed_on or (found := self._behind(first, now_s)) is None:
+            return None
+        return found[1] if found[0] is newcomer else None
 
     def _make_room(self, job: Job) -> bool:
         """Turn away who has less right to a place, until there is room; say whether there is."""

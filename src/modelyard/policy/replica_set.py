@@ -53,6 +53,7 @@ class ReplicaSet:
         "_holders",
         "_kv_share_max",
         "_releases",
+        "_serving",
         "_tolerance",
         "has_shadow",
         "is_cold",
@@ -76,6 +77,8 @@ class ReplicaSet:
         self._chance = chance
         self._releases: list[Release] = []
         self._by_id: dict[str, ReplicaLoad] = {}
+        # Those that a request may be sent to: copies alone, or a release without weight, help nobody who waits.
+        self._serving: list[ReplicaLoad] = []
         self._holders: PrefixHolders[ReplicaLoad] | None = None
         self._dispatches = 0
         self._has_kv = False
@@ -84,6 +87,11 @@ class ReplicaSet:
     def replicas(self) -> Collection[ReplicaLoad]:
         """Return every replica of the last table, and gone ones that still have requests."""
         return self._by_id.values()
+
+    @property
+    def has_choice(self) -> bool:
+        """Say whether a request may be sent to more than one replica."""
+        return len(self._serving) > 1
 
     @property
     def running(self) -> int:
@@ -114,7 +122,9 @@ class ReplicaSet:
                 seen[replica_id] = load
         self._by_id = seen
         self.is_crowd = len(seen) > 1
-        self.is_cold = all(replica.is_draining for replica in seen.values())
+        of_weight = [release for release in self._releases if release.weight or len(self._releases) == 1]
+        self._serving = [replica for release in of_weight for replica in release.replicas]
+        self.is_cold = all(replica.is_draining for replica in self._serving)
         self.has_shadow = any(release.shadow and release.replicas for release in self._releases)
         self._has_kv = any(replica.kv.capacity for replica in seen.values())
         if len(seen) <= CROWD:
@@ -180,7 +190,7 @@ class ReplicaSet:
         self._note_health()
 
     def _healths(self) -> list[breaker.Health]:
-        return [replica.health for replica in self._by_id.values() if not replica.is_draining]
+        return [replica.health for replica in self._serving if not replica.is_draining]
 
     def _note_health(self) -> None:
         for replica in self._by_id.values():
@@ -240,7 +250,7 @@ class ReplicaSet:
         return (
             self._has_kv
             and not self.is_cold
-            and not any(can_ever_fit(job, replica.kv.capacity) for replica in self._by_id.values())
+            and not any(can_ever_fit(job, replica.kv.capacity) for replica in self._serving)
         )
 
     def _find(self, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:

@@ -214,6 +214,37 @@ def test_a_retry_waits_for_another_replica_that_is_full() -> None:
     assert story.delivered == [("1", second)]
 
 
+def test_one_that_waits_for_another_replica_than_it_failed_on_holds_nobody_up() -> None:
+    story = Story(("a", 1), ("b", 1), places=9)
+    first, second = start(story, "1"), start(story, "2")
+    assert story.retry("1", [first]) is Verdict.WAIT, "the other replica is busy"
+    third = start(story, "3")
+    assert third is first, "its slot is of no use to the one that waits"
+    assert story.arrive("4") is Verdict.WAIT
+    story.finish("3", third)
+    assert story.delivered == [("4", first)]
+    story.finish("2", second)
+    assert story.delivered[1:] == [("1", second)]
+
+
+def test_a_shadow_is_no_replica_to_wait_for() -> None:
+    story = Story(places=9)
+    routes = {name: [(ReplicaRoute(name, "127.0.0.1", 1, "s", 1), 1)] for name in "ab"}
+    story.dispatcher.update([("v1", 100, 0, routes["a"]), ("v2", 0, 50, routes["b"])], now_s=0.0)
+    assert story.retry("1", [start(story, "1")]) is None, "only a copy could go elsewhere"
+    story.dispatcher.update([("v1", 100, 0, []), ("v2", 0, 50, routes["b"])], now_s=0.0)
+    assert story.dispatcher.is_cold, "nobody is there to answer"
+
+
+def test_the_last_replica_that_answers_is_kept_whatever_a_shadow_does() -> None:
+    story = Story(places=9)
+    routes = {name: [(ReplicaRoute(name, "127.0.0.1", 1, "s", 1), 1)] for name in "ab"}
+    story.dispatcher.update([("v1", 100, 0, routes["a"]), ("v2", 0, 50, routes["b"])], now_s=0.0)
+    replica = start(story, "1")
+    story.dispatcher.failed(replica, Failure.SILENT, "no token", now_s=0.0)
+    assert replica.health.is_closed
+
+
 def test_releases_get_their_share_of_traffic() -> None:
     picks = [pick_release([90, 10], point / 100) for point in range(100)]
     assert picks.count(0) == 90
