@@ -1,7 +1,6 @@
 """The page of metrics of several workers."""
 
 import asyncio
-import os
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -26,6 +25,10 @@ def series(page: bytes) -> dict[tuple[str, str], float]:
         for sample in family.samples
         if "le" not in sample.labels
     }
+
+
+def left(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
 
 
 def test_each_series_names_its_worker_and_each_metric_stands_once() -> None:
@@ -53,7 +56,7 @@ async def test_whoever_is_asked_tells_of_all_that_live(tmp_path: Path) -> None:
     assert {worker for _, worker in series(await workers[0].page())} == {"gateway-0", "gateway-1"}
     for worker in workers[:2]:
         await worker.close()
-    assert not os.listdir(tmp_path)
+    assert left(tmp_path) == []
 
 
 async def test_a_killed_worker_is_left_out_and_a_hung_one_is_not_waited_for_long(tmp_path: Path) -> None:
