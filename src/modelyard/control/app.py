@@ -19,6 +19,7 @@ from modelyard.control.api import build_api
 from modelyard.control.artifacts import ArtifactStore
 from modelyard.control.bootstrap import ensure_admin_key, keep_admin_key
 from modelyard.control.context import Context
+from modelyard.control.leases import LeaseService
 from modelyard.control.loops import Loops, Parts
 from modelyard.control.requests import RequestDesk
 from modelyard.control.table import TablePublisher
@@ -77,6 +78,7 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
     artifacts = ArtifactStore(data.artifacts)
     publisher = TablePublisher(store=store, engines=engines, prices=config.prices, feed=feed)
     loops = Loops(Parts(config, store, fleet, engines, artifacts, feed, publisher, clock))
+    leases = LeaseService(feed=feed, table=lambda: publisher.table, workers=config.gateway.workers, clock=clock)
     tidings = TidingsPublisher(store=store, usage=usage, feed=feed, clock=clock, snapshots=loops.snapshots)
 
     async def refresh() -> None:
@@ -111,7 +113,9 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         await _boot(store, pepper, clock, data, stop)
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve(api, listener, stop), name="the management API")
-            group.create_task(loops.run(stop, delivery.run, tidings.run, desk.run, webhooks.run), name="the loops")
+            group.create_task(
+                loops.run(stop, delivery.run, tidings.run, leases.run, desk.run, webhooks.run), name="the loops"
+            )
         await _deliver_rest(delivery)
     finally:
         listener.close()

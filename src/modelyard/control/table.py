@@ -46,6 +46,11 @@ class TablePublisher:
     def __repr__(self) -> str:
         return f"<TablePublisher at revision {self._table.revision}, {len(self._table.endpoints)} endpoints>"
 
+    @property
+    def table(self) -> RoutingTable:
+        """The table that was pushed last."""
+        return self._table
+
     async def refresh(self) -> None:
         """Push what is stored now; when this returns, gateways have been sent everything stored before the call.
 

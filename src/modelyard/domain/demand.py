@@ -2,6 +2,8 @@
 
 import msgspec
 
+from modelyard.domain.leases import LeaseReport
+
 
 class EndpointDemand(msgspec.Struct, frozen=True, array_like=True):
     """One gateway's view of one endpoint, now. ``idle_s``: seconds since its last request, 0 while one is in flight."""
@@ -43,3 +45,4 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
     replicas: list[ReplicaReport]
     epoch: str = ""
     revision: int = 0
+    leases: LeaseReport = LeaseReport()

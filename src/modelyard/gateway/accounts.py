@@ -16,13 +16,14 @@ from dataclasses import dataclass
 
 from modelyard import errors
 from modelyard.domain.routing_table import Tidings
-from modelyard.domain.tenants import ApiKey, Identity, Limits, Rates, Scope, Tenant
+from modelyard.domain.tenants import ApiKey, Identity, Limits, Scope, Tenant
 from modelyard.domain.usage import Price
 from modelyard.errors import ApiError
 from modelyard.gateway.answers import limit_lines
+from modelyard.gateway.shares import Shares
 from modelyard.ids import hash_secret, parse_api_key
 from modelyard.metering.journal import Journal
-from modelyard.policy.limits import Allowance, Refusal, reserve, settle, share
+from modelyard.policy.limits import Allowance, Refusal, reserve, settle
 from modelyard.policy.pricing import billed, cost, micro_units
 from modelyard.policy.quotas import Hold, Quota, QuotaBook, QuotaRefusal
 
@@ -110,11 +111,10 @@ class Accounts:
     """
 
     def __init__(self, *, worker: int, workers: int, source: str = "") -> None:
-        self._worker = worker
-        self._workers = workers
         self._keys: dict[bytes, KeyState] = {}
         self._tenants: dict[str, TenantState] = {}
         self._journal: Journal | None = None
+        self.shares = Shares(worker, workers)
         self.quotas = QuotaBook(worker=worker, workers=workers)
         self.quotas.source = source or self.quotas.source
 
@@ -127,6 +127,7 @@ class Accounts:
 
     def take(self, tenants: Iterable[Tenant], keys: Iterable[ApiKey], *, now_s: float) -> None:
         """Replace all records; what was used of a limit stays used."""
+        self.shares.begin(now_s)
         self._tenants = {tenant.id: self._tenant(tenant, now_s) for tenant in tenants}
         found: dict[bytes, KeyState] = {}
         for record in keys:
@@ -203,8 +204,11 @@ class Accounts:
             refused = self.quotas.refusal(key.quotas, quota_tokens, quota_nanousd, now_unix_s=now_unix_s)
             if refused is not None:
                 raise _out_of_quota(refused, allowances, now_s)
+        if now_s >= self.shares.due_s:
+            self.shares.recheck(now_s)
         refusal = reserve(allowances, needed_tokens=tokens, least_tokens=prompt_tokens, now_s=now_s)
         if refusal is not None:
+            self.shares.refused(allowances, refusal, tokens)
             raise _limited(refusal, prompt_tokens, allowances, now_s)
         if key.quotas:
             hold = self.quotas.hold(key.quotas, quota_tokens, quota_nanousd)
@@ -227,35 +231,20 @@ class Accounts:
 
     def _tenant(self, record: Tenant, now_s: float) -> TenantState:
         known = self._tenants.get(record.id)
-        limits = record.limits
-        quota = self.quotas.quota(record.id, limits, is_tenants=True)
+        quota = self.quotas.quota(record.id, record.limits, is_tenants=True)
+        allowance = self.shares.allowance(record.id, record.limits, known.allowance if known else None, now_s=now_s)
+        models = self._models(record.id, record.limits, known.models if known else _NO_MODELS, now_s)
         if known is None:
-            return TenantState(
-                record,
-                Allowance.full(self._share(limits), now_s=now_s),
-                self._models(limits, _NO_MODELS, Limits(), now_s),
-                quota,
-            )
-        if known.record.limits != limits:
-            known.allowance.change(self._share(limits), now_s=now_s)
-            known.models = self._models(limits, known.models, known.record.limits, now_s)
-        known.record = record
-        known.quota = quota
+            return TenantState(record, allowance, models, quota)
+        known.record, known.models, known.quota = record, models, quota
         return known
 
     def _key(self, record: ApiKey, tenant: TenantState, now_s: float) -> KeyState:
         known = self._keys.get(record.id.encode())
-        limits = record.limits
-        if known is None:
-            allowance = Allowance.full(self._share(limits), now_s=now_s)
-            own_models = self._models(limits, _NO_MODELS, Limits(), now_s)
-        else:
-            allowance, own_models = known.allowance, known.own_models
-            if known.record.limits != limits:
-                allowance.change(self._share(limits), now_s=now_s)
-                own_models = self._models(limits, own_models, known.record.limits, now_s)
+        allowance = self.shares.allowance(record.id, record.limits, known.allowance if known else None, now_s=now_s)
+        own_models = self._models(record.id, record.limits, known.own_models if known else _NO_MODELS, now_s)
         allowances = (allowance, tenant.allowance)
-        quota = self.quotas.quota(record.id, limits, is_tenants=False)
+        quota = self.quotas.quota(record.id, record.limits, is_tenants=False)
         identity = Identity(record.id, record.tenant_id, record.scopes)
         return KeyState(
             record=record,
@@ -271,21 +260,15 @@ class Accounts:
         )
 
     def _models(
-        self, limits: Limits, known: Mapping[str, Allowance], before: Limits, now_s: float
+        self, owner_id: str, limits: Limits, known: Mapping[str, Allowance], now_s: float
     ) -> Mapping[str, Allowance]:
-        """Return the allowances for single models, those that stay with what is used of them."""
-        found = {}
-        for name, rates in limits.models.items():
-            allowance = known.get(name)
-            if allowance is None:
-                allowance = Allowance.full(share(rates, index=self._worker, of=self._workers), now_s=now_s)
-            elif rates != before.models.get(name):
-                allowance.change(share(rates, index=self._worker, of=self._workers), now_s=now_s)
-            found[name] = allowance
-        return found or _NO_MODELS
-
-    def _share(self, limits: Limits) -> Rates:
-        return share(limits, index=self._worker, of=self._workers)
+        """Return the allowances for single models; those that there were keep what was used of them."""
+        if not limits.models:
+            return _NO_MODELS
+        return {
+            name: self.shares.allowance(f"{owner_id}/{name}", rates, known.get(name), now_s=now_s)
+            for name, rates in limits.models.items()
+        }
 
 
 def _by_model(

@@ -15,6 +15,7 @@ import msgspec
 
 from modelyard import errors
 from modelyard.clock import Clock
+from modelyard.domain.leases import Leases
 from modelyard.domain.routing_table import Heartbeat, RoutingTable, Tidings
 from modelyard.gateway.catalog import Catalog
 from modelyard.gateway.exchange import Exchange
@@ -92,6 +93,10 @@ class ControllerPresence:
             if isinstance(update, Heartbeat):
                 self._heartbeat = update
                 continue
+            if isinstance(update, Leases):
+                self._catalog.accounts.shares.take(update, now_s=self._heard_s)
+                self.report_now()
+                continue
             if isinstance(update, Tidings):
                 self._on_tidings(update)
                 continue
@@ -125,7 +130,10 @@ class ControllerPresence:
 
     def _send(self) -> None:
         self._is_report_due = False
-        self._follower.send(self._catalog.report(now_s=self.clock.monotonic_s()))
+        now_s = self.clock.monotonic_s()
+        report = self._catalog.report(now_s=now_s)
+        leases = self._catalog.accounts.shares.report(now_s)
+        self._follower.send(report if leases is None else msgspec.structs.replace(report, leases=leases))
 
     def _turn_away_hopeless(self, table: RoutingTable) -> None:
         """Refuse those who wait for an endpoint that is gone or cannot start."""

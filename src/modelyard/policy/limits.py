@@ -17,6 +17,9 @@ from modelyard.domain.tenants import Rates
 REFILL_S = 0.001
 CONCURRENCY_RETRY_S = 1.0
 """When to try again after the concurrency limit, as long as no request has shown how long one takes."""
+KINDS = ("requests", "tokens", "concurrency")
+SHARE_RETRY_S = 1.0
+"""When to try again where only this gateway's share is too small; by then it has grown if the limit has room."""
 MEAN_WEIGHT = 0.1
 """What one more request counts in the mean time of an account's requests."""
 
@@ -48,6 +51,10 @@ class Allowance:
     running: int
     at_s: float
     mean_s: float = 0.0
+    account: str = ""
+    """Its name where gateways divide it, else empty."""
+    whole: tuple[int | None, int | None, int | None] | None = None
+    """Requests, tokens and concurrency of the whole account, where this is a share of it that may grow soon."""
 
     @classmethod
     def full(cls, limits: Rates, *, now_s: float) -> "Allowance":
@@ -74,6 +81,18 @@ class Allowance:
         self.requests_left = (limits.requests_per_minute or 0) - used_requests
         self.tokens_left = (limits.tokens_per_minute or 0) - used_tokens
 
+    def resize(self, limits: Rates, *, now_s: float) -> None:
+        """Take over another share of the same limits. Room that was used elsewhere must not be used again here.
+
+        So a larger share only fills faster; what is left now does not grow by it.
+        """
+        self.refill(now_s)
+        self.requests_limit = limits.requests_per_minute
+        self.tokens_limit = limits.tokens_per_minute
+        self.concurrency_limit = limits.concurrency
+        self.requests_left = min(self.requests_left, limits.requests_per_minute or 0)
+        self.tokens_left = min(self.tokens_left, limits.tokens_per_minute or 0)
+
     def refill(self, now_s: float) -> None:
         """Bring both buckets to ``now_s``; more often than every millisecond is not worth it."""
         seconds = now_s - self.at_s
@@ -94,19 +113,27 @@ class Allowance:
         """Return why a request does not fit now, or None. Call ``refill`` first."""
         limit = self.concurrency_limit
         if limit is not None and self.running >= limit:
-            return Refusal("concurrency", limit, self._free_in_s(limit))
+            return self._refuse(2, limit, self._free_in_s(limit))
         limit = self.requests_limit
         if limit is not None and self.requests_left < 1:
-            return Refusal("requests", limit, _wait_s(1 - self.requests_left, limit))
+            return self._refuse(0, limit, _wait_s(1 - self.requests_left, limit))
         limit = self.tokens_limit
         if limit is not None:
             if least_tokens > limit:
-                return Refusal("tokens", limit, None)
+                return self._refuse(1, limit, None, least_tokens)
             # The output cap is a worst case that may be larger than the whole limit; a full bucket lets it pass.
             needed = needed_tokens if needed_tokens < limit else limit
             if self.tokens_left < needed:
-                return Refusal("tokens", limit, _wait_s(needed - self.tokens_left, limit))
+                return self._refuse(1, limit, _wait_s(needed - self.tokens_left, limit))
         return None
+
+    def _refuse(self, kind: int, limit: int, wait_s: float | None, least: int = 0) -> Refusal:
+        if self.whole is not None and (whole := self.whole[kind]) is not None:
+            # A share of nothing may be more in a moment; only what exceeds the whole limit can never fit.
+            if (wait_s is None and least <= whole) or (not limit and whole):
+                wait_s = SHARE_RETRY_S
+            limit = whole
+        return Refusal(KINDS[kind], limit, wait_s)
 
     def _free_in_s(self, limit: int) -> float:
         # Of requests that began independently the first ends after a fraction of the mean, one over their number.

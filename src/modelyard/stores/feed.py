@@ -2,7 +2,7 @@
 
 A frame is a 4-byte big-endian length and the msgpack of one tagged struct.
 Only the newest state matters, so a connection's outbox holds one table, one
-heartbeat and one set of tidings, not a queue: a gateway that reads slowly skips what is out of
+heartbeat, one set of tidings and one of leases, not a queue: a gateway that reads slowly skips what is out of
 date, costs bounded memory, and delays nobody else.
 """
 
@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from modelyard.domain.demand import Hello, Report
+from modelyard.domain.leases import Leases
 from modelyard.domain.routing_table import Heartbeat, RoutingTable, Tidings
 from modelyard.errors import StartupError
 
@@ -40,13 +41,13 @@ _log = logging.getLogger(__name__)
 _encode = msgspec.msgpack.Encoder().encode
 _decode_hello = msgspec.msgpack.Decoder(Hello).decode
 _decode_report = msgspec.msgpack.Decoder(Report).decode
-_decode_push = msgspec.msgpack.Decoder(RoutingTable | Heartbeat | Tidings).decode
+_decode_push = msgspec.msgpack.Decoder(RoutingTable | Heartbeat | Tidings | Leases).decode
 
 _LOST = (OSError, EOFError, TimeoutError, msgspec.MsgspecError, asyncio.LimitOverrunError)
 """All the ways in which a connection ends; the other side starts anew."""
 
 
-def _frame(message: Hello | Report | RoutingTable | Heartbeat | Tidings) -> bytes:
+def _frame(message: Hello | Report | RoutingTable | Heartbeat | Tidings | Leases) -> bytes:
     body = _encode(message)
     if len(body) > FRAME_BYTES_MAX:
         raise ValueError(f"a frame of {len(body)} bytes is larger than {FRAME_BYTES_MAX}")
@@ -63,7 +64,7 @@ async def _read_frame(reader: asyncio.StreamReader, *, bytes_max: int) -> bytes:
 class _Connection:
     """The server's side of one gateway."""
 
-    __slots__ = ("_beat", "_filled", "_table", "_taken", "_tidings", "gateway_id", "report", "writer")
+    __slots__ = ("_beat", "_filled", "_leases", "_table", "_taken", "_tidings", "gateway_id", "report", "writer")
 
     def __init__(self, gateway_id: str, writer: asyncio.StreamWriter) -> None:
         self.gateway_id = gateway_id
@@ -72,6 +73,7 @@ class _Connection:
         self._table: bytes | None = None
         self._beat: bytes | None = None
         self._tidings: bytes | None = None
+        self._leases: bytes | None = None
         self._filled = asyncio.Event()
         self._taken = asyncio.Event()
         self._taken.set()
@@ -97,6 +99,11 @@ class _Connection:
         self._tidings = frame
         self._filled.set()
 
+    def put_leases(self, frame: bytes) -> None:
+        """Send these leases next, instead of older ones that have not gone yet."""
+        self._leases = frame
+        self._filled.set()
+
     def give_up(self) -> None:
         """Let nobody wait for this connection any more."""
         self._taken.set()
@@ -116,8 +123,9 @@ class _Connection:
                 table, self._table = self._table, None
                 beat, self._beat = self._beat, None
                 tidings, self._tidings = self._tidings, None
+                leases, self._leases = self._leases, None
                 # Sums for a key before the key itself: its first request must not be turned away for want of them.
-                for frame in (tidings, table, beat):
+                for frame in (tidings, table, beat, leases):
                     if frame is not None:
                         self.writer.write(frame)
                 async with asyncio.timeout(SILENCE_S):
@@ -195,6 +203,12 @@ class FeedServer:
         self._tidings = _frame(tidings)
         for connection in self._connections:
             connection.put_tidings(self._tidings)
+
+    def lease(self, gateway_id: str, leases: Leases) -> None:
+        """Push leases to one gateway; nothing happens when it is not connected."""
+        for connection in self._connections:
+            if connection.gateway_id == gateway_id:
+                connection.put_leases(_frame(leases))
 
     def reports(self) -> dict[str, Report]:
         """Return the last report of each connected gateway by its id; an empty one before its first."""
@@ -286,7 +300,7 @@ class FeedClient:
         self._writer: asyncio.StreamWriter | None = None
         self._closed = asyncio.Event()
 
-    async def updates(self) -> AsyncIterator[RoutingTable | Heartbeat | Tidings | None]:
+    async def updates(self) -> AsyncIterator[RoutingTable | Heartbeat | Tidings | Leases | None]:
         """Yield what arrives; None when a connection that had brought something was lost. Ends at ``close``."""
         pause_s = PAUSE_FIRST_S
         while not self._closed.is_set():
@@ -321,7 +335,7 @@ class FeedClient:
         if self._writer is not None:
             self._writer.transport.abort()
 
-    async def _follow(self) -> AsyncGenerator[RoutingTable | Heartbeat | Tidings, None]:
+    async def _follow(self) -> AsyncGenerator[RoutingTable | Heartbeat | Tidings | Leases, None]:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             reader, writer = await asyncio.open_unix_connection(os.fspath(self._path))
         try:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from modelyard.clock import ManualClock
+from modelyard.domain.leases import Leases
 from modelyard.domain.routing_table import Spent, Tidings
 from modelyard.domain.tenants import ApiKey, Limits, Rates, Scope, Tenant
 from modelyard.domain.usage import Intent, Price, Settle, UsageStatus
@@ -34,9 +35,9 @@ class Bench:
         self.accounts.attach(self.journal)
         self.limit(key, tenant)
 
-    def limit(self, key: Limits = NONE, tenant: Limits = NONE) -> None:
+    def limit(self, key: Limits = NONE, tenant: Limits = NONE, *, now_s: float = 0.0) -> None:
         record = ApiKey(PARSED.key_id, "t", "k", hash_secret(PEPPER, PARSED.secret), (Scope.INFERENCE,), 0, limits=key)
-        self.accounts.take([Tenant("t", "t", 0, tenant)], [record], now_s=0.0)
+        self.accounts.take([Tenant("t", "t", 0, tenant)], [record], now_s=now_s)
 
     @property
     def key(self) -> KeyState:
@@ -199,10 +200,43 @@ def test_the_time_to_wait_for_a_place_follows_how_long_requests_take(bench: Call
 
 
 def test_workers_divide_every_limit(bench: Callable[..., Bench]) -> None:
-    yard = bench(key=Limits(requests_per_minute=4, tokens_per_day=400, models={"m": Rates(concurrency=2)}), workers=2)
+    limits = Limits(requests_per_minute=4, tokens_per_day=400, models={"m": Rates(concurrency=2)})
+    yard = bench(key=limits, workers=2)
     yard.hear(100)
-    yard.reserve(10, 90)
-    assert yard.refused(output=1).code == "insufficient_quota"
-    yard.limit(Limits(models={"m": Rates(concurrency=4)}))
-    yard.reserve()
-    assert yard.refused().code == "rate_limit_exceeded"
+    soon = yard.refused(now_s=1.0)  # whoever had its part before it began may still have it
+    assert (soon.code, soon.retry_after_s) == ("rate_limit_exceeded", 1.0)
+    assert "4 requests" in soon.message
+    yard.reserve(10, 90, now_s=2.0)
+    assert yard.refused(output=1, now_s=2.0).code == "insufficient_quota"
+    yard.limit(Limits(models={"m": Rates(concurrency=4)}), now_s=2.0)
+    yard.reserve(now_s=2.0)
+    assert yard.refused(now_s=2.0).code == "rate_limit_exceeded"
+
+
+def test_an_allowance_follows_its_lease_and_falls_back_when_it_ends(bench: Callable[..., Bench]) -> None:
+    yard = bench(key=Limits(requests_per_minute=60), workers=2)
+    shares, allowance = yard.accounts.shares, yard.key.allowance
+    shares.recheck(1.5)
+    assert (allowance.requests_limit, allowance.requests_left) == (30, 30)
+    shares.take(Leases(7, 3.0, {PARSED.key_id: (50, None, None)}), now_s=1.5)
+    assert (allowance.requests_limit, allowance.requests_left) == (50, 30), "what others may have used is not given"
+    for _ in range(20):
+        yard.reserve(now_s=1.5)
+    report = shares.report(1.5)
+    assert report is not None
+    assert (report.worker, report.epoch, report.wishes) == (0, 7, {PARSED.key_id: (40, 0, 20, 20)})
+    yard.reserve(now_s=3.0)
+    assert allowance.requests_limit == 30
+    shares.take(Leases(8, 5.0, {PARSED.key_id: (1, None, None)}), now_s=4.0)
+    yard.reserve(now_s=4.0)
+    assert yard.refused(now_s=4.0).retry_after_s == 60.0
+    report = shares.report(4.0)
+    assert report is not None
+    assert report.wishes[PARSED.key_id][0] == 1 + 1, "what is used and what was refused"
+
+
+def test_one_worker_asks_no_desk(bench: Callable[..., Bench]) -> None:
+    yard = bench(key=Limits(requests_per_minute=2))
+    assert yard.accounts.shares.report(0.0) is None
+    yard.accounts.shares.take(Leases(1, 9.0, {PARSED.key_id: (1, None, None)}), now_s=0.0)
+    assert yard.key.allowance.requests_limit == 2

@@ -107,3 +107,16 @@ def test_never_more_than_the_limit_and_its_refill(work: list[tuple[int, int, flo
         assert taken <= 30 + now_s * 0.5 + 1e-6
         assert used <= 120 + now_s * 2 + 1e-6
         assert key.tokens_left <= 120
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20), st.floats(0, 3)), max_size=30))
+def test_shares_that_move_between_two_gateways_give_nothing_twice(moves: list[tuple[int, int, float]]) -> None:
+    """Whatever moves where, together they let no more through than one limit and its refill."""
+    one, other = full(requests_per_minute=30), full(requests_per_minute=30)
+    now_s, passed = 0.0, 0
+    for share_of_one, asks, pause in moves:
+        now_s += pause
+        for gateway, part in ((one, share_of_one), (other, 60 - share_of_one)):
+            gateway.resize(Limits(requests_per_minute=part), now_s=now_s)
+        passed += sum(take(gateway, now_s=now_s) is None for gateway in (one, other) for _ in range(asks))
+        assert passed <= 60 + now_s + 1e-6
