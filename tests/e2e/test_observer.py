@@ -1,0 +1,57 @@
+"""What the controller sees of real engines: at once when they get busy, and told to gateways once."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.simulated import SECRET, Sim, end, launch, ready
+from tests.support.waiting import eventually_async
+
+from modelyard.clock import SystemClock
+from modelyard.control.observer import Observer, Target
+from modelyard.domain.demand import ReplicaReport
+from modelyard.domain.routing_table import ReplicaSnapshot
+from modelyard.engines.simulated import SimulatedEngine
+from modelyard.policy.reconcile import Vital
+
+HANG_S = 30.0
+
+
+@pytest.fixture
+def sim(tmp_path: Path) -> Iterator[Sim]:
+    running = ready(launch(tmp_path, slots=2))
+    yield running
+    end(running)
+
+
+async def test_busy_replica_is_looked_at_at_once_and_each_look_is_told_once(sim: Sim) -> None:
+    target = Target("rep-1", "127.0.0.1", sim.port, SECRET, SimulatedEngine(), 60.0)
+    told: list[ReplicaSnapshot] = []
+    async with asyncio.TaskGroup() as group:
+        observer = Observer(group, SystemClock(), hang_timeout_s=HANG_S, wake=lambda: None)
+        observer.watch([(target, False)])
+
+        def news() -> list[ReplicaSnapshot]:
+            told.extend(observer.snapshots())
+            return told
+
+        await eventually_async(lambda: observer.vital("rep-1")[0] is Vital.READY and news(), 10, "a first look")
+        assert told[-1].running == 0
+        assert not observer.snapshots(), "told once"
+        chat = threading.Thread(target=lambda: sim.stream("[[sim: tokens=400 slow=10]] on"), daemon=True)
+        chat.start()
+        await eventually_async(lambda: asyncio.to_thread(sim.running), 5, "it runs")
+        count = len(told)
+        # Idle replicas are looked at every five seconds; the gateway's report is what makes the next look come now.
+        assert not observer.note("gateway-0", [ReplicaReport("rep-1", 1, 0, "", 0)])
+        await eventually_async(lambda: any(one.running == 1 for one in news()[count:]), 2, "a look at once")
+        looks = len(told)
+        await eventually_async(lambda: len(news()) >= looks + 2, 4, "a look a second while it is busy")
+        assert all(0 <= one.age_s < 1 for one in told)
+        assert observer.note("gateway-0", [ReplicaReport("rep-1", 1, 2, "timeout", 0)]), "it got worse"
+        assert not observer.note("gateway-0", [])
+        await asyncio.to_thread(chat.join)
+        observer.watch([])
+        await observer.close()
