@@ -73,8 +73,8 @@ def partial_usage(exchange: "Exchange", outcome: Outcome) -> Usage:
     """
     relay = exchange.relay
     tokens = relay.tokens if relay is not None else 0
-    if relay is not None and relay.usage is not None and exchange.reply is not None:
-        return exchange.reply.usage(relay.usage)
+    if relay is not None and exchange.reply is not None and (told := exchange.reply.usage(relay)) is not None:
+        return told
     if not tokens and (outcome.status is not UsageStatus.CLIENT_CLOSED or not exchange.was_sent):
         return Usage(completion_tokens=0)
     return estimate(exchange, tokens)

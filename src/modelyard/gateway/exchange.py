@@ -188,7 +188,7 @@ class Exchange:
         if self.endpoint.dispatcher.has_shadow and not self.was_sent:
             side_requests.shadow(self, self.body)
         if call.is_stream:
-            self.wait_for(recovery.FIRST_TOKEN, self.endpoint.patience.first_token_s)
+            self.progress.wait(self)
         self.was_sent = True
         head = engine_request.head_of(
             gateway,
@@ -287,7 +287,7 @@ class Exchange:
             # Still open when only the body ended, without the answer's end.
             connection.abort()
         relay = self.relay
-        if relay is not None and is_clean and relay.has_finish:
+        if relay is not None and relay.has_finish:
             self.finish_stream(relay, b"")
         elif connection is not None and connection.is_reused and not has_answered and self.replica is not None:
             # The engine closed an idle connection just as we wrote into it; that is nobody's failure.
@@ -320,8 +320,8 @@ class Exchange:
         self.stalled_since_s = NEVER_S
         if self.connection is not None:
             self.connection.resume()
-            if self.relay is not None:
-                self.wait_for(recovery.NEXT_TOKEN, self.endpoint.patience.token_s)
+            if self.call.is_stream:
+                self.progress.wait(self)
 
     def flush(self) -> None:
         """Write what is held of the stream, before anything else is written."""
@@ -395,7 +395,7 @@ class Exchange:
         reply = self.reply
         assert reply is not None, "a stream has a reply"
         is_estimated = relay.usage is None or reply.is_continued
-        usage = billing.estimate(self, relay.tokens) if relay.usage is None else reply.usage(relay.usage)
+        usage = reply.usage(relay) or billing.estimate(self, relay.tokens)
         last = reply.finish(relay, usage)
 
         def say() -> None:

@@ -15,29 +15,53 @@ if TYPE_CHECKING:
     from modelyard.gateway.exchange import Exchange
 
 
+FIRST_TOKEN = "first token"  # noqa: S105 - no secret
+NEXT_TOKEN = "next token"  # noqa: S105 - no secret
+
+
 class StreamProgress:
     """The progress of one exchange; ``next_mark`` is the token count at which ``note`` is due."""
 
-    __slots__ = ("_marked_at_s", "_marked_tokens", "_swept_tokens", "first_token_s", "next_mark")
+    __slots__ = ("_is_awaited", "_marked_at_s", "_marked_tokens", "_swept_tokens", "first_token_s", "next_mark")
 
     def __init__(self, now_s: float) -> None:
         self.first_token_s: float | None = None
         self.next_mark = 1
+        self._is_awaited = True
         self._marked_tokens = 0
         self._marked_at_s = now_s
         self._swept_tokens = 0
 
     def note(self, exchange: "Exchange", relay: StreamRelay) -> None:
-        """Take note of the first token, and of each ``mark_tokens`` more."""
-        if self.first_token_s is not None:
+        """Take note of an engine's first token, and of each ``mark_tokens`` more."""
+        if not self._is_awaited:
             self._mark(exchange, relay)
             return
+        self._is_awaited = False
         gateway = exchange.gateway
-        self.first_token_s = now_s = gateway.clock.monotonic_s()
-        self.next_mark = relay.tokens + gateway.settings.mark_tokens
-        gateway.metrics.began(model=exchange.endpoint.route.name, seconds=now_s - exchange.arrived_s)
-        exchange.wait_for("next token", exchange.endpoint.patience.token_s)
+        now_s = gateway.clock.monotonic_s()
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+            self.next_mark = relay.tokens + gateway.settings.mark_tokens
+            gateway.metrics.began(model=exchange.endpoint.route.name, seconds=now_s - exchange.arrived_s)
+        else:
+            self._mark(exchange, relay)
+        self.wait(exchange)
         exchange.began(now_s)
+
+    def interrupt(self, relay: StreamRelay) -> None:
+        """Await the first token of another engine, which goes on behind what ``relay`` has relayed."""
+        self._is_awaited = True
+        self._swept_tokens = relay.tokens
+        self.next_mark = relay.tokens + 1
+
+    def wait(self, exchange: "Exchange") -> None:
+        """Expect the next token within its time, from now on: what nobody read meanwhile was not late."""
+        patience = exchange.endpoint.patience
+        if self._is_awaited:
+            exchange.wait_for(FIRST_TOKEN, patience.first_token_s)
+        else:
+            exchange.wait_for(NEXT_TOKEN, patience.token_s)
 
     def check(self, exchange: "Exchange", relay: StreamRelay, now_s: float) -> None:
         """Move the deadline of a stream that went on since the last sweep; mark what is ``mark_s`` old."""

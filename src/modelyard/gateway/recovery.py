@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from modelyard import errors
 from modelyard.errors import ApiError
 from modelyard.gateway import engine_request, failover
+from modelyard.gateway.progress import FIRST_TOKEN
 from modelyard.gateway.upstream import CONNECT_TIMEOUT
 from modelyard.policy.breaker import Failure
 from modelyard.policy.dispatch import ReplicaLoad, Verdict
@@ -25,8 +26,6 @@ _log = logging.getLogger(__name__)
 
 ATTEMPTS_MAX = 3
 ANSWER = "complete answer"
-FIRST_TOKEN = "first token"  # noqa: S105 - no secret
-NEXT_TOKEN = "next token"  # noqa: S105 - no secret
 NEVER_S = float("inf")
 
 
@@ -122,17 +121,21 @@ def retry(exchange: "Exchange", reason: str) -> bool:
         return False
     exchange.failed_on.append(replica)
     exchange.drop_connection()
+    # All of it before anybody is asked: whoever gets the slot that is given back may change what happens to this one.
+    exchange.replica = None
+    exchange.deadline_s = NEVER_S
+    relay = exchange.relay
+    if body and relay is not None:
+        exchange.body = body
+        exchange.comment_due_s = now_s + gateway.settings.loading_comment_s
+        exchange.progress.interrupt(relay)
+    else:
+        exchange.relay = None
     deadline_s = now_s + gateway.settings.queue_wait_s
     verdict = dispatcher.retry(exchange, now_s=now_s, deadline_s=deadline_s)
     if verdict is None:
+        exchange.replica = replica
         return False
-    exchange.replica = None
-    exchange.deadline_s = NEVER_S
-    if body:
-        exchange.body = body
-        exchange.comment_due_s = now_s + gateway.settings.loading_comment_s
-    else:
-        exchange.relay = None
     fields = {"request_id": exchange.request_id, "replica_id": replica.route.id}
     _log.warning("%s on another replica: %s", "going on" if body else "retry", reason, extra=fields)
     gateway.metrics.retried(exchange.endpoint.route.name)

@@ -14,6 +14,8 @@ says what to send.
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from modelyard.gateway.responses import MalformedResponseError, chunk_size
 from modelyard.gateway.sse import (
     Kind,
@@ -84,7 +86,8 @@ class StreamRelay:
     ``transform`` makes of each event what the client gets of it, where that is not the event itself. ``transcript``
     collects what was passed on of the engine's events, raw. ``tokens`` is how many the client had before, of an answer
     that another engine began: then there is no role to tell and no beginning to hold back, and the usage that the
-    engine tells is not that of the whole answer, so it is kept for ``finish``.
+    engine tells is not that of the whole answer, so it is kept for ``finish``. ``has_finish`` is true once all
+    ``choices`` have been told to be over.
     """
 
     __slots__ = (
@@ -97,6 +100,7 @@ class StreamRelay:
         "_is_steady",
         "_is_trailer",
         "_left",
+        "_open_choices",
         "_transform",
         "_wants_usage",
         "error",
@@ -107,6 +111,7 @@ class StreamRelay:
         "is_ended",
         "sample",
         "tokens",
+        "tokens_before",
         "transcript",
         "usage",
     )
@@ -120,13 +125,15 @@ class StreamRelay:
         transform: Callable[[bytes], bytes] | None = None,
         transcript: list[bytes] | None = None,
         tokens: int = 0,
+        choices: int = 1,
     ) -> None:
         self.is_chunked = is_chunked
         self._is_chat = is_chat
         self._wants_usage = wants_usage
         self._transform = transform
         self.transcript = transcript
-        self.tokens = tokens
+        self.tokens = self.tokens_before = tokens
+        self._open_choices = choices
         self._is_continued = tokens > 0
         self.usage: Usage | None = None
         self.error: str | None = None
@@ -162,7 +169,7 @@ class StreamRelay:
         """Take a read from the engine; return what the client gets.
 
         Raises:
-            EngineStreamError: the framing is broken or an event is too long.
+            EngineStreamError: the framing is broken, an event is too long, or what looked like a chunk is none.
         """
         if (
             self._is_steady
@@ -185,7 +192,11 @@ class StreamRelay:
                 if self.transcript is not None:
                     self.transcript.append(data)
                 return data
-        return self._feed_slowly(data)
+        try:
+            return self._feed_slowly(data)
+        except (msgspec.MsgspecError, RecursionError, ValueError):
+            # What nobody had looked at before: text that is no UTF-8, a number that is too large.
+            raise EngineStreamError("malformed event") from None
 
     def finish(self, usage: Usage) -> bytes:
         """Return the last bytes of a complete answer, ``[DONE]`` included, and ``usage`` if it is still owed."""
@@ -223,7 +234,8 @@ class StreamRelay:
                 self.has_usage_event = True
                 return one_line(event) + b"\n\n"
             case Kind.FINISH:
-                self.has_finish = True
+                self._open_choices -= seen.finishes
+                self.has_finish = self._open_choices <= 0
             case Kind.ROLE | Kind.CONTENT:
                 pass
         return self._hold_or_pass(event, seen)

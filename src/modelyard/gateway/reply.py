@@ -46,6 +46,7 @@ class StreamReply:
             transform=None if is_plain else self._transform,
             transcript=self.transcript,
             tokens=self._tokens,
+            choices=self._call.choices,
         )
 
     def fold(self, relay: StreamRelay) -> None:
@@ -69,9 +70,10 @@ class StreamReply:
         self._tokens = relay.tokens
         return text
 
-    def usage(self, told: Usage) -> Usage:
-        """Return the usage of the whole answer from what the last engine told."""
-        return failover.whole_usage(told, self._tokens) if self._tokens else told
+    def usage(self, relay: StreamRelay) -> Usage | None:
+        """Return the usage of the whole answer from what the engine behind ``relay`` told, None if it told none."""
+        told, before = relay.usage, relay.tokens_before
+        return failover.whole_usage(told, before) if told is not None and before else told
 
     def finish(self, relay: StreamRelay, usage: Usage) -> bytes:
         """Return the last events of a complete answer."""

@@ -69,6 +69,8 @@ class StreamEvent(NamedTuple):
     has_content: bool = False
     has_role: bool = False
     message: str = ""
+    finishes: int = 0
+    """How many choices end with it."""
 
 
 class _Delta(msgspec.Struct):
@@ -146,18 +148,19 @@ def _read_choices(chunk: _Chunk) -> StreamEvent:
     choices = chunk.choices or []
     if not choices:
         return StreamEvent(Kind.USAGE, usage=chunk.usage)
-    has_content = has_role = is_finish = False
+    has_content = has_role = False
+    finishes = 0
     for choice in choices:
         delta = choice.delta
-        is_finish = is_finish or bool(choice.finish_reason)
+        finishes += bool(choice.finish_reason)
         if delta is not None:
             has_role = has_role or delta.role is not None
             has_content = has_content or bool(
                 delta.content or delta.reasoning_content or delta.reasoning or delta.refusal or delta.tool_calls
             )
         has_content = has_content or bool(choice.text)
-    kind = Kind.FINISH if is_finish else Kind.CONTENT if has_content else Kind.ROLE
-    return StreamEvent(kind, usage=chunk.usage, has_content=has_content, has_role=has_role)
+    kind = Kind.FINISH if finishes else Kind.CONTENT if has_content else Kind.ROLE
+    return StreamEvent(kind, usage=chunk.usage, has_content=has_content, has_role=has_role, finishes=finishes)
 
 
 def _error_text(chunk: _Chunk) -> str:

@@ -1,0 +1,186 @@
+"""An engine fails a request: what the client gets, what it is billed, and that nothing is lost on the way."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.unit.gateway.test_exchange import DONE, END, STREAM, Bench, as_chunk, event
+
+from modelyard.domain.routing_table import ReleaseRoute, ReplicaRoute
+from modelyard.gateway.upstream import UpstreamConnection
+
+
+class Yard(Bench):
+    """A bench with replicas of one slot at different ports, whose engine can go on with an answer."""
+
+    def __init__(self, folder: Path, replicas: int = 3) -> None:
+        super().__init__(folder)
+        self.take(replicas)
+
+    def take(self, replicas: int, *, extras: frozenset[str] = frozenset({"continue_final_message", "n"})) -> None:
+        table = self.gateway.catalog.table
+        assert table is not None
+        routes = tuple(ReplicaRoute(f"r{port}", "h", port, "s", 1) for port in range(1, replicas + 1))
+        endpoint = msgspec.structs.replace(
+            self.endpoint.route, releases=(ReleaseRoute("v", 100, routes),), engine_extras=extras
+        )
+        new = msgspec.structs.replace(table, revision=table.revision + 1, endpoints=(endpoint,))
+        self.gateway.catalog.take(new, now_s=self.clock.monotonic_s())
+
+    @property
+    def engine(self) -> UpstreamConnection:
+        """The last connection that was opened."""
+        return self.pool.opened[-1][0]
+
+    def asked(self) -> Any:
+        """Return the body of the last request to an engine."""
+        return json.loads(self.pool.opened[-1][1].sent.rpartition(b"\r\n\r\n")[2])
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Yard]:
+    bench = Yard(tmp_path)
+    yield bench
+    bench.assert_at_rest()
+    for replica in bench.endpoint.dispatcher.replicas:
+        assert (replica.pending_tokens, replica.unanswered) == (0, 0), replica
+    bench.journal.close()
+
+
+def text_of(sent: bytes) -> str:
+    """Return the text that a client was sent, of all choices."""
+    return "".join(
+        choice["delta"].get("content") or ""
+        for line in sent.split(b"\n")
+        if line.startswith(b"data: {")
+        for choice in json.loads(line[6:]).get("choices", ())
+    )
+
+
+@pytest.mark.parametrize("error", [None, ConnectionResetError()])
+def test_an_engine_lost_behind_its_finish_has_answered(bench: Yard, error: Exception | None) -> None:
+    client, wire = bench.client()
+    bench.ask(client, stream=True)
+    bench.engine.data_received(STREAM + event(role="assistant", content="a") + event(finish="stop"))
+    bench.engine.connection_lost(error)
+    assert len(bench.pool.opened) == 1, "nothing is left to go on with"
+    assert wire.sent.count(b'"finish_reason":"stop"') == 1
+    assert wire.sent.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert [record.status for record in bench.settled()] == ["success"]
+
+
+@pytest.mark.parametrize("end", ["body", "connection", "time"])
+def test_one_finished_choice_of_two_is_no_whole_answer(bench: Yard, end: str) -> None:
+    client, wire = bench.client()
+    bench.ask(client, stream=True, n=2)
+    bench.engine.data_received(STREAM + event(role="assistant", content="a") + event(finish="stop"))
+    if end == "body":
+        bench.engine.data_received(END)
+    elif end == "connection":
+        bench.engine.connection_lost(None)
+    else:
+        bench.clock.advance(200)
+        bench.gateway.check_time(bench.clock.monotonic_s())
+    assert b"[DONE]" not in wire.sent
+    assert b'"error"' in wire.sent
+
+
+def test_both_finished_choices_are_a_whole_answer(bench: Yard) -> None:
+    client, wire = bench.client()
+    bench.ask(client, stream=True, n=2)
+    bench.engine.data_received(STREAM + event(role="assistant", content="a") + 2 * event(finish="stop") + END)
+    assert wire.sent.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+@pytest.mark.parametrize("field", [rb'"x":"\xff"', b'"x":1e999'])
+def test_an_event_that_is_broken_where_nobody_looked_is_a_bad_answer_and_no_lost_engine(
+    bench: Yard, field: bytes
+) -> None:
+    field = field.replace(rb"\xff", b"\xff")
+    bad = b'data: {"choices":[{"delta":{"content":"a"}}],"usage":{},' + field + b"}\n\n"
+    client, wire = bench.client()
+    bench.ask(client, stream=True)
+    bench.engine.data_received(STREAM + as_chunk(bad))
+    assert not bench.gateway.suspects.has_any
+    bench.engine.data_received(STREAM + event(role="assistant", content="b") + event(finish="stop") + DONE + END)
+    assert text_of(wire.sent) == "b", "another replica may do better"
+
+
+def test_the_next_engine_has_the_time_to_read_the_whole_prompt_again(bench: Yard) -> None:
+    client, wire = bench.client()
+    patience = bench.endpoint.patience
+    bench.ask(client, stream=True)
+    bench.engine.data_received(STREAM + event(role="assistant", content="a") + event(content="b"))
+    bench.engine.connection_lost(None)
+    second = bench.engine
+    assert bench.asked()["messages"][-1] == {"role": "assistant", "content": "ab"}
+    for _ in range(3):
+        bench.gateway.check_time(bench.clock.monotonic_s())
+        bench.clock.advance(patience.token_s / 2)
+        bench.gateway.check_time(bench.clock.monotonic_s())
+    second.data_received(STREAM + event(role="assistant", content="c"))
+    (replica,) = [replica for replica in bench.endpoint.dispatcher.replicas if replica.running]
+    assert (replica.pending_tokens, replica.unanswered) == (0, 0), "its prompt has been read"
+    bench.gateway.check_time(bench.clock.monotonic_s())
+    bench.clock.advance(patience.token_s + 1)
+    bench.gateway.check_time(bench.clock.monotonic_s())
+    assert bench.asked()["messages"][-1] == {"role": "assistant", "content": "abc"}, "a token is awaited as ever"
+    bench.engine.data_received(STREAM + event(content="d") + event(finish="stop") + DONE + END)
+    assert text_of(wire.sent) == "abcd"
+
+
+def test_one_that_waits_to_go_on_waits_as_long_as_all_who_wait(bench: Yard) -> None:
+    bench.take(2)
+    bench.endpoint.patience = bench.endpoint.patience._replace(token_s=5)
+    client, wire = bench.client()
+    other, _ = bench.client()
+    bench.ask(client, stream=True)
+    first = bench.engine
+    bench.ask(other, stream=True)
+    first.data_received(STREAM + event(role="assistant", content="a"))
+    first.connection_lost(None)
+    bench.gateway.check_time(bench.clock.monotonic_s())
+    bench.clock.advance(10)
+    bench.gateway.check_time(bench.clock.monotonic_s())
+    assert b"error" not in wire.sent
+    other.connection_lost(None)
+    bench.engine.data_received(STREAM + event(content="b") + event(finish="stop") + DONE + END)
+    assert text_of(wire.sent) == "ab"
+
+
+def test_a_client_that_was_behind_is_not_the_engines_silence(bench: Yard) -> None:
+    client, wire = bench.client()
+    bench.endpoint.patience = bench.endpoint.patience._replace(total_s=999)
+    client.pause_writing()
+    bench.ask(client, stream=True)
+    bench.clock.advance(bench.endpoint.patience.first_token_s - 5)
+    client.resume_writing()
+    bench.clock.advance(10)
+    bench.gateway.check_time(bench.clock.monotonic_s())
+    bench.engine.data_received(STREAM + event(role="assistant", content="a") + event(finish="stop") + DONE + END)
+    assert text_of(wire.sent) == "a"
+    assert bench.settled()[-1].attempts == 1
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_tokens_that_the_first_engine_told_are_billed_once(bench: Yard, leaves: bool) -> None:
+    bench.take(2)
+    client, _ = bench.client()
+    other, _ = bench.client()
+    bench.ask(client, stream=True)
+    first = bench.engine
+    bench.ask(other, stream=True)
+    chunk = {"choices": [{"delta": {"content": "a"}}], "usage": {"prompt_tokens": 9, "completion_tokens": 1}}
+    first.data_received(STREAM + as_chunk(b"data: " + json.dumps(chunk).encode() + b"\n\n"))
+    first.connection_lost(None)
+    if leaves:
+        client.connection_lost(None)
+    else:
+        bench.clock.advance(100)
+        bench.gateway.check_time(bench.clock.monotonic_s())
+    (record,) = [record for record in bench.settled() if record.attempts == 1 and record.completion_tokens]
+    assert (record.prompt_tokens, record.completion_tokens) == (9, 1)
+    other.connection_lost(None)
