@@ -19,7 +19,7 @@ from modelyard.control.api import build_api
 from modelyard.control.artifacts import ArtifactStore
 from modelyard.control.bootstrap import ensure_admin_key, keep_admin_key
 from modelyard.control.context import Context
-from modelyard.control.leases import LeaseService
+from modelyard.control.leases import LeaseOffice
 from modelyard.control.loops import Loops, Parts
 from modelyard.control.requests import RequestDesk
 from modelyard.control.table import TablePublisher
@@ -78,14 +78,8 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
     artifacts = ArtifactStore(data.artifacts)
     publisher = TablePublisher(store=store, engines=engines, prices=config.prices, feed=feed)
     loops = Loops(Parts(config, store, fleet, engines, artifacts, feed, publisher, clock))
-    leases = LeaseService(feed=feed, table=lambda: publisher.table, workers=config.gateway.workers, clock=clock)
+    leases = LeaseOffice(feed=feed, table=lambda: publisher.table, workers=config.gateway.workers, clock=clock)
     tidings = TidingsPublisher(store=store, usage=usage, feed=feed, clock=clock, snapshots=loops.snapshots)
-
-    async def refresh() -> None:
-        # A gateway that gets a key with a quota must already know what is spent of it.
-        await tidings.refresh()
-        await publisher.refresh()
-
     webhooks = WebhookSender(store=requests, fetcher=fetcher, pepper=pepper, clock=clock, chance=random.Random().random)
     desk = RequestDesk(store=requests, webhooks=webhooks, settings=config.control, clock=clock)
     context = Context(
@@ -101,7 +95,7 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         pepper=pepper,
         internal_token=internal_token,
         wake=loops.wake,
-        refresh=refresh,
+        refresh=lambda: _refresh(tidings, publisher),
         health=loops.health,
         gateways=feed.reports,
     )
@@ -121,6 +115,12 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         listener.close()
         await feed.close()
         await store.close()
+
+
+async def _refresh(tidings: TidingsPublisher, publisher: TablePublisher) -> None:
+    """Push what is stored now; a gateway that gets a key with a quota must already know what is spent of it."""
+    await tidings.refresh()
+    await publisher.refresh()
 
 
 async def _boot(store: ControlStore, pepper: bytes, clock: Clock, data: DataDirectory, stop: asyncio.Event) -> None:

@@ -14,7 +14,7 @@ from modelyard.stores import TableFeed
 INTERVAL_S = 0.2
 
 
-class LeaseService:
+class LeaseOffice:
     """Hears what gateways want and gives them leases over ``feed``; ``table`` is the newest routing table."""
 
     def __init__(self, *, feed: TableFeed, table: Callable[[], RoutingTable], workers: int, clock: Clock) -> None:
@@ -26,7 +26,7 @@ class LeaseService:
         feed.on_report(self._hear)
 
     def __repr__(self) -> str:
-        return f"<LeaseService on revision {self._revision}>"
+        return f"<LeaseOffice on revision {self._revision}>"
 
     async def run(self) -> None:
         """Divide and give until cancelled."""
