@@ -303,7 +303,6 @@ kept_requests = sa.Table(
     sa.Column("finished_at", sa.Double),
     sa.Column("http_status", sa.Integer, nullable=False),
     _text("content_type"),
-    sa.Column("answer", sa.LargeBinary, nullable=False),
     _count("answer_bytes"),
     _text("error_code"),
     sa.Column("webhook_url", sa.Text),
@@ -313,6 +312,8 @@ kept_requests = sa.Table(
     sa.Column("webhook_since", sa.Double),
     sa.Column("webhook_tries", sa.Integer, nullable=False),
     _text("webhook_attempts"),
+    # Last: SQLite reads what stands behind a large value only by way of all of it.
+    sa.Column("answer", sa.LargeBinary, nullable=False),
     # Nulls are distinct in both dialects: requests without such a key do not meet.
     sa.UniqueConstraint("owner_id", "api_key_id", "idempotency_key"),
     sa.Index(None, "owner_id", "created_at"),

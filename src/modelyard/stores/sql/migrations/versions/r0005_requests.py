@@ -26,7 +26,6 @@ def upgrade() -> None:
         sa.Column("finished_at", sa.Double()),
         sa.Column("http_status", sa.Integer(), nullable=False),
         sa.Column("content_type", sa.Text(), nullable=False),
-        sa.Column("answer", sa.LargeBinary(), nullable=False),
         sa.Column("answer_bytes", sa.BigInteger(), nullable=False),
         sa.Column("error_code", sa.Text(), nullable=False),
         sa.Column("webhook_url", sa.Text()),
@@ -36,6 +35,7 @@ def upgrade() -> None:
         sa.Column("webhook_since", sa.Double()),
         sa.Column("webhook_tries", sa.Integer(), nullable=False),
         sa.Column("webhook_attempts", sa.Text(), nullable=False),
+        sa.Column("answer", sa.LargeBinary(), nullable=False),
         sa.ForeignKeyConstraint(["owner_id"], ["tenants.tenant_id"], name=op.f("fk_kept_requests_owner_id")),
         sa.PrimaryKeyConstraint("request_id", name=op.f("pk_kept_requests")),
         sa.UniqueConstraint(
