@@ -1,7 +1,7 @@
 """What the pages show, read from the stores; a signed-in key sees its tenant, an admin key everything."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
@@ -10,7 +10,7 @@ from modelyard.clock import Clock
 from modelyard.console.session import SessionContext
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import Report
-from modelyard.domain.endpoints import Endpoint, EndpointStatus, Stage
+from modelyard.domain.endpoints import Endpoint, EndpointStatus, Release, Stage
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.tenants import ApiKey, Identity
 from modelyard.domain.usage import NANO_PER_USD, UsageBucket
@@ -42,6 +42,8 @@ class EndpointRow:
     replicas: Sequence[Replica]
     queued: int
     in_flight: int
+    releases: Sequence[tuple[str, str]] = ()
+    """Name and share of each version; told where there are several."""
 
     @property
     def ready(self) -> int:
@@ -103,9 +105,21 @@ async def endpoint_rows(context: ConsoleContext, identity: Identity) -> list[End
             [replica for replica in replicas if replica.endpoint_id == endpoint.id and not replica.is_tombstone],
             sum(row.queued for row in demand if row.endpoint_id == endpoint.id),
             sum(row.in_flight for row in demand if row.endpoint_id == endpoint.id),
+            [(_name_of(release, versions), _share_of(release)) for release in endpoint.releases],
         )
         for endpoint in await context.store.endpoints(tenant_id=tenant_id)
     ]
+
+
+def _name_of(release: Release, versions: Mapping[str, ModelVersion]) -> str:
+    version = versions.get(release.version_id)
+    return f"{version.version} on {version.framework}" if version else release.version_id
+
+
+def _share_of(release: Release) -> str:
+    if release.shadow:
+        return f"copies of {release.shadow} % of the requests"
+    return f"{release.weight} % of the requests" if release.weight else "no requests"
 
 
 async def endpoint_events(context: ConsoleContext, endpoint: Endpoint) -> list[Event]:

@@ -144,6 +144,20 @@ async def test_hostile_text_is_only_text(api: Management, browser: httpx2.AsyncC
     assert "about 8 s" in page
 
 
+async def test_releases_are_shown_where_there_are_several(api: Management, browser: httpx2.AsyncClient) -> None:
+    identity, key = await api.key(PLATFORM, Scope.ADMIN)
+    spec = {"model_name": "smol", "framework": "simulated"}
+    endpoint_id = (await api.call(identity, "POST", "/v1/models/deploy", spec)).json()["endpoint_id"]
+    await sign_in(browser, key)
+    assert "Releases" not in (await browser.get(f"/console/endpoints/{endpoint_id}")).text
+    release = {"framework": "simulated", "version": "next", "shadow": 10}
+    await api.call(identity, "POST", f"/v1/endpoints/{endpoint_id}/releases", release)
+    page = (await browser.get(f"/console/endpoints/{endpoint_id}")).text
+    assert "next on simulated" in page
+    assert "copies of 10 % of the requests" in page
+    assert "100 % of the requests" in page
+
+
 @pytest.mark.parametrize(
     ("status", "progress", "shown"),
     [

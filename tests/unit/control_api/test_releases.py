@@ -185,7 +185,7 @@ async def test_release_takes_its_share_and_gives_it_back(api: Management, manage
     assert answer.status_code == 202, answer.text
     assert shares(answer.json()) == {"v1": (75, 0), "v2": (25, 0)}
     assert answer.json()["canary_weight"] == 25
-    first, second = await api.context.store.versions()
+    first, second = sorted(await api.context.store.versions(), key=lambda one: one.version)
     assert (second.version, second.name, second.tenant_id) == ("v2", "org/smol", "ten-acme")
     assert (second.options, second.gpu_type) == ({"itl_ms": 3}, first.gpu_type)
     answer = await api.call(manager, "PATCH", PATH, {"releases": [{"version": "v2", "weight": 40}]})
