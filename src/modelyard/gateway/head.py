@@ -9,13 +9,14 @@ from collections.abc import Iterable
 
 from modelyard import errors
 from modelyard.config import GatewayConfig
-from modelyard.gateway import cors, preferences
+from modelyard.gateway import cors
+from modelyard.gateway.preferences import NAMES
 
 PUBLIC = ("/console", "/docs", "/openapi.json", "/favicon.ico")
 """Paths (and what lies below) that need no key here; the console has its own session."""
 
 _CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
-_WATCHED = _CREDENTIALS | preferences.NAMES | {
+_WATCHED = _CREDENTIALS | NAMES | {
     b"host", b"content-length", b"content-encoding", b"transfer-encoding", b"expect", b"origin",
 }  # fmt: skip
 _HOST_BYTES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_:[]%~"
@@ -92,7 +93,7 @@ def check_headers(request: Request, settings: GatewayConfig, read_bytes: int) ->
             request.cors = cors.answer_lines(settings.cors_origins, header[1])
         elif name == b"expect":
             request.expects = header[1].lower() == b"100-continue"
-        elif name in preferences.NAMES:
+        elif name in NAMES:
             request.preferences = (*request.preferences, header)
         else:
             _check_body_header(request, settings.body_bytes_max, *header)
