@@ -91,6 +91,14 @@ def test_scores_of_a_chat_carry_bytes_and_those_of_a_completion_offsets() -> Non
     assert list(found["top_logprobs"][1]) == [" c"]
 
 
+def test_scores_without_rivals_are_empty_and_not_null() -> None:
+    text = Scores(top=0, is_chat=False)
+    text.add(b"ab")
+    found = text.take()
+    assert found is not None
+    assert (len(found["token_logprobs"]), found["top_logprobs"]) == (1, [{}])
+
+
 def test_what_is_held_back_keeps_its_scores_for_the_next_chunk() -> None:
     request = decode(json.dumps({"messages": [USER]}).encode(), ChatRequest)
     [choice] = chat_choices(request, "é!", Faults(), room=9, by_byte=True)

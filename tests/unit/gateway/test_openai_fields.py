@@ -272,7 +272,7 @@ def test_log_probabilities_in_the_form_of_a_chat_become_lists() -> None:
     expected = {
         "tokens": [" Paris", "."],
         "token_logprobs": [-0.2, -0.3],
-        "top_logprobs": [{" Paris": -0.2}, None],
+        "top_logprobs": [{" Paris": -0.2}, {}],
         "text_offset": [0, 6],
     }
     assert json.loads(translation.answer(whole, USAGE, "r"))["choices"][0]["logprobs"] == expected

@@ -60,7 +60,7 @@ class Scores:
             "tokens": [_text(entry[0][0]) for entry in entries],
             "token_logprobs": [entry[0][1] for entry in entries],
             "top_logprobs": [
-                {_text(token): value for token, value in entry} if self._top and entry[0][1] is not None else None
+                None if entry[0][1] is None else {_text(token): value for token, value in entry[: self._top]}
                 for entry in entries
             ],
             "text_offset": offsets,

@@ -108,7 +108,7 @@ def _lists(entries: list[Any], lengths: dict[int, int], index: int) -> dict[str,
         "tokens": [entry["token"] for entry in entries],
         "token_logprobs": [entry["logprob"] for entry in entries],
         "top_logprobs": [
-            {rival["token"]: rival["logprob"] for rival in entry.get("top_logprobs") or []} or None for entry in entries
+            {rival["token"]: rival["logprob"] for rival in entry.get("top_logprobs") or []} for entry in entries
         ],
         "text_offset": offsets,
     }
