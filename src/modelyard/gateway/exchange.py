@@ -35,7 +35,6 @@ from modelyard.gateway.upstream import UpstreamConnection
 from modelyard.policy.breaker import Failure
 from modelyard.policy.dispatch import ReplicaLoad, Verdict
 from modelyard.policy.job import Job
-from modelyard.policy.suspects import fingerprint
 
 if TYPE_CHECKING:
     from modelyard.gateway.flow import Gateway
@@ -66,6 +65,7 @@ class Exchange:
         "gateway",
         "has_intent",
         "is_over",
+        "is_reopening",
         "job",
         "key",
         "progress",
@@ -120,7 +120,7 @@ class Exchange:
         self.connection: UpstreamConnection | None = None
         self.failed_on: list[ReplicaLoad] = []
         self.has_intent = False
-        self.was_sent = False
+        self.was_sent = self.is_reopening = False
         self.relay: StreamRelay | None = None
         self.reply: StreamReply | None = None
         self.replica: ReplicaLoad | None = None
@@ -179,6 +179,7 @@ class Exchange:
             return
         gateway = self.gateway
         self.connection = connection
+        self.is_reopening = False
         if self.client.is_paused:
             # It has not read its last answer yet, and will not be told again that it is behind.
             self.client_paused()
@@ -202,7 +203,7 @@ class Exchange:
 
     def unreachable(self, reason: str) -> None:
         """Go elsewhere: no connection could be opened."""
-        if not self.is_over:
+        if not self.is_over and self.connection is None:
             recovery.not_reached(self, reason)
 
     # --- the engine's answer ---
@@ -289,11 +290,8 @@ class Exchange:
         relay = self.relay
         if relay is not None and relay.has_finish:
             self.finish_stream(relay, b"")
-        elif connection is not None and connection.is_reused and not has_answered and self.replica is not None:
-            # The engine closed an idle connection just as we wrote into it; that is nobody's failure.
-            self.gateway.pool.open(connection.address, self, timeout_s=self.endpoint.patience.connect_s)
         else:
-            recovery.lost(self)
+            recovery.lost(self, is_stale=connection is not None and connection.is_reused and not has_answered)
 
     def malformed(self, reason: str) -> None:
         """Deal with a response that is not HTTP or too long."""
@@ -486,7 +484,7 @@ class Exchange:
         if self.replica is not None:
             self.endpoint.dispatcher.succeeded(self.replica)
         if self.gateway.suspects.has_any:
-            self.gateway.suspects.answered(fingerprint(engine_request.unsalted(self.first_body)))
+            self.gateway.suspects.answered(recovery.print_of(self))
 
     def replica_failed(self, kind: Failure, reason: str) -> None:
         """Tell the dispatcher how the replica failed."""

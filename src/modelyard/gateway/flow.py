@@ -22,7 +22,7 @@ from modelyard.domain.endpoints import Sticky
 from modelyard.domain.routing_table import Tidings
 from modelyard.domain.tenants import Scope
 from modelyard.errors import ApiError
-from modelyard.gateway import answers, engine_request, preferences, side_requests, waiting
+from modelyard.gateway import answers, engine_request, preferences, recovery, side_requests, waiting
 from modelyard.gateway.accounts import KeyState
 from modelyard.gateway.catalog import Catalog, EndpointState
 from modelyard.gateway.control_proxy import ControlProxy
@@ -42,7 +42,7 @@ from modelyard.policy.job import BANDS, Job
 from modelyard.policy.overload import OverloadState, sheds
 from modelyard.policy.prefixes import chain
 from modelyard.policy.routing import stable_hash
-from modelyard.policy.suspects import Suspects, fingerprint
+from modelyard.policy.suspects import Suspects
 
 if TYPE_CHECKING:
     from modelyard.gateway.presence import ControllerPresence
@@ -291,8 +291,7 @@ class Gateway:
 
     def _is_suspect(self, exchange: Exchange) -> bool:
         exchange.body = exchange.first_body = engine_request.body_of(exchange)
-        print_ = fingerprint(engine_request.unsalted(exchange.body))
-        return self.suspects.is_refused(print_, exchange.arrived_s)
+        return self.suspects.is_refused(recovery.print_of(exchange), exchange.arrived_s)
 
     def _full(self, endpoint: EndpointState[Exchange], *, is_cold: bool) -> ApiError:
         if is_cold:

@@ -29,6 +29,15 @@ ANSWER = "complete answer"
 NEVER_S = float("inf")
 
 
+def print_of(exchange: "Exchange") -> int:
+    """Return what tells the request from others, by the body that engines get.
+
+    All tenants of a shared endpoint have the same, but no two endpoints: what a tenant's own engines die of must not be
+    refused to others who call theirs by the same name.
+    """
+    return fingerprint(b"%b/%b" % (exchange.endpoint.route.id.encode(), engine_request.unsalted(exchange.first_body)))
+
+
 def keeps_text(exchange: "Exchange") -> bool:
     """Say whether the text of the answer is worth keeping: somebody else could go on with it."""
     endpoint = exchange.endpoint
@@ -37,6 +46,10 @@ def keeps_text(exchange: "Exchange") -> bool:
 
 def not_reached(exchange: "Exchange", reason: str) -> None:
     """Go elsewhere: no connection could be opened."""
+    if exchange.is_reopening:
+        # So it was not just an idle connection that closed: the engine died with the request on it.
+        lost(exchange)
+        return
     exchange.replica_failed(Failure.UNREACHABLE, reason)
     if retry(exchange, reason):
         return
@@ -46,12 +59,22 @@ def not_reached(exchange: "Exchange", reason: str) -> None:
         exchange.fail(errors.engine_unavailable(exchange.endpoint.route.name))
 
 
-def lost(exchange: "Exchange") -> None:
-    """Deal with an engine that is gone, or closed the connection without its answer."""
+def lost(exchange: "Exchange", *, is_stale: bool = False) -> None:
+    """Deal with an engine that is gone, or closed the connection without its answer.
+
+    ``is_stale``: it was an idle connection before, and nothing came back. Most often the engine closed it just as we
+    wrote into it, which is nobody's failure; whether the engine lives tells a new connection.
+    """
+    if is_stale and exchange.replica is not None:
+        address = (exchange.replica.route.host, exchange.replica.route.port)
+        exchange.is_reopening = True
+        exchange.gateway.pool.open(address, exchange, timeout_s=exchange.endpoint.patience.connect_s)
+        return
+    exchange.is_reopening = False
     reason = "connection lost in a stream" if exchange.has_begun else "connection lost"
     may_retry = not _took_it_down(exchange)
     exchange.replica_failed(Failure.UNREACHABLE, reason)
-    if not may_retry and exchange.gateway.suspects.is_refused(_print(exchange), _now_s(exchange)):
+    if not may_retry and exchange.gateway.suspects.is_refused(print_of(exchange), _now_s(exchange)):
         exchange.fail(errors.request_crashes_engine())
     elif not may_retry or not retry(exchange, reason):
         exchange.fail(errors.engine_lost() if exchange.has_begun else _unavailable(exchange))
@@ -64,14 +87,14 @@ def _took_it_down(exchange: "Exchange") -> bool:
         return False
     suspects = exchange.gateway.suspects
     suspects.lost(
-        _print(exchange),
+        print_of(exchange),
         replica.route.id,
         others=replica.running - 1,
         others_waiting=replica.unanswered - (exchange.job.pending_tokens > 0),
         has_begun=exchange.has_begun,
         now_s=_now_s(exchange),
     )
-    return not suspects.may_retry(_print(exchange))
+    return not suspects.may_retry(print_of(exchange))
 
 
 def broke(exchange: "Exchange", error: ApiError) -> None:
@@ -123,6 +146,7 @@ def retry(exchange: "Exchange", reason: str) -> bool:
     exchange.drop_connection()
     # All of it before anybody is asked: whoever gets the slot that is given back may change what happens to this one.
     exchange.replica = None
+    exchange.is_reopening = False
     exchange.deadline_s = NEVER_S
     relay = exchange.relay
     if body and relay is not None:
@@ -155,10 +179,6 @@ def _rest(exchange: "Exchange") -> bytes:
     exchange.flush()
     extras = exchange.endpoint.route.engine_extras
     return failover.continued_body(exchange.first_body, exchange.call, text, relay.tokens, extras)
-
-
-def _print(exchange: "Exchange") -> int:
-    return fingerprint(engine_request.unsalted(exchange.first_body))
 
 
 def _now_s(exchange: "Exchange") -> float:

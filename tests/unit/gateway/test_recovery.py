@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.gateway.test_exchange import DONE, END, STREAM, Bench, as_chunk, event
+from tests.unit.gateway.test_exchange import DONE, END, STREAM, Bench, event, whole
 
 from modelyard.domain.routing_table import ReleaseRoute, ReplicaRoute
-from modelyard.gateway.upstream import UpstreamConnection
+from modelyard.gateway.relay import as_chunk
+from modelyard.gateway.upstream import Receiver, UpstreamConnection
 
 
 class Yard(Bench):
@@ -184,3 +185,68 @@ def test_tokens_that_the_first_engine_told_are_billed_once(bench: Yard, leaves: 
     (record,) = [record for record in bench.settled() if record.attempts == 1 and record.completion_tokens]
     assert (record.prompt_tokens, record.completion_tokens) == (9, 1)
     other.connection_lost(None)
+
+
+def _refuse(address: tuple[str, int], receiver: Receiver, *, timeout_s: float) -> None:
+    receiver.unreachable("connection refused")
+
+
+def _kill_all(bench: Yard, monkeypatch: pytest.MonkeyPatch, *, replicas: int = 3) -> bytes:
+    """Ask on connections that were used before, of engines that die of it; return the answer."""
+    for _ in range(replicas):
+        client, wire = bench.client()
+        bench.ask(client)
+        bench.engine.data_received(whole(b'{"choices":[]}'))
+    client, wire = bench.client()
+    bench.ask(client, stop="deadly")
+    with monkeypatch.context() as dead:
+        dead.setattr(bench.pool, "open", _refuse)
+        for engine, engine_wire in bench.pool.opened:
+            if b"deadly" in engine_wire.sent:
+                engine.connection_lost(None)
+                engine_wire.is_closed = True
+        for engine, engine_wire in bench.pool.opened:
+            if b"deadly" in engine_wire.sent and not engine_wire.is_closed:
+                engine.connection_lost(None)
+                engine_wire.is_closed = True
+    answer: bytes = wire.sent
+    return answer
+
+
+def test_two_engines_die_of_a_request_also_on_connections_that_were_used_before(
+    bench: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = _kill_all(bench, monkeypatch)
+    assert b"request_crashes_engine" in answer, answer
+    assert sum(b"deadly" in wire.sent for _, wire in bench.pool.opened) == 2
+
+
+def test_a_connection_that_closed_just_as_it_was_used_is_nobodys_failure(bench: Yard) -> None:
+    bench.take(1)
+    client, wire = bench.client()
+    bench.ask(client)
+    bench.engine.data_received(whole(b'{"choices":[]}'))
+    bench.ask(client)
+    bench.engine.connection_lost(None)
+    bench.engine.data_received(whole(b'{"choices":[]}'))
+    assert wire.sent.count(b"HTTP/1.1 200 OK") == 2
+    assert not bench.gateway.suspects.has_any
+    assert all(replica.health.is_closed for replica in bench.endpoint.dispatcher.replicas)
+
+
+def test_what_kills_the_engines_of_one_endpoint_is_not_refused_to_another_of_that_name(
+    bench: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert b"request_crashes_engine" in _kill_all(bench, monkeypatch)
+    client, wire = bench.client()
+    bench.ask(client, stop="deadly")
+    assert b"request_crashes_engine" in wire.sent
+    table = bench.gateway.catalog.table
+    assert table is not None
+    (route,) = table.endpoints
+    new = msgspec.structs.replace(table, revision=99, endpoints=(msgspec.structs.replace(route, id="another"),))
+    bench.gateway.catalog.take(new, now_s=bench.clock.monotonic_s())
+    client, wire = bench.client()
+    bench.ask(client, stop="deadly")
+    assert wire.sent == b"", "an engine has it"
+    client.connection_lost(None)
