@@ -5,7 +5,7 @@ desk leases shares by demand (``policy/leases.py``); an allowance then follows
 its share, also when a lease ends while nothing is heard.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from modelyard.domain.leases import LeaseReport, Leases, Share, Wish
 from modelyard.domain.tenants import Rates
@@ -27,8 +27,6 @@ class Shares:
         """Accounts that had no share yet, since this worker has just begun; their first one is a full one."""
         self._refused: dict[str, list[int]] = {}
         self.due_s = NEVER_S
-        self.on_refusal: Callable[[], None] = lambda: None
-        """Called when a share was too small, so that the desk may hear of it soon."""
 
     def begin(self, now_s: float) -> None:
         """Begin to take new records: ``allowance`` is called for each of them next."""
@@ -93,7 +91,6 @@ class Shares:
             if allowance.account:
                 wanted = self._refused.setdefault(allowance.account, [0, 0, 0])
                 wanted[place] += tokens if place == 1 else 1
-        self.on_refusal()
 
     def report(self, now_s: float) -> LeaseReport | None:
         """Return what the desk should know, None with one worker."""
