@@ -3,18 +3,23 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+from tests.support.ledger import check_ledger
+from tests.support.load import Load, chat
 from tests.support.simulated import SECRET, Sim, end, launch, ready
 from tests.support.waiting import eventually_async
+from tests.support.yard import Yard
 
 from modelyard.clock import SystemClock
 from modelyard.control.observer import Observer, Target
 from modelyard.domain.demand import ReplicaReport
-from modelyard.domain.routing_table import ReplicaSnapshot
+from modelyard.domain.routing_table import ReplicaSnapshot, Tidings
 from modelyard.engines.simulated import SimulatedEngine
 from modelyard.policy.reconcile import Vital
+from modelyard.stores.feed import FeedClient
 
 HANG_S = 30.0
 
@@ -55,3 +60,24 @@ async def test_busy_replica_is_looked_at_at_once_and_each_look_is_told_once(sim:
         await asyncio.to_thread(chat.join)
         observer.watch([])
         await observer.close()
+
+
+async def test_every_gateway_is_told_what_engines_say(yard: Yard) -> None:
+    yard.deploy("sim", options={"slots": 4, "ttft_ms": 1, "itl_ms": 1})
+    (engine,) = yard.engines("sim")
+    token = (yard.data / "secrets" / "internal-token").read_text().strip()
+    follower = FeedClient(yard.data / "run" / "feed.sock", token, "gateway-of-the-test")
+    async with Load(yard.port, yard.admin_key) as load:
+        for _ in range(3):
+            load.start(chat("sim", "[[sim: tokens=500 slow=20]] on", stream=True), within_s=30)
+        async with asyncio.timeout(10), aclosing(follower.updates()) as updates:
+            async for update in updates:
+                if isinstance(update, Tidings) and any(
+                    one.replica_id == engine.replica_id and one.running == 3 for one in update.snapshots
+                ):
+                    break
+        await follower.close()
+        for exchange in load.exchanges:
+            exchange.leave()
+        await load.finish(10)
+        check_ledger(yard, load.exchanges)
