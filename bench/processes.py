@@ -5,12 +5,24 @@ whose ticks of 10 ms are longer than a hundred requests.
 """
 
 import http.client
+import os
+import shutil
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 PROC = Path("/proc")
+
+
+def pins(gateway_core: int, load_core: int) -> tuple[list[str], list[str]]:
+    """Return the ``taskset`` prefixes of gateways and of all else; empty where there are no two cores."""
+    taskset = shutil.which("taskset")
+    if taskset is None or not {gateway_core, load_core} <= os.sched_getaffinity(0):
+        print("bench: not pinned (taskset or the second core is missing): figures are rougher", file=sys.stderr)
+        return [], []
+    return [taskset, "-c", str(gateway_core)], [taskset, "-c", str(load_core)]
 
 
 def tree(root: int) -> list[int]:

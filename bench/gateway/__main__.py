@@ -37,7 +37,7 @@ def main() -> None:
         return
     tools.build()
     peers = _chosen(options.peers)
-    gateway_pin, load_pin = _pins(options)
+    gateway_pin, load_pin = processes.pins(options.gateway_core, options.load_core)
     scratch = Path(tempfile.mkdtemp(prefix="gateway-", dir=tools.BUILD))
     engine = tools.FakeEngine.start(processes.free_port(), load_pin)
     bench = Bench(engine, load_pin)
@@ -93,15 +93,6 @@ def _chosen(names: str) -> list[Peer]:
     if not peers:
         raise tools.fail(f"no gateway to measure among {', '.join(kind().name for kind in PEERS)}")
     return peers
-
-
-def _pins(options: argparse.Namespace) -> tuple[list[str], list[str]]:
-    taskset = shutil.which("taskset")
-    cores = os.sched_getaffinity(0)
-    if taskset is None or not {options.gateway_core, options.load_core} <= cores:
-        print("bench: not pinned (taskset or the second core is missing): figures are rougher", file=sys.stderr)
-        return [], []
-    return [taskset, "-c", str(options.gateway_core)], [taskset, "-c", str(options.load_core)]
 
 
 def _measure(bench: Bench, peers: list[Peer], options: argparse.Namespace) -> list[Figures]:

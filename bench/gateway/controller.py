@@ -2,8 +2,9 @@
 
 ``python -m bench.gateway.controller DATA_DIR ENGINE_PORT...``; writes the API
 keys to ``DATA_DIR/ready.json``, one of a tenant of each plan, once gateways
-can follow. Keys have every limit set, and high, so that limiting is paid for
-and never strikes.
+can follow. Keys have every limit set, and high, and so has the engine's cache,
+so that limiting is paid for and never strikes; the engine can go on in the
+middle of an answer, so that streams are kept for that.
 """
 
 import argparse
@@ -33,7 +34,8 @@ TENANTS = {Plan.STANDARD: PLATFORM, Plan.PRIORITY: "ten-priority", Plan.BATCH: "
 def table_of(ports: Sequence[int], keys: Sequence[ApiKey], serving: Serving, slots: int, now_s: float) -> RoutingTable:
     """Return the table: a tenant of each plan, their keys, one endpoint ``fake-model`` that all may use."""
     replicas = tuple(
-        ReplicaRoute(f"rep-{number}", "127.0.0.1", port, "s" * 32, slots) for number, port in enumerate(ports)
+        ReplicaRoute(f"rep-{number}", "127.0.0.1", port, "s" * 32, slots, kv_tokens=MANY)
+        for number, port in enumerate(ports)
     )
     endpoint = EndpointRoute(
         id=new_id("ep-"),
@@ -43,7 +45,7 @@ def table_of(ports: Sequence[int], keys: Sequence[ApiKey], serving: Serving, slo
         created_at=int(now_s),
         releases=(ReleaseRoute(new_id("ver-"), 100, replicas),),
         routes=frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"}),
-        engine_extras=frozenset(),
+        engine_extras=frozenset({"cache_salt", "continue_final_message"}),
         context_length=0,
         price=Price(150_000_000, 75_000_000, 600_000_000),
         progress=Progress(Stage.READY),

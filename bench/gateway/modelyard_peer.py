@@ -21,14 +21,10 @@ from modelyard import compose
 class Modelyard:
     """``modelyard up gateway`` behind a routing table with one endpoint; other benchmarks take several workers."""
 
-    name = "modelyard"
-
-    def __init__(
-        self, *, workers: int = 1, settings: dict[str, str] | None = None, options: Sequence[str] = ()
-    ) -> None:
-        """``settings`` are of the gateway (``queue_max``), ``options`` of the bench's controller."""
+    def __init__(self, name: str = "modelyard", *, workers: int = 1, options: Sequence[str] = ()) -> None:
+        """``options`` are of the bench's controller."""
+        self.name = name
         self._workers = workers
-        self._settings = settings or {}
         self._options = list(options)
         self._gateways: list[subprocess.Popen[bytes]] = []
         self._controller: subprocess.Popen[bytes] | None = None
@@ -53,7 +49,6 @@ class Modelyard:
         ready = folder / "ready.json"
         wait_until(ready.exists, "the bench controller's table")
         self.keys = json.loads(ready.read_text())
-        settings = {f"MODELYARD__GATEWAY__{name.upper()}": value for name, value in self._settings.items()}
         for worker in range(self._workers):
             with (folder / f"gateway-{worker}.log").open("wb") as log:
                 self._gateways.append(
@@ -61,7 +56,7 @@ class Modelyard:
                         [*gateway_pin, *gateway_command(folder, port, worker, self._workers)],
                         stdout=log,
                         stderr=subprocess.STDOUT,
-                        env={**compose.PLANE_ENVIRONMENT, **os.environ, **settings},
+                        env={**compose.PLANE_ENVIRONMENT, **os.environ},
                     )
                 )
         # The kernel deals connections out at random, so ask often enough to meet every worker.

@@ -1,0 +1,1 @@
+"""What holding tokens for some milliseconds saves; ``python -m bench.coalescing``."""
