@@ -207,12 +207,12 @@ class BandShares:
     credits are whole numbers, so that looking ahead comes to exactly the same answers.
     """
 
-    __slots__ = ("_credits", "has_debts")
+    __slots__ = ("_credits", "is_even")
 
     def __init__(self, credits: Sequence[int] = (0,) * len(BANDS)) -> None:
         self._credits = list(credits)
-        self.has_debts = any(credit < 0 for credit in credits)
-        """Whether a band owes something; without debts and waiters there is nothing to ``charge``."""
+        self.is_even = not any(credits)
+        """Whether no band owes or has saved anything; then, without waiters, there is nothing to ``charge``."""
 
     def __repr__(self) -> str:
         return f"<BandShares: {', '.join(f'{credit:+}' for credit in self._credits)}>"
@@ -235,7 +235,7 @@ class BandShares:
     def charge(self, served: int, cost: int, waiting: Sequence[int]) -> None:
         """Note that a job of band ``served`` starts; ``waiting`` is without it."""
         credits = self._credits
-        self.has_debts = False
+        self.is_even = True
         before = waiting[0]
         for band in range(1, len(credits)):
             waits = waiting[band]
@@ -247,9 +247,9 @@ class BandShares:
                 elif credit > 0:
                     credit = 0
             credit += cost
-            if credit < 0:
-                self.has_debts = True
-            elif not waits:
+            if credit > 0 and not waits:
                 credit = 0
+            if credit:
+                self.is_even = False
             credits[band] = credit
             before = before or waits

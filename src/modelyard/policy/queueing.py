@@ -229,7 +229,7 @@ class WaitingLine(Generic[W]):
     def served(self, job: Job) -> None:
         """Note that a job starts on a replica now, whether it waited or not: after ``leave``, if it did."""
         self._shares[job.band].charge(job)
-        if self.waiters or self._bands.has_debts:
+        if self.waiters or not self._bands.is_even:
             self._bands.charge(job.band, cost_of(job), self._waiting)
             self._order = None
 

@@ -298,10 +298,12 @@ def test_band_saves_nothing_while_nobody_waits_in_it_and_owes_nothing_for_idle_t
     assert repr(bands) == "<BandShares: +0, +0, +0>"
     for _ in range(1000):
         bands.charge(2, 100, [0, 0, 1])
-    assert not bands.has_debts
+    assert repr(bands) == "<BandShares: +0, +0, +100>"
+    assert not bands.is_even
     assert bands.first([1, 0, 1]) == 2, "what it earned with its last job"
     bands.charge(2, 100, [1, 0, 1])
-    assert bands.has_debts
+    assert repr(bands) == "<BandShares: +0, +0, -1800>"
+    assert not bands.is_even
 
 
 def test_band_pays_with_its_credit_also_while_nobody_more_urgent_waits() -> None:
@@ -320,4 +322,4 @@ def test_debt_outlasts_a_moment_without_waiters_but_not_the_work_of_others() -> 
     assert bands.first([1, 0, 1]) == 0, "came back, and would go first again and again"
     for _ in range(18):
         bands.charge(0, 100, [0, 0, 0])
-    assert not bands.has_debts
+    assert bands.is_even

@@ -54,6 +54,17 @@ def test_urgent_bands_go_first() -> None:
     assert line.depths == (1, 1, 1)
 
 
+def test_band_has_nothing_saved_when_it_comes_back_after_its_line_was_empty() -> None:
+    line = line_of(job(band=STANDARD), job(band=STANDARD))
+    serve(line)
+    serve(line)
+    line.served(job(band=STANDARD))  # at once, since nobody waits
+    line.join(10, job(band=STANDARD), deadline_s=1e9)
+    line.join(11, job(band=PRIORITY), deadline_s=1e9)
+    assert line.order() == [11, 10]
+    assert serve(line) == 11
+
+
 def test_batch_is_not_starved_by_paying_requests() -> None:
     line = line_of(*[job(band=PRIORITY) for _ in range(60)], *[job(band=BATCH) for _ in range(10)])
     order = drain(line)

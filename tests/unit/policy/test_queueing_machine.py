@@ -89,8 +89,6 @@ class SlowLine:
         self.last[band] = tenant
         if not self.of(band):
             self.floors[band] = self.counters[band][tenant]
-        if not self.standing and not any(credit < 0 for credit in self.credits):
-            return
         for less in (1, 2):
             if less == band:
                 paid = self.credits[less] - 20 * cost(job)
