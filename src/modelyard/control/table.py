@@ -163,7 +163,7 @@ def _releases(
 ) -> tuple[ReleaseRoute, ...]:
     """Return the releases, and behind them versions that were replaced but still serve or drain.
 
-    While no replica of the releases is ready, the replaced ones keep the traffic.
+    While no replica of the releases with traffic is ready, those that had it before keep it.
     """
     by_version: dict[str, list[Replica]] = defaultdict(list)
     for replica in replicas:
@@ -174,9 +174,17 @@ def _releases(
         return ReleaseRoute(version_id, weight, of_it, shadow)
 
     is_served = any(_is_ready(by_version[release.version_id]) for release in endpoint.releases if release.weight)
-    routes = [route(release.version_id, release.weight, release.shadow) for release in endpoint.releases]
+
+    def kept(version_id: str) -> int:
+        return 100 if not is_served and _is_ready(by_version[version_id]) else 0
+
+    routes = [
+        # A shadow was never meant to answer anybody.
+        route(one.version_id, one.weight or (0 if one.shadow else kept(one.version_id)), one.shadow)
+        for one in endpoint.releases
+    ]
     replaced = sorted(by_version.keys() - {release.version_id for release in endpoint.releases})
-    routes += [route(one, 100 if not is_served and _is_ready(by_version[one]) else 0) for one in replaced]
+    routes += [route(one, kept(one)) for one in replaced]
     return tuple(routes)
 
 

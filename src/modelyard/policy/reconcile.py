@@ -220,7 +220,8 @@ def _size(
 ) -> list[Action]:
     """Start, drain and forget so that the version has its number of replicas."""
     kept = _keep(places, situation.wanted.get(version_id, 0))
-    is_replaced = version_id not in situation.wanted and any(situation.wanted.values())
+    # Replaced, or its traffic went to others: they must be there first.
+    is_replaced = not situation.wanted.get(version_id) and any(situation.wanted.values())
     may_drain = not is_replaced or _is_served(situation)
     actions: list[Action] = []
     for ordinal in sorted({*places, *kept}):
@@ -231,7 +232,9 @@ def _size(
             surplus = [seen for seen in group if seen.record.state in LIVE][1:]
         else:
             surplus = [seen for seen in group if seen.record.state in LIVE]
-        reason = "its version was replaced" if version_id not in situation.wanted else situation.size_reason
+        reason = situation.size_reason
+        if is_replaced:
+            reason = "its version gets no traffic" if version_id in situation.wanted else "its version was replaced"
         for seen in surplus:
             if seen.record.id not in tended and (may_drain or not _is_ready(seen)):
                 actions.append(_release(seen, reason or "fewer replicas are needed"))

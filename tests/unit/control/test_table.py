@@ -150,6 +150,25 @@ async def test_gateways_are_told_how_to_serve_what_shadows_and_how_much_fits(
     assert route.context_length == 2048, "the shadow's own bounds nobody"
 
 
+async def test_release_that_lost_its_traffic_keeps_it_until_another_is_ready_and_a_shadow_never_gets_any(
+    store: SqlControlStore, publisher: TablePublisher, feed: Recorder
+) -> None:
+    await store.add_deployment(version("ver-a"), ENDPOINT)
+    for other in ("ver-b", "ver-c"):
+        await store.add_version(version(other))
+    moved = (Release("ver-a", 0), Release("ver-b", 100), Release("ver-c", 0, shadow=10))
+    await store.put_endpoint(msgspec.structs.replace(ENDPOINT, releases=moved))
+    await store.put_replica(replica(ReplicaState.READY, 0))
+    await store.put_replica(replica(ReplicaState.READY, 0, of="ver-c"))
+
+    def weights(route: EndpointRoute) -> list[int]:
+        return [release.weight for release in route.releases]
+
+    assert weights(await published(publisher, feed)) == [100, 100, 0]
+    await store.put_replica(replica(ReplicaState.READY, 0, of="ver-b"))
+    assert weights(await published(publisher, feed)) == [0, 100, 0]
+
+
 async def test_drain_is_known_when_every_gateway_serves_from_a_table_that_has_it(
     store: SqlControlStore, publisher: TablePublisher, feed: Recorder
 ) -> None:

@@ -192,6 +192,19 @@ def test_old_version_serves_until_the_new_one_is_ready() -> None:
     assert kinds(look(old, ready, wanted={"ver-b": 1})) == [DrainReplica]
 
 
+def test_version_that_lost_its_traffic_serves_until_the_others_can() -> None:
+    old = running(replica(S.READY), vital=Vital.READY)
+    wanted = {"ver-a": 0, "ver-b": 1}
+    assert kinds(look(old, wanted=wanted)) == [StartReplica]
+    loading = running(replica(S.LOADING, version="ver-b"), vital=Vital.LOADING)
+    assert look(old, loading, wanted=wanted) == []
+    ready = running(replica(S.READY, version="ver-b"), vital=Vital.READY)
+    (action,) = look(old, ready, wanted=wanted)
+    assert isinstance(action, DrainReplica)
+    assert action.reason == "its version gets no traffic"
+    assert kinds(look(old, wanted={"ver-a": 0, "ver-b": 0})) == [DrainReplica], "all of it sleeps"
+
+
 def test_deleted_endpoint_is_forgotten_when_nothing_of_it_runs() -> None:
     def deleted(*replicas: ReplicaSeen, **changes: object) -> list[type]:
         return kinds(look(*replicas, wanted={"ver-a": 0}, is_deleted=True, **changes))
