@@ -1,0 +1,94 @@
+"""What is too much: 429, for limits, quotas and full lines."""
+
+from modelyard.errors.shape import ApiError
+
+
+def rate_limited(kind: str, *, limit: int, retry_after_s: float) -> ApiError:
+    """Return the error for a limit that time restores; ``kind`` is ``requests``, ``tokens`` or ``concurrency``."""
+    unit = {"requests": "requests per minute", "tokens": "tokens per minute", "concurrency": "concurrent requests"}[
+        kind
+    ]
+    if limit == 1:
+        unit = unit.replace("requests", "request").replace("tokens", "token")
+    return ApiError(
+        429,
+        code="rate_limit_exceeded",
+        type="tokens" if kind == "tokens" else "requests",
+        message=f"Rate limit reached: {limit} {unit}. Please try again in {retry_after_s:.3g} s.",
+        retry_after_s=retry_after_s,
+    )
+
+
+def request_exceeds_token_limit(needed: int, limit: int) -> ApiError:
+    """Return the error for a request that could never fit the key's tokens per minute."""
+    return ApiError(
+        429,
+        code="rate_limit_exceeded",
+        type="tokens",
+        message=f"Request too large: about {needed} tokens, the limit is {limit} tokens per minute. "
+        "Send a shorter prompt.",
+        should_retry=False,
+    )
+
+
+def kept_requests_full(*, retry_after_s: float) -> ApiError:
+    """Return the error for a request to be kept, of a tenant that has as many as may be."""
+    return ApiError(
+        429,
+        code="kept_requests_full",
+        type="rate_limit_error",
+        message="Too many requests of this tenant are kept. Delete some (DELETE /v1/requests/{id}), or wait until the "
+        "oldest expire.",
+        retry_after_s=retry_after_s,
+        should_retry=False,
+    )
+
+
+def queue_full(model: str, *, retry_after_s: float) -> ApiError:
+    """Return the error for an endpoint whose waiting line is full."""
+    return ApiError(
+        429,
+        code="queue_full",
+        type="requests",
+        message=f"The model '{model}' is saturated and its queue is full. Please try again in {retry_after_s:.3g} s.",
+        retry_after_s=retry_after_s,
+    )
+
+
+def quota_exhausted(kind: str, period: str, *, is_tenants: bool, retry_after_s: float) -> ApiError:
+    """Return the error for a spent quota; ``kind`` is ``tokens`` or ``money``, ``period`` ``day`` or ``month``."""
+    whose = "the tenant's" if is_tenants else "this key's"
+    what = "token quota" if kind == "tokens" else "budget"
+    return ApiError(
+        429,
+        code="insufficient_quota",
+        type="insufficient_quota",
+        message=f"What is left of {whose} {what} of this {period} does not cover the request. It is renewed in "
+        f"{retry_after_s:.0f} s; a smaller 'max_tokens' needs less, and 'modelyard keys' or your administrator can "
+        "raise it.",
+        retry_after_s=retry_after_s,
+        should_retry=False,
+    )
+
+
+def engine_busy(model: str, *, retry_after_s: float) -> ApiError:
+    """Return the error for a request that its engine itself refused for load, after it was dispatched."""
+    return ApiError(
+        429,
+        code="engine_busy",
+        type="requests",
+        message=f"The engine of '{model}' takes no more requests. Please try again in {retry_after_s:.3g} s.",
+        retry_after_s=retry_after_s,
+    )
+
+
+def queue_timeout(model: str, waited_s: float, *, retry_after_s: float) -> ApiError:
+    """Return the error for a request that waited as long as it may."""
+    return ApiError(
+        429,
+        code="queue_timeout",
+        type="requests",
+        message=f"The model '{model}' stayed saturated for {waited_s:.0f} s. "
+        f"Please try again in {retry_after_s:.3g} s.",
+        retry_after_s=retry_after_s,
+    )
