@@ -206,7 +206,7 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     store: bool | None = None
     metadata: Metadata | None = None
     user: Annotated[str, msgspec.Meta(max_length=512)] | None = None
-    safety_identifier: Annotated[str, msgspec.Meta(max_length=128)] | None = None
+    safety_identifier: Annotated[str, msgspec.Meta(max_length=64)] | None = None
     prompt_cache_key: Annotated[str, msgspec.Meta(max_length=512)] | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     prompt_cache_options: msgspec.Raw = ABSENT

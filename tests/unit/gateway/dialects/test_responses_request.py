@@ -197,6 +197,7 @@ def test_a_wish_to_cut_the_input_is_named_as_ignored() -> None:
         ({"reasoning": {"effort": "some"}}, "reasoning.effort", "invalid_value"),
         ({"truncation": "middle"}, "truncation", "invalid_value"),
         ({"metadata": {"k": 1}}, "metadata", "invalid_type"),
+        ({"safety_identifier": "x" * 65}, "safety_identifier", "invalid_value"),
         ({"stream": "yes"}, "stream", "invalid_type"),
         ({"model": ""}, "model", "invalid_value"),
     ],
