@@ -16,6 +16,8 @@ from tests.support.waiting import eventually, eventually_async
 from tests.support.wire import Answer
 from tests.support.yard import Yard
 
+from modelyard.cli.main import main
+
 CHAT = "/v1/chat/completions"
 ASYNC = ("Prefer", "respond-async")
 SLOW = "[[sim: tokens=40 slow=20]] "
@@ -277,6 +279,49 @@ def test_a_detached_request_that_is_sent_again_is_the_same(yard: Yard, model: st
     assert ended(yard, first.json()["id"])["status"] == "succeeded"
     later = detach(yard, chat(model, SLOW + "again"), header)
     assert later.json()["status"] == "succeeded"
+
+
+# --- every route, the command line, a restart ---
+
+
+def test_other_routes_are_kept_in_their_own_shape(yard: Yard, model: str) -> None:
+    said = [{"role": "user", "content": "hello"}]
+    for path, body, kind in (
+        ("/v1/messages", {"model": model, "max_tokens": 5, "messages": said}, ("type", "message")),
+        ("/v1/responses", {"model": model, "input": "hello"}, ("object", "response")),
+        ("/v1/completions", {"model": model, "prompt": "hello"}, ("object", "text_completion")),
+        ("/v1/embeddings", {"model": model, "input": "hello"}, ("object", "list")),
+    ):
+        end = ended(yard, detach(yard, body, path=path).json()["id"])
+        assert end["status"] == "succeeded", (path, end)
+        assert end["route"] == path
+        assert end["response"]["body"][kind[0]] == kind[1]
+
+
+def test_the_command_line_shows_and_cancels(yard: Yard, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(*arguments: str) -> str:
+        assert main(["requests", *arguments, "--data-dir", str(yard.data)]) == 0
+        return capsys.readouterr().out
+
+    request_id = detach(yard, chat(model, "[[sim: tokens=4000 slow=20]] cli", max_tokens=5000)).json()["id"]
+    assert request_id in run("--last", "100")
+    assert run("cancel", request_id, "-q").strip() == "cancelled"
+    assert "cancelled" in run(request_id)
+    assert main(["requests", "show", "req_none", "--data-dir", str(yard.data)]) == 3
+    assert main(["requests", "replay", request_id, "--data-dir", str(yard.data)]) == 1
+    assert "has no webhook" in capsys.readouterr().err
+
+
+def test_a_rolling_restart_finishes_what_was_detached(yard: Yard, model: str) -> None:
+    before = yard.plane_pids("gateway")
+    request_id = detach(yard, chat(model, "[[sim: tokens=200 slow=20]] through")).json()["id"]
+    assert main(["restart", "--data-dir", str(yard.data)]) == 0
+    assert set(yard.plane_pids("gateway")) - set(before), "another worker serves"
+    end = ended(yard, request_id)
+    assert end["status"] == "succeeded"
+    assert len(yard.events_of(request_id, "begin")) == 1
+    eventually(lambda: not set(before) & set(yard.plane_pids("gateway")), 20, "the one before has gone")
+    check_books(yard)
 
 
 # --- failures -------------------------------------------------------------------------------------------------------
