@@ -32,10 +32,10 @@ def test_each_level_refuses_its_bands() -> None:
     ("seen", "level", "reason"),
     [
         (Seen(), N, ""),
-        (Seen(lag_s=0.09), N, ""),
-        (Seen(lag_s=0.1), BATCH, "the event loop is late"),
-        (Seen(lag_s=0.3), STANDARD, "the event loop is late"),
-        (Seen(lag_s=1.0), REFUSE, "the event loop is late"),
+        (Seen(lag_s=0.19), N, ""),
+        (Seen(lag_s=0.2), BATCH, "the event loop is late"),
+        (Seen(lag_s=0.6), STANDARD, "the event loop is late"),
+        (Seen(lag_s=2.0), REFUSE, "the event loop is late"),
         (Seen(connections=69, connections_max=100), N, ""),
         (Seen(connections=70, connections_max=100), BATCH, "open connections"),
         (Seen(connections=85, connections_max=100), STANDARD, "open connections"),
@@ -44,7 +44,7 @@ def test_each_level_refuses_its_bands() -> None:
         (Seen(journal_bytes=70, journal_bytes_max=100), BATCH, "the journal is behind"),
         (Seen(body_bytes=96, body_bytes_max=100), REFUSE, "bytes of request bodies"),
         (Seen(memory_bytes=2**40), N, ""),  # no limit known
-        (Seen(memory_bytes=90, memory_bytes_max=100, lag_s=0.1), STANDARD, "memory"),
+        (Seen(memory_bytes=90, memory_bytes_max=100, lag_s=0.2), STANDARD, "memory"),
     ],
 )
 def test_worst_measure_decides(seen: Seen, level: Level, reason: str) -> None:
@@ -54,7 +54,7 @@ def test_worst_measure_decides(seen: Seen, level: Level, reason: str) -> None:
 
 def test_one_late_wakeup_is_no_overload_and_two_are() -> None:
     assert after((1.0, lag(5.0)), (1.25, CALM), (1.5, lag(5.0))).level is N
-    assert after((1.0, lag(5.0)), (6.25, lag(0.35))).level is STANDARD
+    assert after((1.0, lag(5.0)), (6.25, lag(0.7))).level is STANDARD
 
 
 def test_level_is_left_one_at_a_time_after_a_calm_while() -> None:
