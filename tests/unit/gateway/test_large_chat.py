@@ -53,6 +53,12 @@ def test_a_large_chat_is_measured_and_keeps_what_belongs_to_the_platform_back() 
     assert "user" not in engine_body(call.request)
 
 
+def test_a_chat_in_any_script_has_as_many_characters_as_a_small_one() -> None:
+    content = "你好, é 🙂" * 9
+    body = json.dumps({"model": "m", "messages": [PADDING, {"role": "user", "content": content}]}, ensure_ascii=False)
+    assert decode_chat(body.encode()).text_length == LARGE_BYTES + len(content)
+
+
 @pytest.mark.parametrize(
     ("bad", "param"),
     [
