@@ -91,7 +91,11 @@ async def test_requests_without_a_key_never_meet(store: RequestStore) -> None:
 
 async def test_an_expired_key_is_free_again(store: RequestStore) -> None:
     await store.claim(a_request(idempotency_key="k"))
-    assert await store.claim(a_request("req_2", idempotency_key="k", created_at=1000.0, expires_at=1900.0)) is None
+    late = a_request("req_2", idempotency_key="k", created_at=1000.0, expires_at=1900.0)
+    assert await store.claim(late) is not None, "not while it runs"
+    assert await store.forget(before=1000.0) == 0
+    await store.finish(an_end(), now=1000.0)
+    assert await store.claim(late) is None
     assert await store.request("req_1", tenant_id=None) is None
 
 
@@ -148,6 +152,7 @@ async def test_lists_are_of_one_tenant_newest_first_and_turn_pages(store: Reques
 async def test_what_is_kept_is_counted_and_forgotten(store: RequestStore) -> None:
     await store.claim(a_request("req_1", expires_at=500.0))
     await store.claim(a_request("req_2"))
+    await store.finish(an_end("req_1", answer=b""), now=1.0)
     await store.finish(an_end("req_2"), now=1.0)
     assert await store.held("ten-a") == (2, 7)
     assert await store.held("ten-b") == (0, 0)

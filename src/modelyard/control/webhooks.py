@@ -32,6 +32,7 @@ TENANT_SENDING_MAX = 4
 ATTEMPTS_KEPT = 20
 PAUSE_S_MAX = 30.0
 PAUSE_S_MIN = 0.05
+BUSY_PAUSE_S = 1.0
 GONE = 410
 
 _log = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ class WebhookSender:
             if request.id not in busy:
                 sending.spawn(request.id, lambda request=request: self.send(request))  # type: ignore[misc]  # bound now
         if sending.keys():
-            return PAUSE_S_MAX  # each end wakes
+            return BUSY_PAUSE_S
         due = await self._store.next_webhook()
         return PAUSE_S_MAX if due is None else min(max(due - now, PAUSE_S_MIN), PAUSE_S_MAX)
 

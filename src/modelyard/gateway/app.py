@@ -214,6 +214,7 @@ async def _drain(gateway: Gateway) -> None:
         await asyncio.sleep(0.02)
     for exchange in list(gateway.exchanges):
         exchange.fail(shutting_down())
+    gateway.kept.refuse_waiting()
     gateway.journal.flush()
     # Give the transports a moment to write what they hold, also when the drain took all its time.
     deadline_s = gateway.clock.monotonic_s() + LAST_BYTES_S

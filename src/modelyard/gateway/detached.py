@@ -75,6 +75,11 @@ class KeptRequests:
             self._sync_due_s = now_s + SYNC_S
             self.spawn(self._sync())
 
+    def refuse_waiting(self) -> None:
+        """Let go those who wait for the end of a request that runs elsewhere: this gateway stops."""
+        for call in list(self.active.values()):
+            call.refuse_waiting()
+
     async def close(self) -> None:
         """Let what is being stored be stored, then stop."""
         if self._tasks:

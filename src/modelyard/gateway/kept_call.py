@@ -261,6 +261,11 @@ class KeptCall:
         if (client := self._take_client()) is not None:
             self._kept.gateway.refuse(client, errors.request_cancelled(), self.exchange.request_id)
 
+    def refuse_waiting(self) -> None:
+        """Refuse a request that is not ours to run; whoever sent it may ask another gateway."""
+        if not self._is_admitted:
+            self._refuse(errors.shutting_down())
+
     def _applied(self, request_id: str) -> bytes:
         wait = b", wait=%d" % self._preferences.wait_s if self._preferences.wait_s else b""
         return b"location: /v1/requests/%b\r\npreference-applied: respond-async%b\r\n" % (request_id.encode(), wait)

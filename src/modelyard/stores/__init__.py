@@ -218,7 +218,7 @@ class RequestStore(Protocol):
     """Requests whose answer is kept. All methods raise ``StoreUnavailableError``."""
 
     async def claim(self, request: KeptRequest) -> KeptRequest | None:
-        """Add ``request``, or return the one that has its tenant, key and idempotency key and is not expired."""
+        """Add ``request``, or return the one that has its tenant, key and idempotency key, unless it has expired."""
         ...
 
     async def begin(self, request_ids: Collection[str]) -> None:
@@ -254,7 +254,7 @@ class RequestStore(Protocol):
         ...
 
     async def forget(self, *, before: float) -> int:
-        """Delete what expired before then; return how many."""
+        """Delete what expired before then and is over; return how many."""
         ...
 
     async def forget_request(self, request_id: str) -> None:

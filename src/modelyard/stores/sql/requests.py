@@ -47,7 +47,7 @@ class SqlRequestStore:
         def claim(connection: sa.Connection) -> KeptRequest | None:
             if key is not None:
                 row = connection.execute(sa.select(_TABLE).where(mine)).mappings().first()
-                if row is not None and row["expires_at"] > request.created_at:
+                if row is not None and (row["expires_at"] > request.created_at or row["status"] in _OPEN):
                     return request_of(row)
                 if row is not None:
                     connection.execute(sa.delete(_TABLE).where(_TABLE.c.request_id == row["request_id"]))
@@ -151,8 +151,8 @@ class SqlRequestStore:
         return await self._database.read(read)
 
     async def forget(self, *, before: float) -> int:
-        """Delete what expired before then; return how many."""
-        gone = sa.delete(_TABLE).where(_TABLE.c.expires_at <= before)
+        """Delete what expired before then and is over; return how many."""
+        gone = sa.delete(_TABLE).where(_TABLE.c.expires_at <= before, _TABLE.c.status.not_in(_OPEN))
         return await self._database.write(lambda c: c.execute(gone).rowcount)
 
     async def forget_request(self, request_id: str) -> None:

@@ -317,6 +317,8 @@ kept_requests = sa.Table(
     # Nulls are distinct in both dialects: requests without such a key do not meet.
     sa.UniqueConstraint("owner_id", "api_key_id", "idempotency_key"),
     sa.Index(None, "owner_id", "created_at"),
+    # What a tenant has is counted at every claim.
+    sa.Index(None, "owner_id", "answer_bytes"),
     sa.Index(None, "status"),
     sa.Index(None, "expires_at"),
     sa.Index(None, "webhook_due"),

@@ -46,6 +46,7 @@ def upgrade() -> None:
         ),
     )
     op.create_index(op.f("ix_kept_requests_owner_id_created_at"), "kept_requests", ["owner_id", "created_at"])
+    op.create_index(op.f("ix_kept_requests_owner_id_answer_bytes"), "kept_requests", ["owner_id", "answer_bytes"])
     op.create_index(op.f("ix_kept_requests_status"), "kept_requests", ["status"])
     op.create_index(op.f("ix_kept_requests_expires_at"), "kept_requests", ["expires_at"])
     op.create_index(op.f("ix_kept_requests_webhook_due"), "kept_requests", ["webhook_due"])
