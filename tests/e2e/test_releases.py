@@ -135,6 +135,33 @@ async def test_a_release_gets_its_share_and_leaves_without_losing_a_request(yard
     check_ledger(yard, SEEN)
 
 
+async def test_all_traffic_moves_to_a_release_that_was_not_running_and_nobody_notices(yard: Yard) -> None:
+    yard.deploy("move", options=OPTIONS)
+    (old,) = yard.engines("move")
+    options = {**OPTIONS, "load_s": 3.0, "journal": str(journal(yard, "move-v2"))}
+    order = {"framework": "simulated", "version": "v2", "options": options}
+    assert yard.call("POST", "/v1/endpoints/move/releases", order).status == 202
+    reply = yard.call("PATCH", "/v1/endpoints/move", {"releases": [{"version": "v2", "weight": 100}]})
+    assert [release["weight"] for release in reply.json()["releases"]] == [0, 100]
+
+    def has_moved() -> bool:
+        return [engine.pid for engine in yard.engines("move")] != [old.pid] and len(yard.engines("move")) == 1
+
+    async with Load(yard.port, yard.admin_key) as load:
+        for number in range(200):
+            exchange = await load.send(chat("move", f"hello {number}"))
+            assert exchange.outcome is Outcome.COMPLETE, exchange
+            if has_moved():
+                break
+            await asyncio.sleep(0.05)
+        await load.send(chat("move", "hello again"))
+        SEEN.extend(load.exchanges)
+    assert has_moved()
+    check_ledger(yard, SEEN)
+    assert yard.row_of(load.exchanges[0].request_id)["replica_id"] == old.replica_id, "nobody waits for the load"
+    assert yard.row_of(load.exchanges[-1].request_id)["replica_id"] != old.replica_id
+
+
 @pytest.mark.parametrize("share", [{"weight": 10}, {"shadow": 10}])
 async def test_a_release_that_cannot_start_keeps_nobody_from_the_other(yard: Yard, share: dict[str, int]) -> None:
     name = "broken-" + next(iter(share))
