@@ -124,7 +124,7 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     crash_backoff_max_s: Positive = 60.0
     """Longest pause between two starts of a crashing replica."""
     hang_timeout_s: Positive = 30.0
-    """Time a ready replica may fail its probes before it is killed and replaced."""
+    """Time a ready replica may fail its probes, or make no token while it has requests, before it is killed."""
     kept_s: Positive = 86_400.0
     """Time that detached requests, and answers to an Idempotency-Key, are kept."""
     kept_requests_max: PositiveInt = 10_000
