@@ -7,7 +7,6 @@ and named in the header ``x-modelyard-ignored``.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -93,8 +92,7 @@ class Meter(NamedTuple):
     count_of: Callable[[bytes], float]
 
 
-@dataclass(slots=True)
-class Call:
+class Call(msgspec.Struct):
     """What the gateway needs to know of a request; ``request`` is encoded for the engine.
 
     ``text_length`` is the characters of the prompt; ``output_tokens`` the asked limit for all choices together, None
@@ -108,6 +106,8 @@ class Call:
     the engine has. ``is_passthrough``: the answer is no JSON, and goes out as it came, under the
     ``answer_type`` of what the engine said. ``meter`` counts what is not counted in tokens; with one, an answer without
     usage has used no tokens.
+
+    A ``Struct`` because one is made for every request, and a dataclass of so many fields costs 0.7 µs more to make.
     """
 
     model: str

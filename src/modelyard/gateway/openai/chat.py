@@ -119,42 +119,66 @@ def call_of(request: ChatRequest, ignored: tuple[str, ...] = ()) -> Call:
     Raises:
         ApiError: 400 for fields that contradict each other.
     """
-    limit = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
-    # Engines know the older name; both mean the same here.
-    request.max_tokens, request.max_completion_tokens = limit, None
-    options = request.stream_options
+    # Written so that a plain chat pays for reading its fields only: setting one costs ten times as much as reading it.
+    limit = request.max_completion_tokens
+    if limit is not None:
+        # Engines know the older name; both mean the same here.
+        request.max_tokens, request.max_completion_tokens = limit, None
+    else:
+        limit = request.max_tokens
     choices = request.n or 1
-    is_stream = bool(request.stream)
-    wants_usage = bool(is_stream and options is not None and options.include_usage)
-    translation: Translation | None
-    translation = functions.modernize(request, wants_usage=wants_usage) if functions.is_deprecated(request) else None
+    is_stream = request.stream is True
+    options = request.stream_options
+    wants_usage = is_stream and options is not None and options.include_usage is True
+    translation: Translation | None = None
+    length, needs, is_older = _look(request)
+    if is_older:
+        translation = functions.modernize(request, wants_usage=wants_usage)
     if request.metadata and not is_stream:
         translation = MetadataTranslation(request.metadata, translation)
-    length, needs = _look(request)
     if request.tools is not None or request.tool_choice is not None:
         _settle_tools(request)
     if request.top_logprobs is not None and not request.logprobs:
         raise errors.invalid_value("top_logprobs", "it needs 'logprobs': true")
+    tier = request.service_tier
+    user = request.prompt_cache_key or request.safety_identifier or request.user
     call = Call(
-        model=request.model,
-        request=request,
-        text_length=length,
-        choices=choices,
-        output_tokens=limit * choices if limit is not None else None,
-        is_stream=is_stream,
-        wants_usage=wants_usage,
-        ignored=ignored,
+        request.model,
+        request,
+        length,
+        choices,
+        limit * choices if limit is not None else None,
+        is_stream,
+        wants_usage,
+        ignored,
         translation=translation,
-        tier=request.service_tier or "",
-        user=request.prompt_cache_key or request.safety_identifier or request.user or "",
+        tier=tier or "",
+        user=user or "",
         can_resume=is_stream and _can_resume(request),
         needs=needs,
     )
-    # What is for the platform stays here.
-    request.user = request.service_tier = request.store = request.metadata = None
-    request.prompt_cache_key = request.safety_identifier = None
-    request.prompt_cache_options = request.prompt_cache_retention = None
+    _keep_back(request)
     return call
+
+
+def _keep_back(request: ChatRequest) -> None:
+    """Unset what is for the platform and not for the engine."""
+    if request.user is not None:
+        request.user = None
+    if request.service_tier is not None:
+        request.service_tier = None
+    if request.store is not None:
+        request.store = None
+    if request.metadata is not None:
+        request.metadata = None
+    if request.prompt_cache_key is not None:
+        request.prompt_cache_key = None
+    if request.safety_identifier is not None:
+        request.safety_identifier = None
+    if request.prompt_cache_options is not None:
+        request.prompt_cache_options = None
+    if request.prompt_cache_retention is not None:
+        request.prompt_cache_retention = None
 
 
 def _with_key(error: ApiError, body: bytes) -> ApiError:
@@ -203,14 +227,14 @@ def _can_resume(request: ChatRequest) -> bool:
     )
 
 
-def _look(request: ChatRequest) -> tuple[int, Needs]:
-    """Return the characters of the prompt, and what in the request few engines can do.
+def _look(request: ChatRequest) -> tuple[int, Needs, bool]:
+    """Return the characters of the prompt, what in the request few engines can do, and if it uses the older functions.
 
     Raises:
         ApiError: 400 for a message without content, or with a link.
     """
     total = 0
-    needs: list[tuple[str, str]] = []
+    is_older = request.functions is not None or request.function_call is not None
     for index, message in enumerate(request.messages):
         content = message.content
         if isinstance(content, str):
@@ -219,13 +243,24 @@ def _look(request: ChatRequest) -> tuple[int, Needs]:
             total += text_length(content)  # only chats of many kilobytes have such
         elif content is not None:
             total += _parts_length(content, index)
-        elif isinstance(message, AssistantMessage) and not message.tool_calls and message.refusal is None:
+        elif _is_empty(message):
             raise errors.missing_parameter(f"messages[{index}].content")
+        kind = message.__class__
+        if kind is AssistantMessage or kind is FunctionMessage:
+            is_older = is_older or functions.is_older(message)
+    needs: Needs = ()
     if request.modalities is not None or request.audio:
-        needs += _spoken(request)
+        needs = _spoken(request)
     if request.prediction or request.web_search_options or request.moderation:
         needs += _rare(request)
-    return total, tuple(needs)
+    return total, needs, is_older
+
+
+def _is_empty(message: Message) -> bool:
+    """Say whether a message without content says nothing in another way either."""
+    if not isinstance(message, AssistantMessage):
+        return False
+    return not message.tool_calls and message.refusal is None and message.function_call is None
 
 
 def _spoken(request: ChatRequest) -> Needs:

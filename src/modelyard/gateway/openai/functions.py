@@ -26,15 +26,11 @@ _any = msgspec.json.Decoder()
 _encode = msgspec.json.Encoder().encode
 
 
-def is_deprecated(request: ChatRequest) -> bool:
-    """Say whether ``request`` uses functions, or tells of earlier calls in their form."""
-    if request.functions is not None or request.function_call is not None:
-        return True
-    for message in request.messages:
-        kind = message.__class__
-        if kind is FunctionMessage or (kind is AssistantMessage and message.function_call is not None):  # type: ignore[union-attr]
-            return True
-    return False
+def is_older(message: Message) -> bool:
+    """Say whether ``message`` tells of an earlier call in the older form."""
+    return isinstance(message, FunctionMessage) or (
+        isinstance(message, AssistantMessage) and message.function_call is not None
+    )
 
 
 def modernize(request: ChatRequest, *, wants_usage: bool) -> "FunctionsTranslation | None":
