@@ -67,7 +67,7 @@ class Timeouts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Sticky(StrEnum):
-    """What keeps requests together on one release and, where the load allows it, on one replica."""
+    """What keeps requests together on one release while it has room and, where the load allows it, on one replica."""
 
     NONE = "none"
     KEY = "key"

@@ -199,11 +199,11 @@ def answer_probe(gateway: "Gateway", client: "ClientConnection", request: "Reque
     else:
         if not gateway.has_public_metrics:
             gateway.authenticate(request, Scope.ADMIN)
-        client.respond(
-            200,
-            b"content-type: text/plain; version=0.0.4; charset=utf-8\r\nx-request-id: %b\r\n" % request_id.encode(),
-            gateway.metrics.render(),
-        )
+        head = b"content-type: text/plain; version=0.0.4; charset=utf-8\r\nx-request-id: %b\r\n" % request_id.encode()
+        if gateway.siblings is not None:
+            gateway.siblings.answer(client, head)
+        else:
+            client.respond(200, head, gateway.metrics.render())
 
 
 def answer_models(gateway: "Gateway", client: "ClientConnection", request: "Request", request_id: str) -> None:

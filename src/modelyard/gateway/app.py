@@ -19,6 +19,7 @@ from modelyard.gateway.exchange import Exchange
 from modelyard.gateway.flow import Gateway
 from modelyard.gateway.presence import ControllerPresence
 from modelyard.gateway.server import ClientConnection
+from modelyard.gateway.siblings import Siblings
 from modelyard.gateway.upstream import UpstreamPool
 from modelyard.metering.abandoned import settle_abandoned
 from modelyard.metering.journal import Journal
@@ -107,9 +108,14 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
     gc.freeze()
     # Requests leave no cycles behind; the default threshold would look for some every few requests.
     gc.set_threshold(20_000, 20, 50)
+    if settings.workers > 1:
+        gateway.siblings = Siblings(last_table.parent, name, gateway.metrics.render)
+        await gateway.siblings.start()
     try:
         await _work(gateway, shift, journal_root)
     finally:
+        if gateway.siblings is not None:
+            await gateway.siblings.close()
         await follower.close()
         for request in list(gateway.side_requests):
             request.cancel()

@@ -156,7 +156,9 @@ class Catalog(Generic[W]):
             idle_s = 0.0 if queued or endpoint.in_flight else now_s - endpoint.last_request_s
             endpoints.append(EndpointDemand(endpoint.route.id, queued, endpoint.in_flight, idle_s, endpoint.arrivals))
             replicas += [
-                ReplicaReport(load.route.id, load.running, load.failures, load.failure_reason)
+                ReplicaReport(
+                    load.route.id, load.running, load.failures, load.failure_reason, load.pending_tokens
+                )
                 for load in endpoint.dispatcher.replicas
             ]
         return Report(endpoints, replicas, *((self.table.epoch, self.table.revision) if self.table else ()))

@@ -33,6 +33,7 @@ from modelyard.gateway.openai import Call
 from modelyard.gateway.routes import COUNTS, body_of_error, decoder_of
 from modelyard.gateway.server import ClientConnection, Request
 from modelyard.gateway.side_requests import SideRequest
+from modelyard.gateway.siblings import Siblings
 from modelyard.gateway.upstream import UpstreamPool
 from modelyard.ids import KEY_LENGTH, RequestIds
 from modelyard.metering.journal import Journal
@@ -88,6 +89,7 @@ class Gateway:
             _is_loopback(settings.host) if settings.metrics_public is None else settings.metrics_public
         )
         self.side_requests: set[SideRequest] = set()
+        self.siblings: Siblings | None = None
         self.suspects = Suspects()
         self.overload = OverloadState()
         self._salts: dict[str, bytes] = {}
