@@ -86,8 +86,8 @@ class ReplicaSnapshot(msgspec.Struct, frozen=True, array_like=True):
 class Spent(msgspec.Struct, frozen=True, array_like=True):
     """What a key or tenant with a quota has in the ledger for the current day and month (UTC).
 
-    ``day`` and ``month`` are like ``2026-11-29`` and ``2026-11``. A row is for what came from one ``source`` (a worker's
-    journal); a subject that spent nothing has one row of zeros.
+    ``day`` and ``month`` are like ``2026-11-29`` and ``2026-11``. A row is for what came from one ``source`` (a
+    worker's journal); a subject that spent nothing has one row of zeros.
     """
 
     subject_id: str

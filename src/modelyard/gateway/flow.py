@@ -32,8 +32,8 @@ from modelyard.gateway.failover import CONTINUES, PREFILL
 from modelyard.gateway.openai import Call
 from modelyard.gateway.routes import COUNTS, body_of_error, decoder_of
 from modelyard.gateway.server import ClientConnection, Request
-from modelyard.gateway.side_requests import SideRequest
 from modelyard.gateway.siblings import Siblings
+from modelyard.gateway.side_requests import SideRequest
 from modelyard.gateway.upstream import UpstreamPool
 from modelyard.ids import KEY_LENGTH, RequestIds
 from modelyard.metering.journal import Journal
