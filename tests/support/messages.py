@@ -23,6 +23,7 @@ class Closed(msgspec.Struct, forbid_unknown_fields=True):
 
 class Text(Closed, tag="text", tag_field="type"):
     text: str
+    citations: None = None
 
 
 class Thinking(Closed, tag="thinking", tag_field="type"):
@@ -30,10 +31,15 @@ class Thinking(Closed, tag="thinking", tag_field="type"):
     signature: str
 
 
+class Direct(Closed, frozen=True, tag="direct", tag_field="type"):
+    pass
+
+
 class ToolUse(Closed, tag="tool_use", tag_field="type"):
     id: str
     name: str
     input: dict[str, Any]
+    caller: Direct = Direct()
 
 
 Block = Text | Thinking | ToolUse
@@ -45,6 +51,11 @@ class Tokens(Closed):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    cache_creation: None = None
+    inference_geo: None = None
+    output_tokens_details: None = None
+    server_tool_use: None = None
+    service_tier: None = None
 
 
 class Message(Closed, tag="message", tag_field="type"):
@@ -55,6 +66,8 @@ class Message(Closed, tag="message", tag_field="type"):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: Tokens
+    stop_details: None = None
+    container: None = None
 
 
 class Start(Closed, tag="message_start", tag_field="type"):
@@ -90,6 +103,8 @@ class BlockStop(Closed, tag="content_block_stop", tag_field="type"):
 class End(Closed):
     stop_reason: StopReason
     stop_sequence: str | None
+    stop_details: None = None
+    container: None = None
 
 
 class MessageDelta(Closed, tag="message_delta", tag_field="type"):

@@ -63,10 +63,14 @@ class _Completion(msgspec.Struct):
 
 
 # --- what callers get ---
+#
+# Anthropic's schema requires more keys than there is anything to say about here; typed clients miss them when they are
+# not there. So they are null.
 
 
 class _TextBlock(msgspec.Struct, tag="text", tag_field="type"):
     text: str
+    citations: None = None
 
 
 class _ThinkingBlock(msgspec.Struct, tag="thinking", tag_field="type"):
@@ -74,10 +78,18 @@ class _ThinkingBlock(msgspec.Struct, tag="thinking", tag_field="type"):
     signature: str = ""
 
 
+class _Caller(msgspec.Struct, frozen=True, tag="direct", tag_field="type"):
+    """Who calls a tool: the model, and not a program that it runs."""
+
+
+_DIRECT = _Caller()
+
+
 class _ToolUseBlock(msgspec.Struct, tag="tool_use", tag_field="type"):
     id: str
     name: str
     input: msgspec.Raw | dict[str, str]
+    caller: _Caller = _DIRECT
 
 
 class MessageUsage(msgspec.Struct):
@@ -87,6 +99,11 @@ class MessageUsage(msgspec.Struct):
     output_tokens: int
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
+    cache_creation: None = None
+    inference_geo: None = None
+    output_tokens_details: None = None
+    server_tool_use: None = None
+    service_tier: None = None
 
 
 class _Message(msgspec.Struct, tag="message", tag_field="type"):
@@ -97,11 +114,15 @@ class _Message(msgspec.Struct, tag="message", tag_field="type"):
     stop_sequence: str | None
     usage: MessageUsage
     role: str = "assistant"
+    stop_details: None = None
+    container: None = None
 
 
 class _Stop(msgspec.Struct):
     stop_reason: str
     stop_sequence: str | None
+    stop_details: None = None
+    container: None = None
 
 
 _decode = msgspec.json.Decoder(_Completion).decode
@@ -319,7 +340,7 @@ class MessageStream:
         self._is_refusal = self._is_refusal or bool(said.refusal)
         text = (said.content or "") + (said.refusal or "")
         if text:
-            out += self._open("text", {"type": "text", "text": ""}, "text_delta")
+            out += self._open("text", {"type": "text", "text": "", "citations": None}, "text_delta")
             out += self._head + _encode(text) + _DELTA_END
         for call in said.tool_calls or ():
             out += self._feed_call(call)
@@ -344,7 +365,7 @@ class MessageStream:
         self._has_uses = True
         out = self._close()
         tool_id = use.id or tool_use_id(self._request_id, self._next_block)
-        block = {"type": "tool_use", "id": tool_id, "name": use.name, "input": {}}
+        block = {"type": "tool_use", "id": tool_id, "name": use.name, "input": {}, "caller": _DIRECT}
         use.block = self._next_block
         use.head = _delta_head(use.block, "input_json_delta", "partial_json")
         out += self._open("tool_use", block, "")

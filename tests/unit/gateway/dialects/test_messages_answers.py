@@ -1,5 +1,7 @@
 """Whole chat completions as messages."""
 
+import json
+
 import pytest
 from tests.support.messages import (
     REQUEST_ID,
@@ -16,6 +18,18 @@ from tests.support.messages import (
     translation,
     whole,
 )
+
+USAGE_KEYS = {
+    "cache_creation",
+    "cache_creation_input_tokens",
+    "cache_read_input_tokens",
+    "inference_geo",
+    "input_tokens",
+    "output_tokens",
+    "output_tokens_details",
+    "server_tool_use",
+    "service_tier",
+}
 
 # --- whole answers ---
 
@@ -114,6 +128,26 @@ def test_a_refusal_is_text_with_its_own_reason() -> None:
     answer = whole({"content": None, "refusal": "I cannot"})
     assert (answer.content, answer.stop_reason) == ([Text("I cannot")], "refusal")
     assert joined(stream_of(chunk({"refusal": "I "}), chunk({"refusal": "cannot"}), chunk({}, "stop"))) == answer
+
+
+def test_every_key_that_anthropics_schema_requires_is_there() -> None:
+    calls = [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}]
+    said = {"content": "a", "tool_calls": calls}
+    chat = json.dumps({"choices": [{"message": said, "finish_reason": "stop"}]}).encode()
+    answer = json.loads(translation().answer(chat, USAGE, REQUEST_ID))
+    events = [
+        json.loads(line[6:]) for line in stream_of(chunk(said, "stop")).decode().splitlines() if line[:5] == "data:"
+    ]
+    start, text, tool = events[0]["message"], events[1]["content_block"], events[4]["content_block"]
+    stop = next(event["delta"] for event in events if event["type"] == "message_delta")
+    for message in (answer, start):
+        assert {"container", "stop_details", "stop_reason", "stop_sequence"} <= message.keys()
+        assert message["usage"].keys() >= USAGE_KEYS
+    for block in (answer["content"][0], text):
+        assert block == {**block, "type": "text", "citations": None}
+    for block in (answer["content"][1], tool):
+        assert block == {**block, "type": "tool_use", "caller": {"type": "direct"}}
+    assert stop == {"stop_reason": "tool_use", "stop_sequence": None, "stop_details": None, "container": None}
 
 
 def test_an_empty_answer_has_no_blocks() -> None:
