@@ -22,6 +22,8 @@ SAMPLES = 500
 SAMPLES_OF_TENANT_MIN = 20
 """Answers of a tenant from which on its own lengths are believed rather than everybody's."""
 TENANTS_MAX = 256
+SAMPLED_ONE_IN = 4
+"""Of a tenant whose last ``SAMPLES`` answers are known, one in so many is noted: more would tell nothing new."""
 _LENGTH_MAX = 2**32 - 1
 
 
@@ -100,9 +102,10 @@ class _Lengths:
     times as much as everything else here, and to keep them sorted three times.
     """
 
-    __slots__ = ("_due", "_next", "_ring", "count", "p90")
+    __slots__ = ("_due", "_next", "_ring", "count", "p90", "skipped")
 
     def __init__(self) -> None:
+        self.skipped = 0
         self._ring = array("I")
         self._next = 0
         self._due = 1
@@ -124,7 +127,7 @@ class _Lengths:
 
 
 class OutputPredictor:
-    """How long the answers of one endpoint get: the P90 of the last 500, of the tenant's own if it has 20.
+    """How long the answers of one endpoint get: the P90 of the last 500 noted, of the tenant's own if it has 20.
 
     Feed it complete answers only: one that its client broke off says little. Lengths are of whole answers, in tokens.
     """
@@ -139,9 +142,7 @@ class OutputPredictor:
         return f"<OutputPredictor: P90 {self._all.p90} of {self._all.count}, {len(self._tenants)} tenants>"
 
     def observe(self, tenant_id: str, length: int) -> None:
-        """Note an answer's length."""
-        length = min(length, _LENGTH_MAX)
-        self._all.add(length)
+        """Note an answer's length, unless enough are known of its tenant (``SAMPLED_ONE_IN``)."""
         tenants = self._tenants
         own = tenants.get(tenant_id)
         if own is None:
@@ -149,6 +150,14 @@ class OutputPredictor:
                 # The one that came first: the price of being wrong is a prediction from everybody's answers.
                 del tenants[next(iter(tenants))]
             own = tenants[tenant_id] = _Lengths()
+        elif own.count == SAMPLES:
+            # Counted for each tenant, or two that take turns would be sampled unevenly.
+            own.skipped += 1
+            if own.skipped < SAMPLED_ONE_IN:
+                return
+            own.skipped = 0
+        length = min(length, _LENGTH_MAX)
+        self._all.add(length)
         own.add(length)
 
     def predict(self, tenant_id: str, output_max: int) -> int:

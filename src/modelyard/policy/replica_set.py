@@ -52,6 +52,7 @@ class ReplicaSet:
         "_has_kv",
         "_holders",
         "_kv_share_max",
+        "_only",
         "_releases",
         "_serving",
         "_tolerance",
@@ -76,6 +77,7 @@ class ReplicaSet:
         self._tolerance = tolerance
         self._chance = chance
         self._releases: list[Release] = []
+        self._only: ReplicaLoad | None = None
         self._by_id: dict[str, ReplicaLoad] = {}
         # Those that a request may be sent to: copies alone, or a release without weight, help nobody who waits.
         self._serving: list[ReplicaLoad] = []
@@ -124,6 +126,8 @@ class ReplicaSet:
         self.is_crowd = len(seen) > 1
         of_weight = [release for release in self._releases if release.weight or len(self._releases) == 1]
         self._serving = [replica for release in of_weight for replica in release.replicas]
+        of_first = self._releases[0].replicas if len(self._releases) == 1 else ()
+        self._only = of_first[0] if len(of_first) == 1 else None
         self.is_cold = all(replica.is_draining for replica in self._serving)
         self.has_shadow = any(release.shadow and release.replicas for release in self._releases)
         self._has_kv = any(replica.kv.capacity for replica in seen.values())
@@ -255,9 +259,14 @@ class ReplicaSet:
 
     def _find(self, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
         releases = self._releases
-        if len(releases) == 1:
+        if len(releases) != 1:
+            return self._find_by_weight(job, now_s, avoid)
+        if (only := self._only) is None:
             return self._choose(releases[0], job, now_s, avoid)
-        return self._find_by_weight(job, now_s, avoid)
+        # What ``choose`` says of one replica, in place of three calls: most endpoints have no more.
+        if only.running >= only.slots or only.is_draining or only.ejected_until_s > now_s or only in avoid:
+            return None
+        return only if not self._has_kv or only.kv.fits(job, self._kv_share_max) else None
 
     def _find_by_weight(self, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
         left = [release for release in self._releases if release.replicas and release.weight]
@@ -290,30 +299,36 @@ class ReplicaSet:
         return lambda replica: replica.kv.fits(job, share_max)
 
     def _occupy(self, replica: ReplicaLoad, job: Job, now_s: float) -> None:
-        self._dispatches += 1
+        pending = replica.pending_tokens
+        tokens = job.prompt_tokens
         job.dispatched_s = now_s
-        job.was_first = not replica.pending_tokens
-        if job.was_first:
+        if not pending:
+            job.was_first = True
             replica.reading_since_s = now_s
-        matched = 0
+        else:
+            job.was_first = False
         if job.prefix:
             matched = replica.prefixes.add(job.prefix)
             if self._holders is not None:
                 self._holders.add(job.prefix, replica)
-        job.pending_tokens = need_tokens(job, matched, self.model) if matched else job.prompt_tokens
-        replica.running += 1
-        replica.last_dispatch = self._dispatches
-        replica.pending_tokens += job.pending_tokens
+            if matched:
+                tokens = need_tokens(job, matched, self.model)
+        job.pending_tokens = tokens
+        replica.pending_tokens = pending + tokens
         replica.unanswered += 1
-        replica.running_peak = max(replica.running_peak, replica.running)
+        replica.running = running = replica.running + 1
+        peak = replica.running_peak
+        replica.running_peak = running if running > peak else peak
+        self._dispatches = replica.last_dispatch = self._dispatches + 1
         if self._has_kv:
             replica.kv.take(job)
 
     def _free(self, replica: ReplicaLoad, job: Job) -> None:
         replica.running -= 1
         assert replica.running >= 0, "finished more often than begun"
-        self._read(replica, job)
-        if job in replica.kv.held:
+        if job.pending_tokens:
+            self._read(replica, job)
+        if replica.kv.held and job in replica.kv.held:
             replica.kv.give_back(job)
 
     @staticmethod

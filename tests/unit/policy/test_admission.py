@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from modelyard.policy.admission import (
     OUTPUT_DEFAULT,
+    SAMPLED_ONE_IN,
     SAMPLES,
     SAMPLES_OF_TENANT_MIN,
     TENANTS_MAX,
@@ -156,12 +157,18 @@ def test_tenant_is_judged_by_its_own_answers_from_the_twentieth() -> None:
     assert predictor.predict("ten-a", 100) == 100
 
 
+def note_all(predictor: OutputPredictor, lengths: list[int]) -> None:
+    """Let ``predictor`` note each of ``lengths``: when enough are known, it takes one answer in a few."""
+    for index, length in enumerate(lengths):
+        for _ in range(1 if index < SAMPLES else SAMPLED_ONE_IN):
+            predictor.observe("ten-a", length)
+
+
 @settings(max_examples=60, deadline=None)
 @given(lengths=st.lists(st.integers(0, 5000), min_size=1, max_size=2 * SAMPLES))
 def test_prediction_is_a_p90_of_recent_answers(lengths: list[int]) -> None:
     predictor = OutputPredictor()
-    for length in lengths:
-        predictor.observe("ten-a", length)
+    note_all(predictor, lengths)
     told = predictor.predict("ten-a", 10_000)
     # It may be as old as a tenth of the samples: the exact P90 of one of those moments.
     stale = max(1, min(len(lengths), SAMPLES) // 10)
@@ -173,18 +180,25 @@ def test_prediction_is_a_p90_of_recent_answers(lengths: list[int]) -> None:
 def test_sample_is_gone_after_exactly_as_many_new_ones() -> None:
     predictor = OutputPredictor()
     tenth = SAMPLES // 10
-    for length in [0] * (SAMPLES - 1) + [1000] + [0] * (SAMPLES - tenth) + [1000] * tenth + [0] * tenth:
-        predictor.observe("ten-a", length)
+    note_all(predictor, [0] * (SAMPLES - 1) + [1000] + [0] * (SAMPLES - tenth) + [1000] * tenth + [0] * tenth)
     assert predictor.predict("ten-a", 4096) == 0, "one answer in ten is long, and one more only if the old one stayed"
 
 
 def test_prediction_follows_a_change_of_traffic() -> None:
     predictor, random = OutputPredictor(), Random(1)
-    for mean in (100, 2000):
-        lengths = [int(random.gauss(mean, mean / 10)) for _ in range(SAMPLES)]
+    for mean, count in ((100, SAMPLES), (2000, SAMPLES * SAMPLED_ONE_IN)):
+        lengths = [int(random.gauss(mean, mean / 10)) for _ in range(count)]
         for length in lengths:
             predictor.observe("ten-a", length)
         assert predictor.predict("ten-a", 10_000) == pytest.approx(statistics.quantiles(lengths, n=10)[8], rel=0.02)
+
+
+def test_tenants_that_take_turns_are_sampled_alike_once_enough_is_known() -> None:
+    predictor = OutputPredictor()
+    for length in [10] * SAMPLES + [900] * (SAMPLES * SAMPLED_ONE_IN):
+        for number in range(SAMPLED_ONE_IN):
+            predictor.observe(f"ten-{number}", length)
+    assert {predictor.predict(f"ten-{number}", 4096) for number in range(SAMPLED_ONE_IN)} == {900}
 
 
 def test_predictor_forgets_tenants_beyond_its_bound_and_bears_absurd_lengths() -> None:
