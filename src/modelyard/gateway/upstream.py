@@ -26,8 +26,8 @@ IDLE_S_MAX = 4.0
 LEFTOVER_BYTES_MAX = 1024
 CONNECT_TIMEOUT = "connect timeout"
 """The reason given to ``unreachable`` when nobody answered in time."""
-JOIN_BYTES_MAX = 256 * 1024
-"""Above this length a chunked body is no longer checked at every read."""
+JOIN_BYTES_MAX = 4 * 1024
+"""Above this length a chunked body is no longer checked at every read: that is work with the square of its length."""
 
 _log = logging.getLogger(__name__)
 
@@ -230,7 +230,8 @@ class UpstreamConnection(asyncio.Protocol):
                 raise MalformedResponseError("response too long")
             if not head.is_chunked:
                 return
-            # Looking is cheap, joining is not: a long body that comes in many reads is joined only at its end.
+            # Looking is cheap, joining is not: a long body that comes in many reads (a copied stream) is joined only
+            # at its end.
             if len(body) > JOIN_BYTES_MAX and body.find(b"\r\n\r\n", max(0, len(body) - len(data) - 3)) < 0:
                 return
             if (decoded := join_chunks(body)) is None:

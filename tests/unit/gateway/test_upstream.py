@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from modelyard.clock import ManualClock
-from modelyard.gateway.responses import MalformedResponseError, ResponseHead
+from modelyard.gateway import upstream
+from modelyard.gateway.responses import MalformedResponseError, ResponseHead, join_chunks
 from modelyard.gateway.upstream import IDLE_S_MAX, UpstreamConnection, UpstreamPool
 
 ADDRESS = ("127.0.0.1", 1)
@@ -117,6 +118,21 @@ def test_a_connection_with_bytes_too_many_or_that_will_close_is_not_kept(answer:
 @pytest.mark.parametrize("body", [b"-6\r\n", b"zz\r\n", b"1\r\nabcdef\r\n"])
 def test_broken_framing_is_told_once_and_the_connection_dropped(body: bytes) -> None:
     assert told(OK + b"transfer-encoding: chunked\r\n\r\n" + body) == ([("malformed",)], False)
+
+
+def test_a_whole_answer_in_a_thousand_reads_is_not_joined_a_thousand_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    joins: list[int] = []
+
+    def counted(body: bytearray) -> tuple[bytes, int] | None:
+        joins.append(len(body))
+        return join_chunks(body)
+
+    monkeypatch.setattr(upstream, "join_chunks", counted)
+    chunk = b"64\r\n" + b"x" * 100 + b"\r\n"
+    answers, is_kept = told(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", *[chunk] * 1000, b"0\r\n\r\n")
+    assert [answer[-1] for answer in answers] == [b"x" * 100_000]
+    assert is_kept
+    assert len(joins) < 100, "work with the square of the length"
 
 
 def test_the_rest_of_a_served_stream_is_read_before_the_connection_serves_again() -> None:
