@@ -88,6 +88,21 @@ def fold(transcript: list[bytes]) -> None:
     transcript[:] = [b"data: " + _encode({"choices": [{"text": text}]}) + b"\n\n"]
 
 
+def is_used_up(call: Call, tokens: int) -> bool:
+    """Say whether an answer of so many tokens has all that ``call`` allows: then only its end is missing."""
+    limit = getattr(call.request, "max_tokens", None)
+    return limit is not None and tokens >= limit
+
+
+def end_of(sample: bytes) -> bytes:
+    """Return the chunk event that ends an answer at its limit, in the likeness of ``sample``."""
+    chunk: dict[str, Any] = _any.decode(sample.partition(b":")[2])
+    first: dict[str, Any] = chunk["choices"][0]
+    content: dict[str, Any] = {"delta": {}} if "delta" in first else {"text": ""}
+    chunk["choices"] = [{"index": 0, **content, "finish_reason": "length"}]
+    return b"data: " + _encode(chunk)
+
+
 def continued_body(body: bytes, call: Call, text: str, tokens: int, engine_extras: frozenset[str]) -> bytes:
     """Return the engine's body for the rest of the answer that begins with ``text`` (``tokens`` of it).
 

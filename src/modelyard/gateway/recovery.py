@@ -14,6 +14,7 @@ from modelyard import errors
 from modelyard.errors import ApiError
 from modelyard.gateway import engine_request, failover
 from modelyard.gateway.progress import FIRST_TOKEN
+from modelyard.gateway.relay import as_chunk
 from modelyard.gateway.upstream import CONNECT_TIMEOUT
 from modelyard.policy.breaker import Failure
 from modelyard.policy.dispatch import ReplicaLoad, Verdict
@@ -134,6 +135,8 @@ def took_too_long(exchange: "Exchange") -> None:
 def retry(exchange: "Exchange", reason: str) -> bool:
     """Move on to another replica if there is one that may help; say whether that is under way."""
     replica = exchange.replica
+    if _is_complete(exchange):
+        return True
     if replica is None or exchange.attempts >= ATTEMPTS_MAX:
         return False
     dispatcher = exchange.endpoint.dispatcher
@@ -167,6 +170,17 @@ def retry(exchange: "Exchange", reason: str) -> bool:
         exchange.dispatch(verdict)
         return True
     return verdict is Verdict.WAIT
+
+
+def _is_complete(exchange: "Exchange") -> bool:
+    """End a stream that has all the tokens it may have, and lacks only its end; say whether it was one."""
+    relay, reply = exchange.relay, exchange.reply
+    if relay is None or reply is None or not relay.has_begun or not failover.is_used_up(exchange.call, relay.tokens):
+        return False
+    if (last := reply.cut_off(relay)) is None:
+        return False
+    exchange.finish_stream(relay, as_chunk(last))
+    return True
 
 
 def _rest(exchange: "Exchange") -> bytes:

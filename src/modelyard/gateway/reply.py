@@ -70,6 +70,13 @@ class StreamReply:
         self._tokens = relay.tokens
         return text
 
+    def cut_off(self, relay: StreamRelay) -> bytes | None:
+        """Return the end of an answer that has all the tokens it may have; None when text does not tell it."""
+        if self.transcript is None:
+            return None
+        event = failover.end_of(self._sample or relay.sample)
+        return event + b"\n\n" if self._translation is None else self._begin() + self._translation.feed(event)
+
     def usage(self, relay: StreamRelay) -> Usage | None:
         """Return the usage of the whole answer from what the engine behind ``relay`` told, None if it told none."""
         told, before = relay.usage, relay.tokens_before

@@ -250,3 +250,18 @@ def test_what_kills_the_engines_of_one_endpoint_is_not_refused_to_another_of_tha
     bench.ask(client, stop="deadly")
     assert wire.sent == b"", "an engine has it"
     client.connection_lost(None)
+
+
+@pytest.mark.parametrize("asks_usage", [False, True])
+def test_an_answer_that_has_all_its_tokens_is_ended_and_not_continued(bench: Yard, asks_usage: bool) -> None:
+    client, wire = bench.client()
+    options = {"stream_options": {"include_usage": True}} if asks_usage else {}
+    bench.ask(client, stream=True, max_tokens=2, **options)
+    bench.engine.data_received(STREAM + event(role="assistant", content="a") + event(content="b"))
+    bench.engine.connection_lost(None)
+    assert text_of(wire.sent) == "ab", "not a token more than was asked for"
+    assert wire.sent.count(b'"finish_reason":"length"') == 1
+    assert wire.sent.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert (b'"completion_tokens":2' in wire.sent) is asks_usage
+    (record,) = bench.settled()
+    assert (record.status, record.completion_tokens, record.attempts) == ("success", 2, 1)
