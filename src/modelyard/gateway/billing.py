@@ -26,6 +26,8 @@ class Outcome(NamedTuple):
     code: str
 
 
+NO_UNIT = Unit.NONE
+"""To be had without a look into the enumeration, which costs as much as three attributes."""
 SUCCESS = Outcome(UsageStatus.SUCCESS, 200, "")
 CLIENT_CLOSED = Outcome(UsageStatus.CLIENT_CLOSED, 499, "client_closed")
 
@@ -88,12 +90,13 @@ def settle(
     now_s: float,
     is_estimated: bool,
     units: float = 0.0,
-    unit: Unit = Unit.NONE,
+    unit: Unit = NO_UNIT,
     then: Callable[[], None],
 ) -> None:
     """Write the settlement to the journal, then call ``then``; count it, and learn from it."""
     gateway = exchange.gateway
     endpoint = exchange.endpoint
+    prompt = usage.prompt_tokens
     cached = usage.cached_tokens
     completion = usage.completion_tokens or 0
     first_s = exchange.progress.first_token_s
@@ -103,7 +106,7 @@ def settle(
         Settle(
             exchange.request_id,
             gateway.clock.unix_s(),
-            usage.prompt_tokens,
+            prompt,
             cached,
             completion,
             outcome.status,
@@ -119,8 +122,8 @@ def settle(
         ),
         then,
     )
-    gateway.metrics.used(model=endpoint.route.name, prompt=usage.prompt_tokens, cached=cached, completion=completion)
+    gateway.metrics.used(endpoint.route.name, prompt, cached, completion)
     if not is_estimated:
-        endpoint.learn(text_length=exchange.call.text_length, prompt_tokens=usage.prompt_tokens, seconds=seconds)
-        if completion and outcome.status is UsageStatus.SUCCESS:
+        endpoint.learn(exchange.call.text_length, prompt, seconds)
+        if completion and outcome is SUCCESS:
             endpoint.outputs.observe(exchange.key.record.tenant_id, completion)

@@ -63,9 +63,9 @@ class EndpointState(Generic[W]):
 
     def prompt_tokens(self, text_length: int) -> int:
         """Estimate the tokens of a prompt, from what this model's engine told of earlier ones."""
-        return max(1, int(text_length / self.chars_per_token))
+        return int(text_length / self.chars_per_token) or 1
 
-    def learn(self, *, text_length: int, prompt_tokens: int, seconds: float) -> None:
+    def learn(self, text_length: int, prompt_tokens: int, seconds: float) -> None:
         """Take a finished answer into account."""
         # More tokens than characters are pictures or tools, and tell nothing of the text of others.
         if text_length >= CALIBRATION_CHARS_MIN and 0 < prompt_tokens <= text_length:
@@ -156,9 +156,7 @@ class Catalog(Generic[W]):
             idle_s = 0.0 if queued or endpoint.in_flight else now_s - endpoint.last_request_s
             endpoints.append(EndpointDemand(endpoint.route.id, queued, endpoint.in_flight, idle_s, endpoint.arrivals))
             replicas += [
-                ReplicaReport(
-                    load.route.id, load.running, load.failures, load.failure_reason, load.pending_tokens
-                )
+                ReplicaReport(load.route.id, load.running, load.failures, load.failure_reason, load.pending_tokens)
                 for load in endpoint.dispatcher.replicas
             ]
         return Report(endpoints, replicas, *((self.table.epoch, self.table.revision) if self.table else ()))

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from modelyard.gateway.openai.call import INCLUDE_USAGE, drop_extras
+from modelyard.gateway.openai.call import INCLUDE_USAGE, Call, drop_extras
 from modelyard.policy.dispatch import ReplicaLoad
 
 if TYPE_CHECKING:
@@ -53,20 +53,20 @@ def body_of(exchange: "Exchange") -> bytes:
     """Return the body; streams are always asked for their usage, whatever the client asked."""
     call = exchange.call
     name = exchange.endpoint.route.name
-    if call.payload_for is not None:
-        if _MODEL in call.engine_route:
-            call.engine_route = call.engine_route.replace(_MODEL, quote(name, safe=""))
-        return call.payload_for(name)
-    if call.payload is not None:
-        return call.payload
+    if call.payload is not None or call.payload_for is not None:
+        return _payload_of(call, name)
     request = call.request
     if call.model != name:
         # Called by its id; an engine knows the name only.
         request.model = name  # type: ignore[attr-defined]  # every request without a payload has one
     extras = exchange.endpoint.route.engine_extras
-    if hasattr(request, "stream_options"):
-        request.stream_options = INCLUDE_USAGE if call.is_stream else None
-    call.ignored += tuple(drop_extras(request, extras))
+    if call.is_stream:
+        if hasattr(request, "stream_options"):
+            request.stream_options = INCLUDE_USAGE
+    elif getattr(request, "stream_options", None) is not None:
+        request.stream_options = None  # type: ignore[attr-defined]  # it has them
+    if dropped := drop_extras(request, extras):
+        call.ignored += tuple(dropped)
     if call.ignored:
         exchange.gateway.metrics.ignored_fields += len(call.ignored)
     body = _encode(request)
@@ -76,6 +76,15 @@ def body_of(exchange: "Exchange") -> bytes:
         # No salt keeps the tenants of this engine apart; only not caching at all does.
         body = b'%b,"cache_prompt":false}' % body[:-1]
     return body
+
+
+def _payload_of(call: Call, name: str) -> bytes:
+    """Return the body of a call that is not encoded from its request."""
+    if call.payload_for is None:
+        return call.payload or b""
+    if _MODEL in call.engine_route:
+        call.engine_route = call.engine_route.replace(_MODEL, quote(name, safe=""))
+    return call.payload_for(name)
 
 
 def unsalted(body: bytes) -> bytes:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from modelyard import errors
-from modelyard.domain.usage import Unit, UsageStatus
+from modelyard.domain.usage import UsageStatus
 from modelyard.errors import ApiError
 from modelyard.gateway import answers, billing, engine_errors, engine_request, recovery, side_requests, waiting
 from modelyard.gateway.accounts import KeyState, Reservation
@@ -24,7 +24,7 @@ from modelyard.gateway.billing import Outcome
 from modelyard.gateway.catalog import EndpointState
 from modelyard.gateway.coalescing import Coalescer
 from modelyard.gateway.openai.call import Call, answer_type
-from modelyard.gateway.progress import StreamProgress
+from modelyard.gateway.progress import NO_STREAM, StreamProgress
 from modelyard.gateway.relay import EngineStreamError, StreamRelay, as_chunk, give_back
 from modelyard.gateway.reply import StreamReply
 from modelyard.gateway.responses import ResponseHead
@@ -82,10 +82,9 @@ class Exchange:
         "was_sent",
     )
 
-    def __init__(  # noqa: PLR0913 - the facts of one request, gathered once
+    def __init__(  # noqa: PLR0913, PLR0917 - the facts of one request; by position, which is twice as fast
         self,
         gateway: "Gateway",
-        *,
         client: ClientConnection,
         request_id: str,
         key: KeyState,
@@ -94,6 +93,7 @@ class Exchange:
         route: str,
         job: Job,
         reservation: Reservation,
+        now_s: float,
     ) -> None:
         self.gateway = gateway
         self.client = client
@@ -105,7 +105,7 @@ class Exchange:
         self.job = job
         self.prompt_estimate = job.prompt_tokens
         self.reservation = reservation
-        self.arrived_s = gateway.clock.monotonic_s()
+        self.arrived_s = now_s
         self.arrived_unix_s = reservation.at_unix_s
         self.queued_s = 0.0
         self.attempts = 0
@@ -125,7 +125,7 @@ class Exchange:
         self.reply: StreamReply | None = None
         self.replica: ReplicaLoad | None = None
         self._coalescer: Coalescer | None = None
-        self.progress = StreamProgress(self.arrived_s)
+        self.progress = StreamProgress(now_s) if call.is_stream else NO_STREAM
 
     def __repr__(self) -> str:
         place = self.replica.route.id if self.replica else "in line"
@@ -168,16 +168,18 @@ class Exchange:
         if connection is None:
             self.gateway.pool.open(address, self, timeout_s=self.endpoint.patience.connect_s)
         else:
-            self.connected(connection)
+            self._send(connection, self.replica)
 
     def connected(self, connection: UpstreamConnection) -> None:
-        """Write the request to an open connection."""
+        """Write the request to a connection that was opened for it."""
         replica = self.replica
         if self.is_over or replica is None or connection.address != (replica.route.host, replica.route.port):
             # Opened for a request that has gone meanwhile; it serves the next one.
             self.gateway.pool.put(connection)
-            return
-        gateway = self.gateway
+        else:
+            self._send(connection, replica)
+
+    def _send(self, connection: UpstreamConnection, replica: ReplicaLoad) -> None:
         self.connection = connection
         self.is_reopening = False
         if self.client.is_paused:
@@ -192,7 +194,7 @@ class Exchange:
             self.progress.wait(self)
         self.was_sent = True
         head = engine_request.head_of(
-            gateway,
+            self.gateway,
             replica,
             call.engine_route or self.route,
             request_id=self.request_id,
@@ -425,7 +427,7 @@ class Exchange:
         if usage is None:
             usage = billing.partial_usage(self, outcome)
             is_estimated = bool(usage.prompt_tokens or usage.completion_tokens)
-        units, unit = self.call.units_of(answer) if answer and self.call.meter is not None else (0.0, Unit.NONE)
+        units, unit = self.call.units_of(answer) if answer and self.call.meter is not None else (0.0, billing.NO_UNIT)
         if self.has_intent:
             billing.settle(
                 self, outcome, usage, now_s=now_s, is_estimated=is_estimated, units=units, unit=unit, then=say
@@ -437,9 +439,7 @@ class Exchange:
         endpoint = self.endpoint
         endpoint.in_flight -= 1
         endpoint.last_request_s = now_s
-        gateway.metrics.ended(
-            route=self.route, model=endpoint.route.name, status=outcome.http_status, seconds=now_s - self.arrived_s
-        )
+        gateway.metrics.ended(self.route, endpoint.route.name, outcome.http_status, now_s - self.arrived_s)
         replica, self.replica = self.replica, None
         if replica is not None:
             endpoint.dispatcher.finish(

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# To be had without a look into the enumeration, which costs as much as three attributes.
+_INFERENCE, _NOT_STICKY = Scope.INFERENCE, Sticky.NONE
 _BANDS = {plan: band for band, plan in enumerate(BANDS)}
 _TIERS = {"flex": 2, "default": 1, "scale": 1}
 """Bands of OpenAI's service tiers; those not named here get what the tenant's plan gives."""
@@ -104,15 +106,16 @@ class Gateway:
             if (decoder := decoder_of(request.path)) is None:
                 self._answer_other(client, request, request_id)
                 return
-            self._check_call(request)
-            key = self.authenticate(request, Scope.INFERENCE)
+            if self.is_draining or request.method != b"POST":
+                self._check_call(request)
+            key = self.authenticate(request, _INFERENCE)
             call = decoder(request)
             endpoint = self._find(key, call, request.path)
             prefer = preferences.NONE
             if request.preferences:
                 prefer = preferences.read(request.preferences, is_stream=call.is_stream)
             exchange = self._limit(client, request, request_id, key, call, endpoint)
-            if prefer.is_kept:
+            if prefer is not preferences.NONE and prefer.is_kept:
                 self.kept.begin(client, request, exchange, prefer)
             else:
                 self.admit(exchange, prefer.wait_s)
@@ -139,7 +142,7 @@ class Gateway:
         """
         token = bearer_token(request)
         now_unix_s = self.clock.unix_s()
-        state, is_known = self.catalog.key(token, self._pepper, now_unix_s=now_unix_s)
+        state, is_known = self.catalog.accounts.key(token, self._pepper, now_unix_s=now_unix_s)
         if state is None:
             if not is_known and len(token) == KEY_LENGTH and not self.presence.is_authoritative:
                 raise errors.auth_unavailable()
@@ -149,7 +152,7 @@ class Gateway:
             raise errors.invalid_api_key()
         if state.tenant.record.is_suspended:
             raise errors.tenant_suspended()
-        if needed is Scope.INFERENCE:
+        if needed is _INFERENCE:
             if not state.may_infer:
                 raise errors.permission_denied(needed)
         elif needed is not None and not state.identity.may(needed):
@@ -186,29 +189,20 @@ class Gateway:
         prompt = endpoint.prompt_tokens(call.text_length)
         output = self._output_tokens(call, prompt, endpoint.route.context_length)
         job = self._job(request, key, call, endpoint, prompt, output)
+        now_s = self.clock.monotonic_s()
         reservation = self.catalog.accounts.reserve(
             key,
             model=endpoint.route.name,
             price=endpoint.route.price,
             prompt_tokens=prompt,
             output_tokens=output,
-            now_s=self.clock.monotonic_s(),
+            now_s=now_s,
             now_unix_s=self.clock.unix_s(),
             # A token is at least a byte, and what a chat template adds is less than what JSON does.
             prompt_max=len(request.body),
             units=call.units_max,
         )
-        return Exchange(
-            self,
-            client=client,
-            request_id=request_id,
-            key=key,
-            endpoint=endpoint,
-            call=call,
-            route=request.path,
-            job=job,
-            reservation=reservation,
-        )
+        return Exchange(self, client, request_id, key, endpoint, call, request.path, job, reservation, now_s)
 
     def _job(
         self,
@@ -231,7 +225,7 @@ class Gateway:
         if output:
             job.output_tokens = endpoint.outputs.predict(tenant.id, output)
         sticky = endpoint.route.serving.sticky
-        if sticky is not Sticky.NONE:
+        if sticky is not _NOT_STICKY:
             group = call.user if sticky is Sticky.USER and call.user else key.record.id
             job.session = stable_hash(f"{tenant.id}/{group}")
         if endpoint.dispatcher.is_crowd:
@@ -392,10 +386,9 @@ def bearer_token(request: Request) -> bytes:
     name, value = given[0]
     if name == b"x-api-key":
         return value
-    scheme, _, token = value.partition(b" ")
-    if scheme.lower() != b"bearer":
+    if value[:7].lower() != b"bearer ":
         raise errors.invalid_api_key()
-    return token.strip(b" ")
+    return value[7:].strip(b" ")
 
 
 def _is_loopback(host: str) -> bool:

@@ -82,3 +82,7 @@ class StreamProgress:
             exchange.reply.fold(relay)
         exchange.grew(relay.tokens)
         gateway.journal.mark(Mark(exchange.request_id, prompt, relay.tokens))
+
+
+NO_STREAM = StreamProgress(0.0)
+"""The progress of everything that is no stream: it has none, so all may share one, which nothing changes."""

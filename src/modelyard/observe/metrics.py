@@ -54,38 +54,58 @@ class Histogram:
         self.total += seconds
 
 
+class ModelCounts:
+    """What is counted of one model with every request: one look-up finds all of it."""
+
+    __slots__ = ("cached", "completion", "ended", "prompt", "seconds")
+
+    def __init__(self) -> None:
+        self.prompt = 0
+        self.cached = 0
+        self.completion = 0
+        self.ended: dict[tuple[str, int], int] = {}
+        """Requests that ended, by route and HTTP status."""
+        self.seconds = Histogram()
+
+
 class GatewayMetrics:
     """Counters of one gateway worker; gauges are read when rendered."""
 
     def __init__(self) -> None:
-        self.requests: dict[Labels, int] = {}
+        self.models: dict[str, ModelCounts] = {}
         self.refused: dict[Labels, int] = {}
-        self.tokens: dict[Labels, int] = {}
         self.retries: dict[Labels, int] = {}
         self.shadows: dict[Labels, int] = {}
         self.ignored_fields = 0
         self.control_requests = 0
         self.connections = 0
         self.first_token: dict[Labels, Histogram] = {}
-        self.request: dict[Labels, Histogram] = {}
         self.gauges: dict[str, tuple[Labels, Gauge]] = {}
 
-    def ended(self, *, route: str, model: str, status: int, seconds: float) -> None:
+    def ended(self, route: str, model: str, status: int, seconds: float) -> None:
         """Count an inference request that ended."""
-        labels = (route, model, str(status))
-        self.requests[labels] = self.requests.get(labels, 0) + 1
-        _histogram(self.request, (model,)).observe(seconds)
+        counts = self.models.get(model) or self._new(model)
+        ended, labels = counts.ended, (route, status)
+        ended[labels] = ended.get(labels, 0) + 1
+        counts.seconds.observe(seconds)
 
     def began(self, *, model: str, seconds: float) -> None:
         """Count a first token."""
-        _histogram(self.first_token, (model,)).observe(seconds)
+        histogram = self.first_token.get((model,))
+        if histogram is None:
+            histogram = self.first_token[(model,)] = Histogram()
+        histogram.observe(seconds)
 
-    def used(self, *, model: str, prompt: int, cached: int, completion: int) -> None:
+    def used(self, model: str, prompt: int, cached: int, completion: int) -> None:
         """Count metered tokens."""
-        tokens = self.tokens
-        for kind, count in (("prompt", prompt), ("cached", cached), ("completion", completion)):
-            if count:
-                tokens[model, kind] = tokens.get((model, kind), 0) + count
+        counts = self.models.get(model) or self._new(model)
+        counts.prompt += prompt
+        counts.cached += cached
+        counts.completion += completion
+
+    def _new(self, model: str) -> ModelCounts:
+        counts = self.models[model] = ModelCounts()
+        return counts
 
     def refuse(self, code: str) -> None:
         """Count a refusal."""
@@ -112,9 +132,18 @@ class GatewayMetrics:
         """Yield every metric (the interface of a ``prometheus_client`` collector)."""
         from prometheus_client.core import GaugeMetricFamily
 
-        yield _counter("modelyard_requests", ("route", "model", "status"), self.requests)
+        ended: dict[Labels, int] = {}
+        tokens: dict[Labels, int] = {}
+        seconds: dict[Labels, Histogram] = {}
+        for model, counts in self.models.items():
+            ended |= {(route, model, str(status)): count for (route, status), count in counts.ended.items()}
+            if counts.ended:
+                seconds[(model,)] = counts.seconds
+            kinds = (("prompt", counts.prompt), ("cached", counts.cached), ("completion", counts.completion))
+            tokens |= {(model, kind): count for kind, count in kinds if count}
+        yield _counter("modelyard_requests", ("route", "model", "status"), ended)
         yield _counter("modelyard_refused", ("code",), self.refused)
-        yield _counter("modelyard_tokens", ("model", "kind"), self.tokens)
+        yield _counter("modelyard_tokens", ("model", "kind"), tokens)
         yield _counter("modelyard_retries", ("model",), self.retries)
         yield _counter("modelyard_shadowed", ("model", "version", "outcome"), self.shadows)
         yield _counter("modelyard_ignored_fields", (), {(): self.ignored_fields})
@@ -125,14 +154,7 @@ class GatewayMetrics:
                 family.add_metric(values, number)
             yield family
         yield _histograms("modelyard_first_token_seconds", self.first_token)
-        yield _histograms("modelyard_request_seconds", self.request)
-
-
-def _histogram(found: dict[Labels, Histogram], labels: Labels) -> Histogram:
-    histogram = found.get(labels)
-    if histogram is None:
-        histogram = found[labels] = Histogram()
-    return histogram
+        yield _histograms("modelyard_request_seconds", seconds)
 
 
 def _counter(name: str, labels: Labels, values: dict[Labels, int]) -> "Metric":

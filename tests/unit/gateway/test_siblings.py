@@ -12,7 +12,7 @@ from modelyard.observe.metrics import GatewayMetrics
 def numbers(requests: int) -> GatewayMetrics:
     metrics = GatewayMetrics()
     for _ in range(requests):
-        metrics.ended(route="/v1/chat/completions", model='a "quoted" {name}', status=200, seconds=0.2)
+        metrics.ended("/v1/chat/completions", 'a "quoted" {name}', 200, 0.2)
     metrics.gauges["modelyard_connections"] = ((), lambda: [((), requests)])
     return metrics
 

@@ -226,7 +226,12 @@ def decode_strict(decoder: msgspec.json.Decoder[R], body: bytes) -> tuple[R, tup
 
 def drop_extras(request: Any, known_to_engine: frozenset[str]) -> list[str]:
     """Unset sampling extras that the engine does not know; return their names."""
-    dropped = []
+    dropped: list[str] = []
+    if isinstance(request, Sampling) and (
+        request.top_k is request.min_p is request.min_tokens is request.ignore_eos is request.repetition_penalty is None
+    ):
+        # Nearly all; an attribute with its name written out is found five times as fast as below.
+        return dropped
     for name in EXTRAS:
         if getattr(request, name, None) is not None and name not in known_to_engine:
             setattr(request, name, None)
