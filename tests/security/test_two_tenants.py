@@ -50,6 +50,7 @@ async def theirs(api: Management) -> Theirs:
             "key_id": [owner.key_id],
             "tenant_id": [tenant_id],
             "request_id": [request_id],
+            "version": [version_id],
         },
         [endpoint_id, version_id, owner.key_id, tenant_id, request_id, "their-model"],
     )

@@ -9,6 +9,7 @@ request is woken by it.
 
 import asyncio
 import logging
+from dataclasses import dataclass
 
 from modelyard import errors
 from modelyard.clock import Clock
@@ -32,6 +33,8 @@ from modelyard.web.fetcher import FetchError
 SILENCE_S_MAX = 10.0
 """A gateway with claimed requests is gone after this long without a sign of life; they come twice a second."""
 CHECK_S = 1.0
+HELD_S = 1.0
+"""How old the count of what a tenant has may be; its bounds are soft, and counting at every claim would be dear."""
 CLAIM_S_MAX = 60.0
 """Time after which a claimed request must be known to its gateway."""
 FORGET_S = 60.0
@@ -45,6 +48,15 @@ CANCELLED_S = 60.0
 _log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class _Held:
+    """What a tenant had at ``looked_s``; ``count`` goes on with what it claims."""
+
+    looked_s: float
+    count: int
+    size: int
+
+
 class RequestDesk:
     """Gives claims and takes ends. ``webhooks`` is told of each."""
 
@@ -56,6 +68,7 @@ class RequestDesk:
         self._heard: dict[str, float] = {}
         self._active: dict[str, frozenset[str]] = {}
         self._ends: dict[str, asyncio.Event] = {}
+        self._held: dict[str, _Held] = {}
 
     def __repr__(self) -> str:
         return f"<RequestDesk: {len(self._heard)} gateways, {len(self._ends)} requests waited for>"
@@ -70,9 +83,7 @@ class RequestDesk:
         self._heard[claim.instance] = self._clock.monotonic_s()
         if claim.webhook_url:
             await self._check_webhook(claim.webhook_url)
-        count, size = await self.store.held(claim.tenant_id)
-        if count >= self._settings.kept_requests_max or size >= self._settings.kept_bytes_max:
-            raise errors.kept_requests_full(retry_after_s=60)
+        held = await self._held_by(claim.tenant_id)
         now = self._clock.unix_s()
         request = KeptRequest(
             id=claim.id,
@@ -90,6 +101,7 @@ class RequestDesk:
         )
         earlier = await self.store.claim(request)
         if earlier is None:
+            held.count += 1
             return ClaimReply(request=request, is_new=True)
         if earlier.fingerprint != claim.fingerprint:
             raise errors.idempotency_key_reused()
@@ -159,6 +171,20 @@ class RequestDesk:
         active = self._active.get(request.instance)
         age_s = self._clock.unix_s() - request.created_at
         return active is not None and request.id not in active and age_s > CLAIM_S_MAX
+
+    async def _held_by(self, tenant_id: str) -> _Held:
+        """Return what is kept of a tenant that may have more kept.
+
+        Raises:
+            ApiError: 429, it may not.
+        """
+        now_s = self._clock.monotonic_s()
+        held = self._held.get(tenant_id)
+        if held is None or now_s - held.looked_s > HELD_S:
+            held = self._held[tenant_id] = _Held(now_s, *await self.store.held(tenant_id))
+        if held.count >= self._settings.kept_requests_max or held.size >= self._settings.kept_bytes_max:
+            raise errors.kept_requests_full(retry_after_s=60)
+        return held
 
     def _told(self, request_id: str) -> None:
         self._webhooks.wake()

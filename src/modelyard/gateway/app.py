@@ -114,15 +114,20 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
     try:
         await _work(gateway, shift, journal_root)
     finally:
-        if gateway.siblings is not None:
-            await gateway.siblings.close()
-        await follower.close()
-        for request in list(gateway.side_requests):
-            request.cancel()
-        await gateway.kept.close()
-        await gateway.control.close()
-        await pool.close()
-        journal.close()
+        await _close(gateway, follower)
+
+
+async def _close(gateway: Gateway, follower: TableFollower) -> None:
+    """Give back connections; what is being stored is stored first."""
+    if gateway.siblings is not None:
+        await gateway.siblings.close()
+    await follower.close()
+    for request in list(gateway.side_requests):
+        request.cancel()
+    await gateway.kept.close()
+    await gateway.control.close()
+    await gateway.pool.close()
+    gateway.journal.close()
 
 
 async def _work(gateway: Gateway, shift: Shift, journal_root: Path) -> None:

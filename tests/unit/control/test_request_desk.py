@@ -13,7 +13,7 @@ from standardwebhooks import WebhookVerificationError
 
 from modelyard.clock import ManualClock
 from modelyard.config import ControlConfig
-from modelyard.control.requests import CLAIM_S_MAX, SILENCE_S_MAX, RequestDesk
+from modelyard.control.requests import CLAIM_S_MAX, HELD_S, SILENCE_S_MAX, RequestDesk
 from modelyard.control.webhooks import WebhookSender, event_body, keys_of, shown, signed_headers
 from modelyard.domain.requests import (
     Claim,
@@ -171,9 +171,10 @@ async def test_a_tenant_keeps_no_more_than_it_may(desk: RequestDesk) -> None:
     assert (refused.value.status, refused.value.code) == (429, "kept_requests_full")
 
 
-async def test_nor_more_bytes(desk: RequestDesk) -> None:
+async def test_nor_more_bytes(desk: RequestDesk, clock: ManualClock) -> None:
     await desk.claim(a_claim())
     await desk.finish(an_end(answer=b"x" * 100))
+    clock.advance(HELD_S + 1)
     with pytest.raises(ApiError):
         await desk.claim(a_claim("req_2"))
 
