@@ -84,7 +84,7 @@ class Bench:
     def idle_stream_kb(self, peer: Peer, streams: int) -> float:
         """Return the growth of memory per open stream that carries a token every two seconds."""
         self.engine.set(tokens=1000, interval_us=2_000_000)
-        streams = streams // 10 if self.targets[peer.name].is_slow else streams
+        streams = streams // 4 if self.targets[peer.name].is_slow else streams
         pids = peer.pids()
         before = processes.resident_kb(pids)
         process = self.start_load(peer, tools.STREAM_BODY, mode="hold", connections=streams, seconds=3, rate=1000)
