@@ -16,7 +16,7 @@ from modelyard.domain.routing_table import EndpointRoute, RoutingTable
 from modelyard.gateway.accounts import Accounts, KeyState
 from modelyard.policy.admission import OutputPredictor
 from modelyard.policy.breaker import Tolerance
-from modelyard.policy.dispatch import Dispatcher, DispatchRules, ReplicaLoad, Waiter
+from modelyard.policy.dispatch import Dispatcher, DispatchRules, ReplicaLoad, Verdict, Waiter
 
 W = TypeVar("W", bound=Waiter)
 
@@ -55,6 +55,8 @@ class EndpointState(Generic[W]):
     last_request_s: float
     arrivals: int = 0
     in_flight: int = 0
+    is_gone: bool = False
+    """Whether the last table has no such endpoint."""
     chars_per_token: float = CHARS_PER_TOKEN
     mean_s: float = 1.0
     """Smoothed seconds of an answer, for ``retry-after`` while the line's own rate is unknown."""
@@ -170,19 +172,20 @@ class Catalog(Generic[W]):
             if state is None:
                 dispatcher = Dispatcher(route.id, rules=self._rules, deliver=self._deliver, chance=self._chance)
                 state = EndpointState(route, dispatcher, last_request_s=now_s)
-            state.route = route
+            state.route, state.is_gone = route, False
             state.patience = Patience.of(route.serving.timeouts, self._settings)
             kept[route.id] = state
             own[route.tenant_id, route.name] = own[route.tenant_id, route.id] = state
             if route.is_shared:
                 shared[route.name] = shared[route.id] = state
         for endpoint_id, state in self._endpoints.items():
-            if endpoint_id not in kept and state.in_flight:
-                kept[endpoint_id] = state
+            if endpoint_id not in kept:
+                state.is_gone = True
+                if state.in_flight:
+                    kept[endpoint_id] = state
         self._endpoints, self._own, self._shared = kept, own, shared
-        live = {route.id for route in table.endpoints}
-        for endpoint_id, state in kept.items():
-            releases = state.route.releases if endpoint_id in live else ()
+        for state in kept.values():
+            releases = () if state.is_gone else state.route.releases
             state.dispatcher.update(
                 [
                     (r.version_id, r.weight, r.shadow, [(one, self._slots(one.slots)) for one in r.replicas])
@@ -190,6 +193,8 @@ class Catalog(Generic[W]):
                 ],
                 now_s=now_s,
             )
+            for waiter in state.dispatcher.line if state.is_gone else ():
+                waiter.turned_away(Verdict.GONE)
 
     def _slots(self, slots: int) -> int:
         # Every worker must be able to use every replica, or a request could wait for ever at one of them.

@@ -264,6 +264,10 @@ class Gateway:
         now_s = exchange.arrived_s
         endpoint.last_request_s = now_s
         is_cold = endpoint.dispatcher.is_cold
+        if endpoint.is_gone:
+            # It was kept meanwhile; nobody looks after the line of an endpoint that is in no table.
+            exchange.fail(errors.model_not_found(exchange.call.model))
+            return
         if is_cold and route.failure:
             exchange.fail(errors.model_failed(route.name, route.failure))
             return

@@ -59,9 +59,11 @@ def expired(exchange: "Exchange") -> None:
 
 
 def turned_away(exchange: "Exchange", verdict: Verdict) -> None:
-    """Give up the place in line to a more urgent request, or because no replica could ever hold this one."""
+    """Give up the place in line to a more urgent request, or because no replica will ever take this one."""
     endpoint = exchange.endpoint
-    if verdict is Verdict.NEVER:
+    if verdict is Verdict.GONE:
+        exchange.fail(errors.engine_lost() if exchange.has_begun else errors.model_not_found(exchange.call.model))
+    elif verdict is Verdict.NEVER:
         exchange.fail(errors.no_capacity(endpoint.route.name))
     else:
         retry_after_s = endpoint.retry_after_s(exchange.gateway.clock.monotonic_s())

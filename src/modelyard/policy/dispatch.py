@@ -41,7 +41,7 @@ class Waiter(Protocol):
         ...
 
     def turned_away(self, verdict: "Verdict") -> None:
-        """Take the news that the place in line is lost: to somebody more urgent (``FULL``), or for good (``NEVER``)."""
+        """Take the news that the place in line is lost: to somebody more urgent (``FULL``), or for good."""
         ...
 
 
@@ -55,6 +55,8 @@ class Verdict(enum.Enum):
     FULL = enum.auto()
     NEVER = enum.auto()
     """No replica could hold it even if it were idle."""
+    GONE = enum.auto()
+    """The endpoint was deleted."""
 
 
 class DispatchRules(msgspec.Struct, frozen=True, kw_only=True):

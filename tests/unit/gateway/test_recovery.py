@@ -265,3 +265,36 @@ def test_an_answer_that_has_all_its_tokens_is_ended_and_not_continued(bench: Yar
     assert (b'"completion_tokens":2' in wire.sent) is asks_usage
     (record,) = bench.settled()
     assert (record.status, record.completion_tokens, record.attempts) == ("success", 2, 1)
+
+
+def _delete(bench: Yard) -> None:
+    table = bench.gateway.catalog.table
+    assert table is not None
+    new = msgspec.structs.replace(table, revision=table.revision + 1, endpoints=())
+    bench.gateway.catalog.take(new, now_s=bench.clock.monotonic_s())
+
+
+def test_who_waits_for_an_endpoint_that_is_deleted_is_told_at_once(bench: Yard) -> None:
+    bench.take(0)
+    client, wire = bench.client()
+    streaming, stream_wire = bench.client()
+    bench.ask(client)
+    bench.ask(streaming, stream=True)
+    _delete(bench)
+    assert wire.sent.startswith(b"HTTP/1.1 404 ")
+    assert b'"code":"model_not_found"' in stream_wire.sent
+    assert stream_wire.sent.endswith(b"0\r\n\r\n")
+
+
+def test_who_is_admitted_after_its_endpoint_was_deleted_waits_for_nothing(
+    bench: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.take(0)
+    client, wire = bench.client()
+    later: list[Any] = []
+    with monkeypatch.context() as claimed:
+        claimed.setattr(bench.gateway, "admit", lambda exchange, _wait_s: later.append(exchange))
+        bench.ask(client)
+    _delete(bench)
+    bench.gateway.admit(later[0])
+    assert wire.sent.startswith(b"HTTP/1.1 404 ")
