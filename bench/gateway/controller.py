@@ -17,6 +17,7 @@ from pathlib import Path
 from modelyard import compose
 from modelyard.clock import SystemClock
 from modelyard.config import DataDirectory
+from modelyard.control.leases import LeaseOffice
 from modelyard.domain.endpoints import Progress, Serving, Stage
 from modelyard.domain.routing_table import EndpointRoute, Heartbeat, ReleaseRoute, ReplicaRoute, RoutingTable
 from modelyard.domain.tenants import PLATFORM, ApiKey, Limits, Plan, Scope, Tenant
@@ -27,7 +28,7 @@ from modelyard.stores.feed import FeedServer
 MANY = 1_000_000_000
 SLOTS = 200_000
 """Of a replica: the fake engine takes what comes."""
-LIMITS = Limits(requests_per_minute=MANY, tokens_per_minute=MANY * 1000, concurrency=SLOTS)
+LIMITS = Limits(requests_per_minute=MANY, tokens_per_minute=MANY * 1000, concurrency=MANY)
 TENANTS = {Plan.STANDARD: PLATFORM, Plan.PRIORITY: "ten-priority", Plan.BATCH: "ten-batch"}
 
 
@@ -60,7 +61,7 @@ def table_of(ports: Sequence[int], keys: Sequence[ApiKey], serving: Serving, slo
     )
 
 
-async def serve(data: DataDirectory, ports: Sequence[int], serving: Serving, slots: int) -> None:
+async def serve(data: DataDirectory, options: argparse.Namespace) -> None:
     """Publish, then send a heartbeat each second until SIGTERM."""
     clock = SystemClock()
     shared = compose.load_secrets(data)
@@ -72,7 +73,10 @@ async def serve(data: DataDirectory, ports: Sequence[int], serving: Serving, slo
         keys.append(ApiKey(parts.key_id, tenant, "bench", secret_hash, (Scope.INFERENCE,), int(now_s), limits=LIMITS))
     feed = FeedServer(data.feed_socket, shared.internal_token)
     await feed.start()
-    await feed.publish(table_of(ports, keys, serving, slots, now_s))
+    table = table_of(options.ports, keys, Serving(coalesce_ms=options.coalesce_ms), options.slots, now_s)
+    office = LeaseOffice(feed=feed, table=lambda: table, workers=options.workers, clock=clock)
+    leasing = asyncio.create_task(office.run())
+    await feed.publish(table)
     (data.root / "ready.draft").write_text(json.dumps(texts))
     (data.root / "ready.draft").replace(data.root / "ready.json")
     stop = asyncio.Event()
@@ -83,6 +87,8 @@ async def serve(data: DataDirectory, ports: Sequence[int], serving: Serving, slo
             await asyncio.wait_for(stop.wait(), 1.0)
         except TimeoutError:
             continue
+    leasing.cancel()
+    await asyncio.gather(leasing, return_exceptions=True)
     await feed.close()
 
 
@@ -92,11 +98,12 @@ def main() -> None:
     parser.add_argument("data_dir", type=Path)
     parser.add_argument("ports", type=int, nargs="+")
     parser.add_argument("--slots", type=int, default=SLOTS, help="of each replica")
+    parser.add_argument("--workers", type=int, default=1, help="gateway workers that divide the limits")
     parser.add_argument("--coalesce-ms", type=int, default=0)
     options = parser.parse_args()
     data = DataDirectory(options.data_dir)
     data.create()
-    asyncio.run(serve(data, options.ports, Serving(coalesce_ms=options.coalesce_ms), options.slots))
+    asyncio.run(serve(data, options))
 
 
 if __name__ == "__main__":

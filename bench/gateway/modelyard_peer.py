@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 from bench.gateway.peers import Target
 from bench.processes import free_port, tree, wait_until
 from modelyard import compose
+from modelyard.policy.leases import START_S
 
 
 class Modelyard:
@@ -45,7 +47,8 @@ class Modelyard:
         """Start the bench's controller, then the gateway's workers, and wait until all have the table."""
         port = free_port()
         command = [sys.executable, "-m", "bench.gateway.controller", str(folder), *map(str, upstream_ports)]
-        self._controller = subprocess.Popen([*other_pin, *command, *self._options])
+        command += ["--workers", str(self._workers), *self._options]
+        self._controller = subprocess.Popen([*other_pin, *command])
         ready = folder / "ready.json"
         wait_until(ready.exists, "the bench controller's table")
         self.keys = json.loads(ready.read_text())
@@ -62,6 +65,8 @@ class Modelyard:
         # The kernel deals connections out at random, so ask often enough to meet every worker.
         for _ in range(1 if self._workers == 1 else 8 * self._workers):
             wait_until(lambda: is_ready(port), f"a ready gateway (see {folder}/gateway-*.log and {folder}/logs)")
+        if self._workers > 1:
+            time.sleep(2 * START_S)  # a worker that just began has no share of any limit yet
         return Target(port, self.keys["standard"])
 
     def pids(self) -> list[int]:
