@@ -16,7 +16,7 @@ from modelyard.domain.routing_table import EndpointRoute, RoutingTable
 from modelyard.gateway.accounts import Accounts, KeyState
 from modelyard.policy.admission import OutputPredictor
 from modelyard.policy.breaker import Tolerance
-from modelyard.policy.dispatch import Dispatcher, DispatchRules, ReplicaLoad, Verdict, Waiter
+from modelyard.policy.dispatch import Dispatcher, DispatchRules, ReplicaLoad, Waiter
 
 W = TypeVar("W", bound=Waiter)
 
@@ -193,8 +193,6 @@ class Catalog(Generic[W]):
                 ],
                 now_s=now_s,
             )
-            for waiter in state.dispatcher.line if state.is_gone else ():
-                waiter.turned_away(Verdict.GONE)
 
     def _slots(self, slots: int) -> int:
         # Every worker must be able to use every replica, or a request could wait for ever at one of them.

@@ -17,6 +17,7 @@ from modelyard import errors
 from modelyard.clock import Clock
 from modelyard.domain.leases import Leases
 from modelyard.domain.routing_table import Heartbeat, RoutingTable, Tidings
+from modelyard.gateway import waiting
 from modelyard.gateway.catalog import Catalog
 from modelyard.gateway.exchange import Exchange
 from modelyard.stores import TableFollower
@@ -142,10 +143,10 @@ class ControllerPresence:
             route = endpoint.route
             if route.id not in live:
                 for waiter in endpoint.dispatcher.line:
-                    waiter.fail(errors.model_not_found(route.name))
+                    waiting.refuse(waiter, errors.model_not_found(route.name))
             elif route.failure and endpoint.dispatcher.is_cold:
                 for waiter in endpoint.dispatcher.line:
-                    waiter.fail(errors.model_failed(route.name, route.failure))
+                    waiting.refuse(waiter, errors.model_failed(route.name, route.failure))
 
     def _keep(self, table: RoutingTable) -> None:
         new = self._last_table.with_suffix(f".{os.getpid()}")

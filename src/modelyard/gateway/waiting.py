@@ -8,6 +8,7 @@ a request that is refused before that gets a proper status.
 from typing import TYPE_CHECKING
 
 from modelyard import errors
+from modelyard.errors import ApiError
 from modelyard.gateway import answers
 from modelyard.gateway.relay import as_chunk
 from modelyard.policy.dispatch import Verdict
@@ -49,22 +50,27 @@ def expired(exchange: "Exchange") -> None:
     waited_s = now_s - exchange.arrived_s
     endpoint = exchange.endpoint
     route = endpoint.route
-    if exchange.has_begun:
-        exchange.fail(errors.engine_lost())
-    elif endpoint.dispatcher.is_cold:
-        exchange.fail(errors.model_loading(route.name, retry_after_s=route.progress.eta_s or 30.0))
+    if endpoint.dispatcher.is_cold:
+        refuse(exchange, errors.model_loading(route.name, retry_after_s=route.progress.eta_s or 30.0))
     else:
         retry_after_s = endpoint.retry_after_s(now_s)
-        exchange.fail(errors.queue_timeout(route.name, waited_s, retry_after_s=retry_after_s))
+        refuse(exchange, errors.queue_timeout(route.name, waited_s, retry_after_s=retry_after_s))
 
 
 def turned_away(exchange: "Exchange", verdict: Verdict) -> None:
     """Give up the place in line to a more urgent request, or because no replica will ever take this one."""
     endpoint = exchange.endpoint
-    if verdict is Verdict.GONE:
-        exchange.fail(errors.engine_lost() if exchange.has_begun else errors.model_not_found(exchange.call.model))
-    elif verdict is Verdict.NEVER:
-        exchange.fail(errors.no_capacity(endpoint.route.name))
+    if verdict is Verdict.NEVER:
+        refuse(exchange, errors.no_capacity(endpoint.route.name))
     else:
         retry_after_s = endpoint.retry_after_s(exchange.gateway.clock.monotonic_s())
-        exchange.fail(errors.queue_full(endpoint.route.name, retry_after_s=retry_after_s))
+        refuse(exchange, errors.queue_full(endpoint.route.name, retry_after_s=retry_after_s))
+
+
+def refuse(exchange: "Exchange", error: ApiError) -> None:
+    """End a request that waits. ``error`` says that no engine had it; one that an engine failed is told so instead."""
+    if exchange.has_begun:
+        error = errors.engine_lost()
+    elif exchange.has_intent:
+        error = errors.engine_unavailable(exchange.endpoint.route.name)
+    exchange.fail(error)

@@ -55,8 +55,6 @@ class Verdict(enum.Enum):
     FULL = enum.auto()
     NEVER = enum.auto()
     """No replica could hold it even if it were idle."""
-    GONE = enum.auto()
-    """The endpoint was deleted."""
 
 
 class DispatchRules(msgspec.Struct, frozen=True, kw_only=True):

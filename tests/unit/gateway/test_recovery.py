@@ -274,18 +274,6 @@ def _delete(bench: Yard) -> None:
     bench.gateway.catalog.take(new, now_s=bench.clock.monotonic_s())
 
 
-def test_who_waits_for_an_endpoint_that_is_deleted_is_told_at_once(bench: Yard) -> None:
-    bench.take(0)
-    client, wire = bench.client()
-    streaming, stream_wire = bench.client()
-    bench.ask(client)
-    bench.ask(streaming, stream=True)
-    _delete(bench)
-    assert wire.sent.startswith(b"HTTP/1.1 404 ")
-    assert b'"code":"model_not_found"' in stream_wire.sent
-    assert stream_wire.sent.endswith(b"0\r\n\r\n")
-
-
 def test_who_is_admitted_after_its_endpoint_was_deleted_waits_for_nothing(
     bench: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,3 +286,21 @@ def test_who_is_admitted_after_its_endpoint_was_deleted_waits_for_nothing(
     _delete(bench)
     bench.gateway.admit(later[0])
     assert wire.sent.startswith(b"HTTP/1.1 404 ")
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_who_waits_again_after_an_engine_failed_it_is_not_told_that_none_had_it(bench: Yard, begun: bool) -> None:
+    bench.take(2)
+    client, wire = bench.client()
+    other, _ = bench.client()
+    bench.ask(client, stream=True)
+    first = bench.engine
+    bench.ask(other)
+    if begun:
+        first.data_received(STREAM + event(role="assistant", content="a"))
+    first.connection_lost(None)
+    assert len(bench.endpoint.dispatcher.line) == 1
+    bench.clock.advance(bench.gateway.settings.queue_wait_s + 1)
+    bench.gateway.check_time(bench.clock.monotonic_s())
+    assert (b"engine_lost" if begun else b"engine_unavailable") in wire.sent
+    other.connection_lost(None)
