@@ -10,10 +10,10 @@ DEMO_DIR ?= .demo
 PYTEST_FLAGS ?= -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo stop test check format docs bench clean
+.PHONY: help demo stop test check format docs bench conformance-setup conformance conformance-all clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo-installed ## From nothing to a streamed answer and its bill
 	@DEMO_DIR=$(DEMO_DIR) $(BIN)/python tools/demo.py
@@ -21,7 +21,7 @@ demo: $(VENV)/.demo-installed ## From nothing to a streamed answer and its bill
 stop: ## Stop the demo
 	@if [ -x $(BIN)/modelyard ]; then $(BIN)/modelyard down --data-dir $(DEMO_DIR); else echo "Nothing to stop."; fi
 
-test: check ## Run every check and every test
+test: check conformance-setup ## Run every check and every test
 	$(BIN)/pytest $(PYTEST_FLAGS)
 
 check: $(VENV)/.dev-installed ## Lint, format, types, layers
@@ -39,6 +39,16 @@ docs: $(VENV)/.docs-installed ## Build the documentation into site/
 
 bench: $(VENV)/.dev-installed ## Gateway CPU per request, beside nginx
 	$(BIN)/python -m bench.gateway
+
+conformance-setup: $(VENV)/.dev-installed ## Fetch the suites of OpenAI and Anthropic and a fuzzer
+	@$(BIN)/python tools/conformance.py suites
+
+conformance: conformance-setup ## Run them against a platform
+	$(BIN)/pytest tests/conformance/outside
+
+conformance-all: $(VENV)/.dev-installed ## The same for longer, and clients that others wrote
+	@$(BIN)/python tools/conformance.py all
+	FUZZ_SECONDS=420 FUZZ_EXAMPLES=30 $(BIN)/pytest tests/conformance/outside
 
 clean: stop ## Remove everything that was made here
 	rm -rf $(VENV) $(DEMO_DIR) .cache build dist site
