@@ -27,7 +27,6 @@ from typing import Any
 from bench import processes, tools
 from bench.gateway.cells import finish_load
 from bench.gateway.modelyard_peer import Modelyard
-from bench.gateway.peers import Target
 from modelyard.clock import SystemClock
 from modelyard.config import DataDirectory
 from modelyard.gateway.clockwork import raise_file_limit
@@ -77,8 +76,8 @@ def main() -> None:
     try:
         for engine in engines:
             processes.wait_until(engine.is_listening, "the fake engines listening")
-        target = peer.start_before([e.port for e in engines], scratch, gateway_pin=[], other_pin=[])
-        outcome, tokens = _hold(options, peer, target, engines)
+        port = peer.start_before([e.port for e in engines], scratch, gateway_pin=[], other_pin=[]).port
+        outcome, tokens = _hold(options, peer, port, engines)
         peer.stop()
         _audit(outcome, scratch, tokens)
     finally:
@@ -98,6 +97,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=1000.0, help="streams opened a second")
     parser.add_argument("--hold", type=float, default=15.0, help="seconds that all are open")
     parser.add_argument("--interval", type=float, default=10.0, help="seconds between two tokens of a stream")
+    parser.add_argument("--plan", default="standard", help="plan of the tenant; priority is shed last")
     parser.add_argument("--quick", action="store_true", help="2,000 streams, a token a second, 3 s")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--keep", action="store_true", help="keep logs and data directory in .cache/bench")
@@ -108,7 +108,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _hold(
-    options: argparse.Namespace, peer: Modelyard, target: Target, engines: list[tools.FakeEngine]
+    options: argparse.Namespace, peer: Modelyard, port: int, engines: list[tools.FakeEngine]
 ) -> tuple[Outcome, int]:
     """Open all streams, hold them, let them end; return what was seen, and the tokens of each stream."""
     ramp_s = options.streams / options.rate
@@ -119,7 +119,7 @@ def _hold(
     pids = peer.pids()
     outcome = Outcome(options.streams, len(pids))
     cpu, memory, began = processes.cpu_ns(pids), processes.resident_kb(pids), time.monotonic()
-    loads = _start_loads(options, target, tokens)
+    loads = _start_loads(options, peer, port, tokens)
     grown_s = began
     while outcome.open_at_once < options.streams and time.monotonic() < grown_s + 3.0:
         time.sleep(0.25)
@@ -142,14 +142,14 @@ def _hold(
     return outcome, tokens
 
 
-def _start_loads(options: argparse.Namespace, target: Target, tokens: int) -> list[subprocess.Popen[bytes]]:
+def _start_loads(options: argparse.Namespace, peer: Modelyard, port: int, tokens: int) -> list[subprocess.Popen[bytes]]:
     count = math.ceil(options.streams / STREAMS_A_PROCESS)
     loads = []
     for number in range(count):
         streams = options.streams // count + (number < options.streams % count)
         command = tools.load_command(
-            target.port,
-            target.key,
+            port,
+            peer.keys[options.plan],
             tools.STREAM_BODY,
             mode="once",
             connections=streams,
