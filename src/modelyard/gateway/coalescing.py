@@ -10,18 +10,23 @@ from collections.abc import Callable
 
 
 class Coalescer:
-    """Holds bytes for ``write`` until ``hold_s`` have passed since the first of them."""
+    """Passes the first bytes to ``write`` at once, and holds others until ``hold_s`` have passed since those came."""
 
-    __slots__ = ("_held", "_hold_s", "_timer", "_write")
+    __slots__ = ("_has_begun", "_held", "_hold_s", "_timer", "_write")
 
     def __init__(self, write: Callable[[bytes], None], hold_s: float) -> None:
         self._write = write
         self._hold_s = hold_s
+        self._has_begun = False
         self._held: list[bytes] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, data: bytes) -> None:
         """Write ``data`` soon."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._write(data)
+            return
         self._held.append(data)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._hold_s, self.flush)

@@ -269,8 +269,7 @@ class Exchange:
             if not self.client.is_streaming:
                 self.client.start_stream(answers.stream_headers(self))
             if not relay.is_done:
-                self.flush()
-                self.client.write_stream(out)
+                (self.client.write_stream if self._coalescer is None else self._coalescer.add)(out)
                 out = b""
         if relay.error is not None:
             recovery.broke(self, errors.engine_error())
