@@ -247,6 +247,12 @@ class Yard:
         assert reply.status in (200, 201), f"new key: {reply.status} {reply.body!r}"
         return str(reply.json()["key"])
 
+    def new_tenant(self, name: str, **fields: object) -> str:
+        """Create a tenant (``plan="priority"`` …); return an inference key of it."""
+        reply = self.call("POST", "/v1/tenants", {"name": name, **fields})
+        assert reply.status == 201, f"new tenant: {reply.status} {reply.body!r}"
+        return self.new_key(name=name, tenant_id=reply.json()["id"])
+
     # --- windows -------------------------------------------------------------------
 
     def query(self, statement: str) -> list[dict[str, Any]]:
