@@ -33,9 +33,11 @@ from modelyard.web.fetcher import FetchError
 SILENCE_S_MAX = 10.0
 """A gateway with claimed requests is gone after this long without a sign of life; they come twice a second."""
 CHECK_S = 1.0
+DROPPED_S = 120.0
+"""How long a claim that was taken back is remembered; longer than any claim is on its way."""
 HELD_S = 1.0
 """How old the count of what a tenant has may be; its bounds are soft, and counting at every claim would be dear."""
-CLAIM_S_MAX = 60.0
+CLAIM_S_MAX = 30.0
 """Time after which a claimed request must be known to its gateway."""
 FORGET_S = 60.0
 WAIT_S_MAX = 20.0
@@ -69,6 +71,7 @@ class RequestDesk:
         self._active: dict[str, frozenset[str]] = {}
         self._ends: dict[str, asyncio.Event] = {}
         self._held: dict[str, _Held] = {}
+        self._dropped: dict[str, float] = {}
 
     def __repr__(self) -> str:
         return f"<RequestDesk: {len(self._heard)} gateways, {len(self._ends)} requests waited for>"
@@ -100,6 +103,10 @@ class RequestDesk:
             webhook=Webhook(claim.webhook_url, new_id("evt_")) if claim.webhook_url else None,
         )
         earlier = await self.store.claim(request)
+        if earlier is None and claim.id in self._dropped:
+            # Its gateway gave up before it was read, and nobody will run it.
+            await self.finish(Finish(id=claim.id, status=RequestStatus.FAILED, is_dropped=True))
+            raise errors.control_unavailable()
         if earlier is None:
             held.count += 1
             return ClaimReply(request=request, is_new=True)
@@ -114,9 +121,12 @@ class RequestDesk:
 
     async def finish(self, finish: Finish) -> None:
         """End a request."""
+        if finish.is_dropped:
+            # The claim that it takes back may still be on its way: this is noted before anything else happens.
+            self._dropped[finish.id] = self._clock.monotonic_s()
         if await self.store.finish(finish, now=self._clock.unix_s()):
             self._told(finish.id)
-        else:
+        elif not finish.is_dropped:
             _log.info("a request ended that was over already", extra={"request_id": finish.id})
 
     async def sync(self, sync: Sync) -> SyncReply:
@@ -165,6 +175,9 @@ class RequestDesk:
             if instance not in instances and now_s - heard_s > SILENCE_S_MAX:
                 del self._heard[instance]
                 self._active.pop(instance, None)
+        for request_id, dropped_s in list(self._dropped.items()):
+            if now_s - dropped_s > DROPPED_S:
+                del self._dropped[request_id]
 
     def _is_lost(self, request: KeptRequest) -> bool:
         """Say whether its gateway lives and does not know it: a claim or an end that never arrived."""

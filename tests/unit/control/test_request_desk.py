@@ -163,6 +163,17 @@ async def test_another_request_under_the_key_is_refused(desk: RequestDesk) -> No
     assert refused.value.code == "idempotency_key_reused"
 
 
+async def test_a_claim_that_was_taken_back_before_it_was_read_stands_in_nobodys_way(
+    desk: RequestDesk, store: SqlRequestStore
+) -> None:
+    await desk.finish(Finish(id="req_1", status=RequestStatus.FAILED, is_dropped=True))
+    with pytest.raises(ApiError) as refused:
+        await desk.claim(a_claim(idempotency_key="k"))
+    assert refused.value.code == "control_unavailable"
+    assert await store.request("req_1", tenant_id=None) is None
+    assert (await desk.claim(a_claim("req_2", idempotency_key="k"))).is_new
+
+
 async def test_a_tenant_keeps_no_more_than_it_may(desk: RequestDesk) -> None:
     for number in range(5):
         await desk.claim(a_claim(f"req_{number}"))
