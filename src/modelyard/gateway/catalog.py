@@ -22,6 +22,8 @@ W = TypeVar("W", bound=Waiter)
 
 CHARS_PER_TOKEN = 4.0
 """First guess of a model's text length per token, until real usage is known."""
+QUIET_S = 12.0
+"""Longer than the windows in which retries and bad answers are counted."""
 CALIBRATION_WEIGHT = 0.05
 CALIBRATION_CHARS_MIN = 256
 """Shorter prompts say more of the chat template than of the text."""
@@ -62,6 +64,10 @@ class EndpointState(Generic[W]):
     """Smoothed seconds of an answer, for ``retry-after`` while the line's own rate is unknown."""
     patience: Patience = field(init=False)
     outputs: OutputPredictor = field(default_factory=OutputPredictor)
+
+    def is_quiet(self, now_s: float) -> bool:
+        """Say whether nothing has happened lately that needs to be looked at."""
+        return not self.in_flight and not self.dispatcher.has_ejected and now_s - self.last_request_s > QUIET_S
 
     def prompt_tokens(self, text_length: int) -> int:
         """Estimate the tokens of a prompt, from what this model's engine told of earlier ones."""

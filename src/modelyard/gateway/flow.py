@@ -336,11 +336,13 @@ class Gateway:
         for exchange in list(self.exchanges):
             if not exchange.is_over:
                 exchange.check_time(now_s)
-        for endpoint in list(self.catalog.endpoints):
+        for endpoint in [endpoint for endpoint in self.catalog.endpoints if not endpoint.is_quiet(now_s)]:
             dispatcher = endpoint.dispatcher
             if dispatcher.line:
                 for waiter in dispatcher.line.expired(now_s):
-                    waiting.expired(waiter)
+                    # The one before it may have been all that it waited for.
+                    if waiter in dispatcher.line:
+                        waiting.expired(waiter)
             for replica in dispatcher.probes_due(now_s):
                 side_requests.probe(self, endpoint, replica)
         for request in list(self.side_requests):

@@ -56,6 +56,7 @@ class ReplicaSet:
         "_releases",
         "_serving",
         "_tolerance",
+        "has_ejected",
         "has_shadow",
         "is_cold",
         "is_crowd",
@@ -70,6 +71,8 @@ class ReplicaSet:
         self.model = EngineModel()
         self.is_cold = True
         """Whether no replica could take a request even if it were idle."""
+        self.has_ejected = False
+        """Whether some replica pauses, and has to be probed some time."""
         self.has_shadow = False
         self.is_crowd = False
         """Whether there is a choice between replicas, so that prefixes matter."""
@@ -197,8 +200,11 @@ class ReplicaSet:
         return [replica.health for replica in self._serving if not replica.is_draining]
 
     def _note_health(self) -> None:
+        self.has_ejected = False
         for replica in self._by_id.values():
-            replica.ejected_until_s = 0.0 if replica.health.is_closed else NEVER_S
+            is_closed = replica.health.is_closed
+            replica.ejected_until_s = 0.0 if is_closed else NEVER_S
+            self.has_ejected = self.has_ejected or not is_closed
 
     # --- what runs there ---
 

@@ -304,3 +304,34 @@ def test_who_waits_again_after_an_engine_failed_it_is_not_told_that_none_had_it(
     bench.gateway.check_time(bench.clock.monotonic_s())
     assert (b"engine_lost" if begun else b"engine_unavailable") in wire.sent
     other.connection_lost(None)
+
+
+def test_a_lost_replica_is_probed_however_quiet_it_is(bench: Yard) -> None:
+    bench.take(1)
+    client, _ = bench.client()
+    bench.ask(client)
+    bench.engine.connection_lost(None)
+    bench.clock.advance(3600)
+    bench.gateway.check_time(bench.clock.monotonic_s())
+    assert len(bench.pool.opened) == 2
+    bench.engine.data_received(whole(b'{"choices":[]}'))
+    assert all(replica.health.is_closed for replica in bench.endpoint.dispatcher.replicas)
+
+
+def test_who_gets_a_replica_because_the_one_before_it_gives_up_is_not_told_that_it_waited_too_long(
+    bench: Yard,
+) -> None:
+    bench.take(1)
+    (replica,) = bench.endpoint.dispatcher.replicas
+    clients = [bench.client() for _ in range(3)]
+    bench.ask(clients[0][0])
+    bench.ask(clients[1][0])
+    bench.ask(clients[2][0])
+    assert len(bench.endpoint.dispatcher.line) == 2
+    bench.clock.advance(bench.gateway.settings.queue_wait_s + 1)
+    replica.slots = 2  # as if the first of them had been too big for what is free
+    bench.gateway.check_time(bench.clock.monotonic_s())
+    assert clients[1][1].sent.startswith(b"HTTP/1.1 429 ")
+    assert clients[2][1].sent == b"", "it is under way"
+    for client, _ in clients:
+        client.connection_lost(None)
