@@ -16,7 +16,7 @@ from modelyard.gateway.dialects.messages_replies import (
     request_id_line,
     speaks_messages,
 )
-from modelyard.policy.limits import Allowance
+from modelyard.policy.limits import REFILL_S, Allowance
 
 if TYPE_CHECKING:
     from modelyard.gateway.catalog import EndpointState
@@ -94,7 +94,8 @@ def limit_lines(allowances: Iterable[Allowance], now_s: float) -> bytes:
     tokens_limit: int | None = None
     requests_left = tokens_left = 0.0
     for allowance in allowances:
-        allowance.refill(now_s)
+        if now_s - allowance.at_s >= REFILL_S:
+            allowance.refill(now_s)
         limit = allowance.requests_limit
         if limit is not None and (requests_limit is None or allowance.requests_left < requests_left):
             requests_limit, requests_left = limit, allowance.requests_left

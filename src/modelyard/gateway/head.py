@@ -84,29 +84,31 @@ def check_headers(request: Request, settings: GatewayConfig, read_bytes: int) ->
         name = header[0]
         if name not in _WATCHED:
             continue
+        # Those that every request has come first.
         if name == b"host":
             hosts += 1
             request.host = header[1]
+        elif name == b"content-length":
+            request.length = length = int(header[1])
+            if length > settings.body_bytes_max:
+                raise errors.body_too_large(settings.body_bytes_max)
         elif name in _CREDENTIALS:
             request.credentials.append(header)
-        elif name == b"origin":
-            request.cors = cors.answer_lines(settings.cors_origins, header[1])
-        elif name == b"expect":
-            request.expects = header[1].lower() == b"100-continue"
-        elif name in NAMES:
-            request.preferences = (*request.preferences, header)
         else:
-            _check_body_header(request, settings.body_bytes_max, *header)
+            _check_rare(request, settings, header)
     # The host goes into links of answers, so it may hold nothing but a name or address with its port.
     if (hosts != 1 and not (hosts == 0 and request.is_http10)) or request.host.translate(None, _HOST_BYTES):
         raise errors.bad_request("invalid_host", "A request needs exactly one Host header, with a host and a port.")
 
 
-def _check_body_header(request: Request, limit: int, name: bytes, value: bytes) -> None:
-    if name == b"content-length":
-        request.length = int(value)
-        if request.length > limit:
-            raise errors.body_too_large(limit)
+def _check_rare(request: Request, settings: GatewayConfig, header: tuple[bytes, bytes]) -> None:
+    name, value = header
+    if name == b"origin":
+        request.cors = cors.answer_lines(settings.cors_origins, value)
+    elif name == b"expect":
+        request.expects = value.lower() == b"100-continue"
+    elif name in NAMES:
+        request.preferences = (*request.preferences, header)
     elif name == b"content-encoding":
         if value.lower() != b"identity":
             raise errors.unsupported_content_encoding(value.decode("latin-1"))

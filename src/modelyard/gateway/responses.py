@@ -52,6 +52,8 @@ def parse_head(head: bytes) -> ResponseHead:
     found.is_last = lower[7:8] == b"0"
     if b"\r\nconnection:" in lower:
         found.is_last = _value_of(lower, b"\r\nconnection:") == b"close"
+    if found.status == 200:
+        return found
     if found.status in _BODYLESS:
         found.length = 0
     elif found.status >= 400 and (pause := _value_of(lower, b"\r\nretry-after:")) and pause.isdigit():

@@ -120,8 +120,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._receiver = None
         self._is_streaming = False
         self._body.clear()
-        # The last write of a stream may have filled the client's buffer; the next request must be read all the same.
-        self.resume()
+        if self.is_paused:
+            # The last write of a stream may have filled the client's buffer; the next request must be read too.
+            self.resume()
         if self._head is None or self._head.is_last:
             self.abort()
         else:
@@ -312,7 +313,10 @@ class UpstreamPool:
         """Keep an idle connection."""
         self._lingering.discard(connection)
         connection.idle_since_s = self._clock.monotonic_s()
-        self._idle.setdefault(connection.address, []).append(connection)
+        idle = self._idle.get(connection.address)
+        if idle is None:
+            idle = self._idle[connection.address] = []
+        idle.append(connection)
 
     def linger(self, connection: UpstreamConnection) -> None:
         """Watch a connection that waits for the end of a stream, so that it does not wait for ever."""

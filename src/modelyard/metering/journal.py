@@ -22,7 +22,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import ParamSpec
 
 import msgspec
 
@@ -39,9 +38,8 @@ LOCK_PATIENCE_S = 2.0
 Position = tuple[str, int]
 """A place in a worker's journal: the segment's name and an offset into it. Later places compare greater."""
 
-P = ParamSpec("P")
-
 _HEAD = struct.Struct("<II")
+_FAILED_AFTER = "a request failed after it was recorded"
 _log = logging.getLogger(__name__)
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(JournalRecord).decode
@@ -239,10 +237,16 @@ class Journal:
             self._note_dirty()
         elif self.on_written is not None:
             self.on_written()
-        for _, dispatch in intents:
-            _call(dispatch, is_written)
-        for _, answer in settles:
-            _call(answer)
+        for intent, dispatch in intents:
+            try:
+                dispatch(is_written)
+            except Exception:  # noqa: BLE001 - boundary: one request must not keep the others of its turn from going on
+                _log.exception(_FAILED_AFTER, extra={"request_id": intent.request_id})
+        for settle, answer in settles:
+            try:
+                answer()
+            except Exception:  # noqa: BLE001 - boundary: the same
+                _log.exception(_FAILED_AFTER, extra={"request_id": settle.request_id})
 
     async def run(self) -> None:
         """Sync to disk within ``sync_s`` of a write, rotate full segments, until cancelled."""
@@ -271,11 +275,10 @@ class Journal:
         os.close(self._lock)
 
     def _add(self, record: JournalRecord) -> None:
-        if not self._frames:
-            self._frames.append(frame_of(record))
+        frames = self._frames
+        frames.append(frame_of(record))
+        if len(frames) == 1:
             self._soon(self.flush)
-        else:
-            self._frames.append(frame_of(record))
 
     def _try_write(self, frames: list[bytes]) -> bool:
         """Write a turn's records, unless older settlements still wait for disk space."""
@@ -378,13 +381,6 @@ def frame_of(record: JournalRecord) -> bytes:
     """Return a record as it stands in a segment."""
     body = _encode(record)
     return _HEAD.pack(len(body), zlib.crc32(body)) + body
-
-
-def _call(then: Callable[P, None], *arguments: P.args, **named: P.kwargs) -> None:
-    try:
-        then(*arguments, **named)
-    except Exception:  # noqa: BLE001 - boundary: one request must not keep the others of its turn from going on
-        _log.exception("a request failed after it was recorded")
 
 
 def _lock(folder: Path, patience_s: float) -> int:

@@ -146,7 +146,8 @@ def reserve(allowances: Sequence[Allowance], *, needed_tokens: int, least_tokens
     ``least_tokens`` is the prompt alone: what is used even if nothing is generated.
     """
     for allowance in allowances:
-        allowance.refill(now_s)
+        if now_s - allowance.at_s >= REFILL_S:
+            allowance.refill(now_s)
         if (refusal := allowance.refusal(needed_tokens, least_tokens)) is not None:
             return refusal
     for allowance in allowances:
