@@ -483,7 +483,7 @@ class Exchange:
         if self.replica is not None:
             self.endpoint.dispatcher.succeeded(self.replica)
         if self.gateway.suspects.has_any:
-            self.gateway.suspects.answered(recovery.print_of(self))
+            recovery.answered(self)
 
     def replica_failed(self, kind: Failure, reason: str) -> None:
         """Tell the dispatcher how the replica failed."""

@@ -291,7 +291,7 @@ class Gateway:
 
     def _is_suspect(self, exchange: Exchange) -> bool:
         exchange.body = exchange.first_body = engine_request.body_of(exchange)
-        return self.suspects.is_refused(recovery.print_of(exchange), exchange.arrived_s)
+        return recovery.is_suspect(exchange)
 
     def _full(self, endpoint: EndpointState[Exchange], *, is_cold: bool) -> ApiError:
         if is_cold:

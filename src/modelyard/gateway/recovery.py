@@ -30,13 +30,29 @@ ANSWER = "complete answer"
 NEVER_S = float("inf")
 
 
-def print_of(exchange: "Exchange") -> int:
-    """Return what tells the request from others, by the body that engines get.
+def prints_of(exchange: "Exchange") -> tuple[int, int]:
+    """Return what tells the request from others, by the body that engines get: among its tenant's own, and among all.
 
-    All tenants of a shared endpoint have the same, but no two endpoints: what a tenant's own engines die of must not be
-    refused to others who call theirs by the same name.
+    No two endpoints have the same: what a tenant's own engines die of must not be refused to others who call theirs by
+    the same name. And at a shared endpoint one tenant's crashes must not have a question refused that others ask too:
+    whoever sends something deadly, different each time, beside a common question, makes that look like the cause. So
+    all tenants are only judged by crashes where there was nothing else.
     """
-    return fingerprint(b"%b/%b" % (exchange.endpoint.route.id.encode(), engine_request.unsalted(exchange.first_body)))
+    body = engine_request.unsalted(exchange.first_body)
+    everybodys = fingerprint(b"%b/%b" % (exchange.endpoint.route.id.encode(), body))
+    return fingerprint(b"%d/%b" % (everybodys, exchange.key.record.tenant_id.encode())), everybodys
+
+
+def is_suspect(exchange: "Exchange") -> bool:
+    """Say whether the request is known to take engines down."""
+    suspects, now_s = exchange.gateway.suspects, _now_s(exchange)
+    return any(suspects.is_refused(print_, now_s) for print_ in prints_of(exchange))
+
+
+def answered(exchange: "Exchange") -> None:
+    """Note that an engine answered the request and lives."""
+    for print_ in prints_of(exchange):
+        exchange.gateway.suspects.answered(print_)
 
 
 def keeps_text(exchange: "Exchange") -> bool:
@@ -75,7 +91,7 @@ def lost(exchange: "Exchange", *, is_stale: bool = False) -> None:
     reason = "connection lost in a stream" if exchange.has_begun else "connection lost"
     may_retry = not _took_it_down(exchange)
     exchange.replica_failed(Failure.UNREACHABLE, reason)
-    if not may_retry and exchange.gateway.suspects.is_refused(print_of(exchange), _now_s(exchange)):
+    if not may_retry and is_suspect(exchange):
         exchange.fail(errors.request_crashes_engine())
     elif not may_retry or not retry(exchange, reason):
         exchange.fail(errors.engine_lost() if exchange.has_begun else _unavailable(exchange))
@@ -87,15 +103,16 @@ def _took_it_down(exchange: "Exchange") -> bool:
     if not exchange.was_sent or replica is None:
         return False
     suspects = exchange.gateway.suspects
-    suspects.lost(
-        print_of(exchange),
-        replica.route.id,
-        others=replica.running - 1,
-        others_waiting=replica.unanswered - (exchange.job.pending_tokens > 0),
-        has_begun=exchange.has_begun,
-        now_s=_now_s(exchange),
+    start_id, has_begun, now_s = replica.route.id, exchange.has_begun, _now_s(exchange)
+    own, everybodys = prints_of(exchange)
+    others_waiting = replica.unanswered - (exchange.job.pending_tokens > 0)
+    was_alone = suspects.lost(
+        own, start_id, others=replica.running - 1, others_waiting=others_waiting, has_begun=has_begun, now_s=now_s
     )
-    return not suspects.may_retry(print_of(exchange))
+    if was_alone:
+        start_id += " alone"
+        suspects.lost(everybodys, start_id, others=0, others_waiting=0, has_begun=has_begun, now_s=now_s)
+    return not (suspects.may_retry(own) and suspects.may_retry(everybodys))
 
 
 def broke(exchange: "Exchange", error: ApiError) -> None:

@@ -98,8 +98,8 @@ class Suspects:
 
     def lost(
         self, print_: int, start_id: str, *, others: int, others_waiting: int, has_begun: bool, now_s: float
-    ) -> None:
-        """Note that a request was on an engine when its connection broke.
+    ) -> bool:
+        """Note that a request was on an engine when its connection broke; say whether nothing else was there.
 
         ``start_id`` names the start of the engine's process: a replica's id, which no other start has. ``others``:
         how many other requests are on it at this moment (not yet reported themselves), ``others_waiting`` of them
@@ -120,6 +120,7 @@ class Suspects:
         while len(self._by_print) > SUSPECTS_MAX:
             self._by_print.popitem(last=False)
         self._judge(print_, now_s)
+        return crash.total == 1
 
     def answered(self, print_: int) -> None:
         """Note that an engine answered the request and lives: it was not the cause."""

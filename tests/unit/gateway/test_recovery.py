@@ -7,11 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.gateway.test_exchange import DONE, END, STREAM, Bench, event, whole
+from tests.unit.gateway.test_exchange import DONE, END, PEPPER, STREAM, Bench, event, whole
 
 from modelyard.domain.routing_table import ReleaseRoute, ReplicaRoute
+from modelyard.domain.tenants import ApiKey, Scope, Tenant
 from modelyard.gateway.relay import as_chunk
 from modelyard.gateway.upstream import Receiver, UpstreamConnection
+from modelyard.ids import hash_secret, new_api_key
 
 
 class Yard(Bench):
@@ -21,12 +23,15 @@ class Yard(Bench):
         super().__init__(folder)
         self.take(replicas)
 
-    def take(self, replicas: int, *, extras: frozenset[str] = frozenset({"continue_final_message", "n"})) -> None:
+    def take(self, replicas: int, *, first: int = 1, slots: int = 1) -> None:
         table = self.gateway.catalog.table
         assert table is not None
-        routes = tuple(ReplicaRoute(f"r{port}", "h", port, "s", 1) for port in range(1, replicas + 1))
+        routes = tuple(ReplicaRoute(f"r{port}", "h", port, "s", slots) for port in range(first, first + replicas))
         endpoint = msgspec.structs.replace(
-            self.endpoint.route, releases=(ReleaseRoute("v", 100, routes),), engine_extras=extras
+            self.endpoint.route,
+            is_shared=True,
+            releases=(ReleaseRoute("v", 100, routes),),
+            engine_extras=frozenset({"continue_final_message", "n"}),
         )
         new = msgspec.structs.replace(table, revision=table.revision + 1, endpoints=(endpoint,))
         self.gateway.catalog.take(new, now_s=self.clock.monotonic_s())
@@ -335,3 +340,39 @@ def test_who_gets_a_replica_because_the_one_before_it_gives_up_is_not_told_that_
     assert clients[2][1].sent == b"", "it is under way"
     for client, _ in clients:
         client.connection_lost(None)
+
+
+def test_a_tenant_cannot_make_a_common_question_look_deadly_to_others(bench: Yard) -> None:
+    for number in (1, 2):
+        bench.take(1, first=number, slots=2)
+        for fields in ({"stop": f"deadly {number}"}, {}):
+            client, wire = bench.client()
+            bench.ask(client, **fields)
+        for engine, engine_wire in bench.pool.opened[-2:]:
+            engine.connection_lost(None)
+            engine_wire.is_closed = True
+    bench.take(1, first=3)
+    client, wire = bench.client()
+    bench.ask(client)
+    assert b"request_crashes_engine" in wire.sent, "it has only itself to blame"
+    token = bench.token
+    bench.token, parsed = new_api_key()
+    table = bench.gateway.catalog.table
+    assert table is not None
+    other = ApiKey(parsed.key_id, "u", "k", hash_secret(PEPPER, parsed.secret), (Scope.INFERENCE,), 0)
+    new = msgspec.structs.replace(
+        table, revision=99, tenants=(*table.tenants, Tenant("u", "u", 0)), keys=(*table.keys, other)
+    )
+    bench.gateway.catalog.take(new, now_s=bench.clock.monotonic_s())
+    client, wire = bench.client()
+    bench.ask(client)
+    assert wire.sent == b"", "an engine has it"
+    client.connection_lost(None)
+    bench.token = token
+    bench.gateway.catalog.take(msgspec.structs.replace(table, revision=100), now_s=bench.clock.monotonic_s())
+
+
+def test_what_kills_engines_on_its_own_is_refused_to_all_tenants(bench: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert b"request_crashes_engine" in _kill_all(bench, monkeypatch)
+    (refused,) = bench.gateway.suspects.export(bench.clock.monotonic_s())[1:]
+    assert refused[1] > 0
