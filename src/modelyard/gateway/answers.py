@@ -188,14 +188,15 @@ def _lines(headers: list[tuple[str, str]]) -> bytes:
 
 
 def answer_probe(gateway: "Gateway", client: "ClientConnection", request: "Request", request_id: str) -> None:
-    """Answer ``/healthz`` (the process lives), ``/readyz`` (it has a routing table) and ``/metrics``."""
+    """Answer ``/healthz`` (the process lives), ``/readyz`` (it knows whom to serve, and how much) and ``/metrics``."""
     if request.method not in (b"GET", b"HEAD"):
         raise errors.method_not_allowed(request.method.decode("latin-1"), request.path)
     head = _JSON + b"x-request-id: %b\r\n" % request_id.encode()
     if request.path == "/healthz":
         client.respond(200, head, b'{"status":"ok"}')
     elif request.path == "/readyz":
-        is_ready = gateway.catalog.table is not None
+        now_s = gateway.clock.monotonic_s()
+        is_ready = gateway.catalog.table is not None and gateway.catalog.accounts.shares.is_settled(now_s)
         client.respond(200 if is_ready else 503, head, b'{"status":"ready"}' if is_ready else b'{"status":"starting"}')
     else:
         if not gateway.has_public_metrics:

@@ -346,7 +346,8 @@ def _chunk_size(line: bytes) -> int:
 def _event_end(buffer: bytearray, at: int) -> tuple[int, int] | None:
     """Return where the event at ``at`` ends and where the next begins, or None when it is unfinished."""
     plain = buffer.find(b"\n\n", at)
-    carriage = buffer.find(b"\r\n\r\n", at)
+    # Not beyond the other kind of end: many events may come in one read.
+    carriage = buffer.find(b"\r\n\r\n", at, plain + 3 if plain >= 0 else len(buffer))
     if plain < 0 and carriage < 0:
         return None
     if carriage < 0 or 0 <= plain < carriage:

@@ -28,6 +28,10 @@ class Shares:
         self._refused: dict[str, list[int]] = {}
         self.due_s = NEVER_S
 
+    def is_settled(self, now_s: float) -> bool:
+        """Say whether this worker applies its part of limits; for a moment after its start it has none."""
+        return self._holder is None or now_s >= self._holder.started_s
+
     def begin(self, now_s: float) -> None:
         """Begin to take new records: ``allowance`` is called for each of them next."""
         self._limited = {}

@@ -156,12 +156,17 @@ class LeaseDesk:
             others += [equal_share(limit, one, self._workers) for one in range(self._workers) if one not in known]
             room = max(0, limit - sum(others))
             ideal = divided(room, [_weight(one.wishes.get(account), kind) for one in live.values()], kind)
-            taken = sum(held)
+            # Everybody's least share is nobody else's at any time; only what is above it moves. So a gateway is never
+            # left with nothing while what others were given before has to end.
+            least = least_share(room, len(live), kind)
+            above = [max(0, one - least) for one in held]
+            taken = sum(above)
             for place, wish in enumerate(ideal):
                 # Beside what all others may be applying, the old or the new, whichever is more.
-                taken -= held[place]
-                told[place][kind] = share = min(wish, max(0, room - taken))
-                taken += max(held[place], share)
+                taken -= above[place]
+                share = min(wish - least, max(0, room - least * len(live) - taken))
+                told[place][kind] = least + share
+                taken += max(above[place], share)
         return {name: (share[0], share[1], share[2]) for name, share in zip(live, told, strict=True)}
 
     def _held(self, gateway: _Gateway, account: str, kind: int, limit: int, now_s: float) -> int:
@@ -179,8 +184,7 @@ class LeaseDesk:
 def divided(limit: int, weights: Sequence[float], kind: int) -> list[int]:
     """Return whole shares that sum to ``limit``, in proportion to ``weights`` above a least one for each."""
     count = len(weights)
-    number, part = _LEAST[kind]
-    least = min(max(number, limit // (part * count)), limit // count)
+    least = least_share(limit, count, kind)
     rest, total = limit - least * count, sum(weights)
     fair = [rest * (weight / total if total else 1 / count) for weight in weights]
     shares = [int(one) for one in fair]
@@ -189,6 +193,12 @@ def divided(limit: int, weights: Sequence[float], kind: int) -> list[int]:
     for place in order[: rest - sum(shares)]:
         shares[place] += 1
     return [least + one for one in shares]
+
+
+def least_share(limit: int, count: int, kind: int) -> int:
+    """Return the least that each of ``count`` gateways gets of a limit, however little it wants."""
+    number, part = _LEAST[kind]
+    return min(max(number, limit // (part * count)), limit // count)
 
 
 def equal_share(limit: int, worker: int, workers: int) -> int:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from modelyard.gateway.relay import DONE, EVENT_BYTES_MAX, EngineStreamError, StreamRelay, as_chunk
+from modelyard.gateway.relay import DONE, EVENT_BYTES_MAX, EngineStreamError, StreamRelay, _event_end, as_chunk
 from modelyard.gateway.sse import Usage
 
 
@@ -232,3 +232,20 @@ def test_an_error_event_behind_a_token_in_one_chunk_is_seen() -> None:
     out = payload(relay.feed(as_chunk(TOKENS[1] + b'event: error\ndata: {"code":400,"details":"boom"}\n\n')))
     assert relay.error is not None
     assert out == TOKENS[1]
+
+
+def test_many_events_in_one_read_are_each_looked_at_once() -> None:
+    class Buffer(bytearray):
+        looked = 0
+
+        def find(self, what: bytes, start: int = 0, end: int | None = None) -> int:  # type: ignore[override]
+            place = super().find(what, start, len(self) if end is None else end)
+            Buffer.looked += (place if place >= 0 else len(self) if end is None else end) - start
+            return place
+
+    buffer = Buffer(b'data: {"a":1}\n\n' * 1000)
+    at = 0
+    while (found := _event_end(buffer, at)) is not None:
+        at = found[1]
+    assert at == len(buffer)
+    assert Buffer.looked < 4 * len(buffer)
