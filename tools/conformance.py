@@ -90,8 +90,7 @@ def prepare(name: str) -> None:
         run(sys.executable, "-m", "venv", "--without-pip", str(CACHE / name))
         run(*PIP, "--python", str(python_of(name)), "install", "--requirement", str(pins_of(name)))
     if name == "suites":
-        for package in SOURCES:
-            prepare_source(package)
+        prepare_sources()
     if name == "fuzz":
         for maker in MAKERS:
             run(str(python_of(name)), "-c", AS_JSON, maker, str(specification_of(maker)))
@@ -99,15 +98,25 @@ def prepare(name: str) -> None:
     print(f"==> Prepared {name} in {time.monotonic() - began:.0f} s")
 
 
-def prepare_source(package: str) -> None:
-    """Fetch and unpack a source distribution."""
-    folder = source_of(package)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    wanted = folder.name.replace(f"{package}-", f"{package}==")
-    run(*PIP, "download", "--no-deps", "--no-binary", package, "--dest", str(folder.parent), wanted)
-    with tarfile.open(folder.parent / f"{folder.name}.tar.gz") as packed:
-        packed.extractall(folder.parent, filter="data")
+def prepare_sources() -> None:
+    """Fetch and unpack the source distributions.
+
+    pip asks their build backends for metadata; without isolation it uses the one in the environment, which is pinned
+    there for this, instead of making an environment for each.
+    """
+    folders = [source_of(package) for package in SOURCES]
+    store = folders[0].parent
+    shutil.rmtree(store, ignore_errors=True)
+    store.mkdir(parents=True)
+    wanted = [
+        f"{package}=={folder.name.removeprefix(package + '-')}"
+        for package, folder in zip(SOURCES, folders, strict=True)
+    ]
+    options = ("--no-build-isolation", "--no-deps", "--no-binary", ",".join(SOURCES), "--dest", str(store))
+    run(*PIP, "--python", str(python_of("suites")), "download", *options, *wanted)
+    for folder in folders:
+        with tarfile.open(store / f"{folder.name}.tar.gz") as packed:
+            packed.extractall(store, filter="data")
 
 
 def prepare_node() -> None:
