@@ -53,7 +53,9 @@ async def test_when_the_worker_that_runs_it_dies_another_one_runs_it(yard: Yard,
             break
         await load.finish(45)
     ends = [exchange.outcome for exchange in load.exchanges]
-    assert set(ends) <= {Outcome.COMPLETE, Outcome.ABRUPT}, ends
+    assert set(ends) <= {Outcome.COMPLETE, Outcome.ABRUPT}, {
+        str(one.error) + str(one.reader.answer.headers) for one in load.exchanges
+    }
     answers = {
         bytes(exchange.reader.answer.body) for exchange in load.exchanges if exchange.outcome is Outcome.COMPLETE
     }

@@ -11,6 +11,8 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
+import msgspec
+
 from modelyard import errors
 from modelyard.clock import Clock
 from modelyard.config import ControlConfig
@@ -83,7 +85,7 @@ class RequestDesk:
             ApiError: 400 for another request under the key or a bad webhook URL, 429 when too much is kept.
             StoreUnavailableError: nothing was claimed.
         """
-        self._heard[claim.instance] = self._clock.monotonic_s()
+        begun_s = self._heard[claim.instance] = self._clock.monotonic_s()
         if claim.webhook_url:
             await self._check_webhook(claim.webhook_url)
         held = await self._held_by(claim.tenant_id)
@@ -116,7 +118,8 @@ class RequestDesk:
             earlier = await self._end_of(earlier, min(claim.wait_s, WAIT_S_MAX))
             if earlier is None:
                 # It failed and left the key to the next try, which is this one.
-                return await self.claim(claim)
+                left_s = max(0.0, claim.wait_s - (self._clock.monotonic_s() - begun_s))
+                return await self.claim(msgspec.structs.replace(claim, wait_s=left_s))
         return ClaimReply(request=earlier, is_new=False)
 
     async def finish(self, finish: Finish) -> None:

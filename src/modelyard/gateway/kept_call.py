@@ -225,6 +225,8 @@ class KeptCall:
             self._kept.spawn(self._finish(self._dropped()))
             return
         self._is_admitted = True
+        # It may have waited for the end of an earlier one; its time in line begins now.
+        self.exchange.arrived_s = gateway.clock.monotonic_s()
         # Nobody who is told "later" waits; whoever waits may say how long.
         gateway.admit(self.exchange, None if preferences.is_async else preferences.wait_s)
         if self.exchange.is_over or not preferences.is_async:
