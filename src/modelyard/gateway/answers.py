@@ -104,20 +104,16 @@ def limit_lines(allowances: Iterable[Allowance], now_s: float) -> bytes:
             tokens_limit, tokens_left = limit, allowance.tokens_left
     lines = b""
     if requests_limit is not None:
-        lines = _LIMIT_LINES[0] % (
-            requests_limit,
-            requests_left > 0 and requests_left,
-            _reset(requests_limit, requests_left),
-        )
+        reset = b"0ms" if requests_left >= requests_limit else _reset(requests_limit, requests_left)
+        lines = _LIMIT_LINES[0] % (requests_limit, requests_left > 0 and requests_left, reset)
     if tokens_limit is not None:
-        lines += _LIMIT_LINES[1] % (tokens_limit, tokens_left > 0 and tokens_left, _reset(tokens_limit, tokens_left))
+        reset = b"0ms" if tokens_left >= tokens_limit else _reset(tokens_limit, tokens_left)
+        lines += _LIMIT_LINES[1] % (tokens_limit, tokens_left > 0 and tokens_left, reset)
     return lines
 
 
 def _reset(limit: int, left: float) -> bytes:
     """Return when the bucket will be full again."""
-    if left >= limit:
-        return b"0ms"
     return duration((limit - left) * 60 / limit if limit else 60.0).encode()
 
 

@@ -1,5 +1,7 @@
 """Reading an engine's HTTP/1.1 responses: what frames them, strictly; the rest not at all."""
 
+import re
+
 HEAD_BYTES_MAX = 64 * 1024
 BODY_BYTES_MAX = 64 * 1024 * 1024
 RETRY_AFTER_S_MAX = 120.0
@@ -24,50 +26,69 @@ class MalformedResponseError(Exception):
     """The peer does not speak HTTP/1.1 as we know it."""
 
 
+# What frames a response, with its value up to the line's end, a bare CR included. One pass over the head with this
+# costs a third of a search for each name.
+_FRAMING = re.compile(
+    rb"\r\n(content-length|content-type|content-encoding|transfer-encoding|connection):([^\r]*(?:\r(?!\n)[^\r]*)*)"
+)
+
+
 def parse_head(head: bytes) -> ResponseHead:
     """Parse status line and headers (without the blank line).
-
-    Looked up by name instead of line by line: a head has few headers that matter, and this is on the hot path.
 
     Raises:
         MalformedResponseError: it is no HTTP/1.x response, or its framing is ambiguous.
     """
     found = ResponseHead()
     lower = head.lower() + b"\r\n"
-    if lower[:7] != b"http/1." or lower[8:9] != b" " or not lower[9:12].isdigit() or lower[12:13] not in (b" ", b"\r"):
-        raise MalformedResponseError("not an HTTP/1.1 response")
-    found.status = int(lower[9:12])
-    found.length = _length_of(lower)
-    if b"\r\ntransfer-encoding:" in lower:
-        encoding = _value_of(lower, b"\r\ntransfer-encoding:")
-        if encoding != b"chunked":
+    if lower[:13] == b"http/1.1 200 ":
+        found.status = 200  # nearly always, and to take a line apart costs ten times as much
+    else:
+        found.status, found.is_last = _status_of(lower)
+    lines = _FRAMING.findall(lower)
+    fields = dict(lines)
+    if len(fields) != len(lines):
+        raise MalformedResponseError("a header that frames the response is given twice")
+    found.length = _length_of(fields)
+    if (encoding := fields.get(b"transfer-encoding")) is not None:
+        if encoding.strip() != b"chunked":
             raise MalformedResponseError("unknown transfer-encoding")
         if found.length is not None:
             raise MalformedResponseError("both content-length and chunked")
         found.is_chunked = True
-    if b"\r\ncontent-encoding:" in lower and _value_of(lower, b"\r\ncontent-encoding:") not in (b"", b"identity"):
+    if (coding := fields.get(b"content-encoding")) is not None and coding.strip() not in (b"", b"identity"):
         # We never ask for it, and what cannot be read cannot be metered; unpacked, it may be 1,000 times its size.
         raise MalformedResponseError("a compressed response that nobody asked for")
-    found.content_type = _value_of(lower, b"\r\ncontent-type:") or b""
-    found.is_last = lower[7:8] == b"0"
-    if b"\r\nconnection:" in lower:
-        found.is_last = _value_of(lower, b"\r\nconnection:") == b"close"
-    if found.status == 200:
-        return found
+    found.content_type = fields.get(b"content-type", b"").strip()
+    if (connection := fields.get(b"connection")) is not None:
+        found.is_last = connection.strip() == b"close"
+    if found.status != 200:
+        _take_rare(found, lower)
+    return found
+
+
+def _take_rare(found: ResponseHead, head: bytes) -> None:
     if found.status in _BODYLESS:
         found.length = 0
-    elif found.status >= 400 and (pause := _value_of(lower, b"\r\nretry-after:")) and pause.isdigit():
+    elif found.status >= 400 and (pause := _value_of(head, b"\r\nretry-after:")) and pause.isdigit():
         found.retry_after = min(float(pause), RETRY_AFTER_S_MAX)
-    return found
 
 
 _BODYLESS = frozenset({204, 304})
 
 
-def _length_of(head: bytes) -> int | None:
-    value = _value_of(head, b"\r\ncontent-length:")
-    if value is None:
+def _status_of(head: bytes) -> tuple[int, bool]:
+    """Return the status, and whether the version is one that closes after each response."""
+    if head[:7] != b"http/1." or head[8:9] != b" " or not head[9:12].isdigit() or head[12:13] not in (b" ", b"\r"):
+        raise MalformedResponseError("not an HTTP/1.1 response")
+    return int(head[9:12]), head[7:8] == b"0"
+
+
+def _length_of(fields: dict[bytes, bytes]) -> int | None:
+    given = fields.get(b"content-length")
+    if given is None:
         return None
+    value = given.strip()
     if not value.isdigit():
         raise MalformedResponseError("bad content-length")
     length = int(value)
@@ -83,7 +104,7 @@ def _value_of(head: bytes, name: bytes) -> bytes | None:
         return None
     at += len(name)
     if head.find(name, at) >= 0:
-        raise MalformedResponseError("a header that frames the response is given twice")
+        raise MalformedResponseError("a header that matters is given twice")
     return head[at : head.index(b"\r\n", at)].strip()
 
 

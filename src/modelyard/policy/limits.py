@@ -148,7 +148,13 @@ def reserve(allowances: Sequence[Allowance], *, needed_tokens: int, least_tokens
     for allowance in allowances:
         if now_s - allowance.at_s >= REFILL_S:
             allowance.refill(now_s)
-        if (refusal := allowance.refusal(needed_tokens, least_tokens)) is not None:
+        at_once, requests, tokens = allowance.concurrency_limit, allowance.requests_limit, allowance.tokens_limit
+        if (
+            (at_once is not None and allowance.running >= at_once)
+            or (requests is not None and allowance.requests_left < 1)
+            or (tokens is not None and allowance.tokens_left < needed_tokens)
+        ) and (refusal := allowance.refusal(needed_tokens, least_tokens)) is not None:
+            # Only what may not fit is looked at more closely: the call costs as much as all the rest here.
             return refusal
     for allowance in allowances:
         allowance.running += 1
