@@ -16,7 +16,7 @@ from tests.support.yard import EngineProcess, Yard
 OPTIONS = {"slots": 8, "ttft_ms": 1, "itl_ms": 1}
 SEEN: list[Exchange] = []
 TURNS = 8
-"""Requests, one after another, of which at least one falls to each of two idle replicas."""
+"""Requests at once, of which some fall to each of two replicas that take any."""
 
 
 @pytest.fixture
@@ -37,8 +37,16 @@ async def is_left_out(yard: Yard, load: Load, name: str, engine: EngineProcess) 
     """Say whether requests pass an engine by."""
     before = len(requests_of(yard, engine))
     for _ in range(TURNS):
-        await load.send(chat(name, "hello"))
+        load.start(chat(name, "hello"))
+    await load.finish(10)
     return len(requests_of(yard, engine)) == before
+
+
+async def ask(yard: Yard, load: Load, name: str, engine: EngineProcess, times: int) -> None:
+    """Send requests, one after another, until an engine has had so many of them."""
+    while len(requests_of(yard, engine)) < times:
+        assert len(load.exchanges) < 20 * times, "it gets no more"
+        await load.send(chat(name, "hello"))
 
 
 @pytest.mark.parametrize("status", [400, 429])
@@ -64,18 +72,18 @@ async def test_more_than_a_tenth_of_bad_answers_takes_a_replica_out_and_a_tenth_
 ) -> None:
     sick, well = pair(yard, "share")
     plan(yard, sick, "http_error=500", contains="poison")
-    while len(requests_of(yard, sick)) < 25:  # so that one or two bad answers are no tenth
-        await load.send(chat("share", "hello"))
+    await ask(yard, load, "share", sick, 25)  # so that one or two bad answers are no tenth
 
     def bad() -> int:
         return sum(exchange.status == 502 for exchange in load.exchanges)
 
-    while not await is_left_out(yard, load, "share", sick):
+    answers = 0
+    while not (answers and (await is_left_out(yard, load, "share", sick) or probes_of(yard, sick))):
         had = bad()
         assert had < 10, "it is never taken out"
         while bad() == had:
             await load.send(chat("share", "poison"))
-    answers = len(requests_of(yard, sick))
+        answers = len(requests_of(yard, sick))
     assert bad() * 10 > answers, f"{bad()} of {answers} is not more than a tenth"
     assert (bad() - 1) * 10 <= answers, f"{bad() - 1} of {answers} should have been enough"
     await eventually_async(lambda: probes_of(yard, sick, "end"), 5, "it is asked for a token, and gives it")
@@ -86,10 +94,9 @@ async def test_more_than_a_tenth_of_bad_answers_takes_a_replica_out_and_a_tenth_
 async def test_one_good_token_brings_a_replica_back_and_a_bad_answer_does_not(yard: Yard, load: Load) -> None:
     sick, well = pair(yard, "back")
     plan(yard, sick, "http_error=500")
-    while not await is_left_out(yard, load, "back", sick):
-        assert len(load.exchanges) < 10 * TURNS, "it is never taken out"
+    await ask(yard, load, "back", sick, 5)
     out = requests_of(yard, sick)
-    assert len(out) == 5, "five bad answers in a row are enough"
+    assert await is_left_out(yard, load, "back", sick), "five bad answers in a row are enough"
     await eventually_async(lambda: probes_of(yard, sick, "abort"), 5, "the first probe has failed")
     assert await is_left_out(yard, load, "back", sick)
     assert {exchange.outcome for exchange in load.exchanges[-TURNS:]} == {Outcome.COMPLETE}
@@ -107,6 +114,17 @@ async def test_one_good_token_brings_a_replica_back_and_a_bad_answer_does_not(ya
     assert not probes_of(yard, well)
     rows = check_ledger(yard, [*SEEN, *load.exchanges])
     assert not [rid for rid in rows if rid.startswith("side-")], "probes are nobody's to pay"
+
+
+async def test_answers_of_503_count_also_where_another_replica_made_up_for_them(yard: Yard, load: Load) -> None:
+    sick, well = pair(yard, "quiet")
+    plan(yard, sick, "http_error=503")
+    await ask(yard, load, "quiet", sick, 5)
+    assert await is_left_out(yard, load, "quiet", sick), "five bad answers in a row are enough"
+    # Five retries in ten seconds are the reserve of an endpoint with few requests.
+    assert {exchange.outcome for exchange in load.exchanges} == {Outcome.COMPLETE}, "no caller was troubled"
+    assert not probes_of(yard, well)
+    check_ledger(yard, [*SEEN, *load.exchanges])
 
 
 async def test_no_more_than_half_are_out_for_what_they_answer(yard: Yard, load: Load) -> None:

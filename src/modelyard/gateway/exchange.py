@@ -233,13 +233,13 @@ class Exchange:
             return
         if head.status == 200 and not self.call.is_stream:
             self._answer_whole(head, body)
-        elif head.status == 503 and recovery.retry(self, "engine answered 503"):
-            return
         else:
             if head.status < 500:
                 self.replica_answered()
             else:
                 self.replica_failed(Failure.BAD_ANSWER, f"engine answered {head.status}")
+                if head.status == 503 and recovery.retry(self, "engine answered 503"):
+                    return
             self.fail(engine_errors.translate(head, body, self.endpoint.route.name))
 
     def stream(self, data: bytes) -> None:
