@@ -48,6 +48,12 @@ class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
 
 
+_CONTENT = b'"delta":{"content":"'
+_NOT_TEXT = (b'"reasoning', b'"refusal":"', b'"tool_calls":[{', b'"function_call":{', b'"text":')
+"""What stands in an event that tells something else than ``_CONTENT``."""
+_TEXT = re.compile(rb'(?:[^"\\]|\\.)*')
+_BACKSLASH = ord("\\")
+_text = msgspec.json.Decoder(str)
 _chunk = msgspec.json.Decoder(_Chunk)
 _any = msgspec.json.Decoder()
 _encode = msgspec.json.Encoder().encode
@@ -64,6 +70,44 @@ def text_of(raw: bytes) -> str:
     Raises:
         NotResumableError: something else than text was told.
     """
+    text = _text_of_like_events(raw)
+    return _text_of_any(raw) if text is None else text
+
+
+def _text_of_like_events(raw: bytes) -> str | None:
+    """Return the text of events that are alike up to their content, a tenth of the work; None for all others."""
+    first = raw.find(b"{")
+    content = raw.find(_CONTENT, first)
+    if first < 0 or content < 0:
+        return None
+    head = raw[first : content + len(_CONTENT)]
+    tail = b""
+    texts = []
+    # A line break cannot stand in JSON, so a blank line is the end of an event.
+    for event in raw.split(b"\n\n")[:-1]:
+        start = event.find(b"{")
+        if not event.startswith(head, start):
+            return None
+        start += len(head)
+        end = event.find(b'"', start)
+        if end < 0:
+            return None
+        if event[end - 1] == _BACKSLASH and (found := _TEXT.match(event, start)):
+            end = found.end()
+        if event[end:] != tail:
+            if tail:
+                return None
+            tail = event[end:]
+        texts.append(event[start:end])
+    if any(mark in head or mark in tail for mark in _NOT_TEXT):
+        return None
+    try:
+        return _text.decode(b'"%b"' % b"".join(texts))
+    except msgspec.MsgspecError:
+        return None
+
+
+def _text_of_any(raw: bytes) -> str:
     pieces = []
     for found in _EVENT.finditer(raw):
         try:
@@ -80,12 +124,6 @@ def text_of(raw: bytes) -> str:
                 raise NotResumableError
             pieces.append(delta.content or "")
     return "".join(pieces)
-
-
-def fold(transcript: list[bytes]) -> None:
-    """Make one short piece of the raw events in ``transcript``: their text, as one event."""
-    text = text_of(b"".join(transcript))
-    transcript[:] = [b"data: " + _encode({"choices": [{"text": text}]}) + b"\n\n"]
 
 
 def is_used_up(call: Call, tokens: int) -> bool:

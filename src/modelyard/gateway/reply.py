@@ -18,7 +18,7 @@ class StreamReply:
     ``keeps_text`` says whether the text is kept for going on elsewhere.
     """
 
-    __slots__ = ("_call", "_has_begun", "_is_chat", "_sample", "_tokens", "_translation", "transcript")
+    __slots__ = ("_call", "_has_begun", "_is_chat", "_sample", "_texts", "_tokens", "_translation", "transcript")
 
     def __init__(self, call: Call, request_id: str, *, is_chat: bool, keeps_text: bool) -> None:
         self._call = call
@@ -29,6 +29,7 @@ class StreamReply:
         self._has_begun = False
         self._sample = b""
         self._tokens = 0
+        self._texts: list[str] = []
         self.transcript: list[bytes] | None = [] if keeps_text else None
 
     @property
@@ -53,7 +54,8 @@ class StreamReply:
         """Keep the text of what was relayed so far instead of its events; called now and then."""
         if self.transcript:
             try:
-                failover.fold(self.transcript)
+                self._texts.append(failover.text_of(b"".join(self.transcript)))
+                self.transcript.clear()
             except failover.NotResumableError:
                 self.transcript = relay.transcript = None
 
@@ -62,7 +64,7 @@ class StreamReply:
         if self.transcript is None:
             return None
         try:
-            text = failover.text_of(b"".join(self.transcript))
+            text = "".join(self._texts) + failover.text_of(b"".join(self.transcript))
         except failover.NotResumableError:
             self.transcript = None
             return None
