@@ -240,7 +240,9 @@ class Exchange:
                 self.replica_failed(Failure.BAD_ANSWER, f"engine answered {head.status}")
                 if head.status == 503 and recovery.retry(self, "engine answered 503"):
                     return
-            self.fail(engine_errors.translate(head, body, self.endpoint.route.name))
+            # Whoever has half of an answer cannot be told that the question was wrong.
+            refusal = engine_errors.translate(head, body, self.endpoint.route.name)
+            self.fail(errors.engine_lost() if self.has_begun else refusal)
 
     def stream(self, data: bytes) -> None:
         """Relay a read of a stream."""

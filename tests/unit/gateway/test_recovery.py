@@ -376,3 +376,17 @@ def test_what_kills_engines_on_its_own_is_refused_to_all_tenants(bench: Yard, mo
     assert b"request_crashes_engine" in _kill_all(bench, monkeypatch)
     (refused,) = bench.gateway.suspects.export(bench.clock.monotonic_s())[1:]
     assert refused[1] > 0
+
+
+@pytest.mark.parametrize("status", [b"400 Bad", b"429 Busy", b"500 No", b"200 OK"])
+def test_an_engine_that_refuses_the_rest_of_an_answer_does_not_make_the_question_wrong(
+    bench: Yard, status: bytes
+) -> None:
+    client, wire = bench.client()
+    bench.ask(client, stream=True)
+    bench.engine.data_received(STREAM + event(role="assistant", content="a"))
+    bench.engine.connection_lost(None)
+    bench.engine.data_received(whole(b'{"error":{"message":"context length exceeded"}}', status))
+    assert b'"code":"engine_lost"' in wire.sent
+    assert b"[DONE]" not in wire.sent
+    assert bench.settled()[-1].completion_tokens == 1
