@@ -91,12 +91,12 @@ class Findings:
     answers: Counter[tuple[str, int]]
 
 
-def fuzz(of: Specification, url: str, key: str, scratch: Path) -> Findings:
-    """Fuzz a platform."""
+def fuzz(of: Specification, url: str, key: str, scratch: Path, *, patience: int = 1) -> Findings:
+    """Fuzz a platform; ``patience`` multiplies the time."""
     shutil.copy(OUTSIDE / "fuzz_hooks.py", scratch / "fuzz_hooks.py")
     baseline, answers, log = scratch / "baseline.json", scratch / "answers.json", scratch / "schemathesis.log"
     shutil.copy(of.baseline, baseline)
-    seconds = max(1, round(SECONDS * of.share))
+    seconds = max(1, round(SECONDS * of.share * patience))
     command = [str(python_of("fuzz").with_name("schemathesis")), "run", str(of.file), "--url", url + of.prefix]
     for operation in of.operations:
         command += ["--include-operation-id", operation]

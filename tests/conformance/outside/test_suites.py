@@ -152,6 +152,9 @@ def url(yard: Yard) -> Iterator[str]:
 @pytest.mark.parametrize("of", [OPENAI, ANTHROPIC, COHERE], ids=lambda of: of.maker)
 def test_fuzzing_from_the_specification_finds_nothing_new(yard: Yard, of: Specification, tmp_path: Path) -> None:
     found = fuzz(of, yard.url, yard.new_key(), tmp_path)
+    if not found.answers.keys() & {(path, 200) for path in of.models}:
+        # On a busy machine the time can be over before the first request is made.
+        found = fuzz(of, yard.url, yard.new_key(), tmp_path, patience=5)
     assert not found.failures, "\n".join(found.failures)
     asked = {path for path, _ in found.answers} & of.models.keys()  # a slow machine may not get round to all of them
     assert asked
