@@ -19,8 +19,8 @@ SETTINGS = {
 }
 OPTIONS = {"slots": 8, "ttft_ms": 1, "itl_ms": 1}
 OWN_S = {"first_token_s": 0.6, "token_s": 0.5, "total_s": 0.8}
-SLOW_FIRST = "[[sim: ttft=1500]] four words to echo"
-SLOW_NEXT = "[[sim: tokens=3 slow=1200]] on and on"
+SLOW_FIRST = "[[sim: ttft=1200]] four words to echo"
+SLOW_NEXT = "[[sim: tokens=2 slow=1200]] on and on"
 LONG = "[[sim: tokens=80 slow=20]] on and on"
 SEEN: list[Exchange] = []
 
