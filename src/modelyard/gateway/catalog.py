@@ -173,11 +173,15 @@ class Catalog(Generic[W]):
         kept: dict[str, EndpointState[W]] = {}
         own: dict[tuple[str, str], EndpointState[W]] = {}
         shared: dict[str, EndpointState[W]] = {}
+        changed: list[EndpointState[W]] = []
         for route in table.endpoints:
             state = self._endpoints.get(route.id)
             if state is None:
                 dispatcher = Dispatcher(route.id, rules=self._rules, deliver=self._deliver, chance=self._chance)
                 state = EndpointState(route, dispatcher, last_request_s=now_s)
+                changed.append(state)
+            elif state.is_gone or state.route != route:
+                changed.append(state)
             state.route, state.is_gone = route, False
             state.patience = Patience.of(route.serving.timeouts, self._settings)
             kept[route.id] = state
@@ -187,10 +191,12 @@ class Catalog(Generic[W]):
         for endpoint_id, state in self._endpoints.items():
             if endpoint_id not in kept:
                 state.is_gone = True
+                changed.append(state)
                 if state.in_flight:
                     kept[endpoint_id] = state
         self._endpoints, self._own, self._shared = kept, own, shared
-        for state in kept.values():
+        # A table is whole, however little of it changed.
+        for state in changed:
             releases = () if state.is_gone else state.route.releases
             state.dispatcher.update(
                 [

@@ -203,9 +203,11 @@ class Exchange:
         )
         connection.send(self, head + self.body)
 
-    def unreachable(self, reason: str) -> None:
-        """Go elsewhere: no connection could be opened."""
-        if not self.is_over and self.connection is None:
+    def unreachable(self, address: tuple[str, int], reason: str) -> None:
+        """Go elsewhere: no connection could be opened; that says nothing of a replica it has moved on to."""
+        replica = self.replica
+        is_ours = replica is not None and address == (replica.route.host, replica.route.port)
+        if is_ours and not self.is_over and self.connection is None:
             recovery.not_reached(self, reason)
 
     # --- the engine's answer ---

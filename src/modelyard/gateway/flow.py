@@ -126,6 +126,9 @@ class Gateway:
             if exchange is None:
                 self.refuse(client, errors.internal_error(request_id), request_id)
             else:
+                if exchange not in self.exchanges and not exchange.is_over:
+                    # It failed before it was counted; its end will count it out.
+                    exchange.endpoint.in_flight += 1
                 exchange.fail(errors.internal_error(request_id))
 
     def _check_call(self, request: Request) -> None:

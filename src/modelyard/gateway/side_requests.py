@@ -79,7 +79,7 @@ class SideRequest:
         )
         connection.send(self, head + self._body)
 
-    def unreachable(self, reason: str) -> None:
+    def unreachable(self, address: tuple[str, int], reason: str) -> None:
         """End."""
         self._end(is_good=False, reason=reason)
 

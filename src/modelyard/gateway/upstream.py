@@ -39,7 +39,7 @@ class Receiver(Protocol):
         """Tell that a new connection is open."""
         ...
 
-    def unreachable(self, reason: str) -> None:
+    def unreachable(self, address: tuple[str, int], reason: str) -> None:
         """Tell that no connection could be opened."""
         ...
 
@@ -269,7 +269,7 @@ class _Leftover:
     def connected(self, connection: UpstreamConnection) -> None:
         """Cannot happen: the connection is open."""
 
-    def unreachable(self, reason: str) -> None:
+    def unreachable(self, address: tuple[str, int], reason: str) -> None:
         """Cannot happen: the connection is open."""
 
     def wants_stream(self, head: ResponseHead) -> bool:
@@ -363,8 +363,8 @@ class UpstreamPool:
             async with asyncio.timeout(timeout_s):
                 _, connection = await loop.create_connection(lambda: UpstreamConnection(self, address), *address)
         except TimeoutError:
-            receiver.unreachable(CONNECT_TIMEOUT)
+            receiver.unreachable(address, CONNECT_TIMEOUT)
         except OSError as error:
-            receiver.unreachable(error.strerror or "connection refused")
+            receiver.unreachable(address, error.strerror or "connection refused")
         else:
             receiver.connected(connection)

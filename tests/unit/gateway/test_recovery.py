@@ -193,7 +193,7 @@ def test_tokens_that_the_first_engine_told_are_billed_once(bench: Yard, leaves: 
 
 
 def _refuse(address: tuple[str, int], receiver: Receiver, *, timeout_s: float) -> None:
-    receiver.unreachable("connection refused")
+    receiver.unreachable(address, "connection refused")
 
 
 def _kill_all(bench: Yard, monkeypatch: pytest.MonkeyPatch, *, replicas: int = 3) -> bytes:
@@ -390,3 +390,20 @@ def test_an_engine_that_refuses_the_rest_of_an_answer_does_not_make_the_question
     assert b'"code":"engine_lost"' in wire.sent
     assert b"[DONE]" not in wire.sent
     assert bench.settled()[-1].completion_tokens == 1
+
+
+def test_a_late_refusal_of_one_replica_says_nothing_of_the_next(tmp_path: Path) -> None:
+    bench = Yard(tmp_path, replicas=2)
+    client, _ = bench.client()
+    waiting: list[tuple[tuple[str, int], Receiver]] = []
+    bench.pool.open = lambda address, receiver, *, timeout_s: waiting.append((address, receiver))  # type: ignore[method-assign]
+    bench.ask(client, stream=True)
+    ((first, receiver),) = waiting
+    receiver.unreachable(first, "connection refused")
+    assert len(waiting) == 2
+    receiver.unreachable(first, "connection refused")
+    second = next(r for r in bench.endpoint.dispatcher.replicas if (r.route.host, r.route.port) == waiting[1][0])
+    assert second.health.is_closed
+    assert len(waiting) == 2
+    client.connection_lost(None)
+    bench.journal.close()

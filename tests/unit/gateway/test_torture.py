@@ -45,7 +45,7 @@ class Opening(Pool):
             self.opened.append((connection, wire))
             receiver.connected(connection)
         else:
-            receiver.unreachable(outcome)
+            receiver.unreachable(address, outcome)
 
 
 class Engine:

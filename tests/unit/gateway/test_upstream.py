@@ -47,7 +47,7 @@ class Caller:
     def connected(self, connection: UpstreamConnection) -> None:
         self.told.append(("connected",))
 
-    def unreachable(self, reason: str) -> None:
+    def unreachable(self, address: tuple[str, int], reason: str) -> None:
         self.told.append(("unreachable", reason))
 
     def wants_stream(self, head: ResponseHead) -> bool:
