@@ -31,7 +31,7 @@ class Thinking(Closed, tag="thinking", tag_field="type"):
     signature: str
 
 
-class Direct(Closed, frozen=True, tag="direct", tag_field="type"):
+class Direct(Closed, tag="direct", tag_field="type"):
     pass
 
 
@@ -39,7 +39,7 @@ class ToolUse(Closed, tag="tool_use", tag_field="type"):
     id: str
     name: str
     input: dict[str, Any]
-    caller: Direct = Direct()
+    caller: Direct = msgspec.field(default_factory=Direct)
 
 
 Block = Text | Thinking | ToolUse
