@@ -201,7 +201,7 @@ class Exchange:
             length=len(self.body),
             content_type=call.content_type,
         )
-        connection.send(self, head + self.body)
+        connection.send(self, head, self.body)
 
     def unreachable(self, address: tuple[str, int], reason: str) -> None:
         """Go elsewhere: no connection could be opened; that says nothing of a replica it has moved on to."""

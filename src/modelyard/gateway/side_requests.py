@@ -77,7 +77,7 @@ class SideRequest:
         head = engine_request.head_of(
             self._gateway, self._replica, self._route, request_id=self._request_id, length=len(self._body)
         )
-        connection.send(self, head + self._body)
+        connection.send(self, head, self._body)
 
     def unreachable(self, address: tuple[str, int], reason: str) -> None:
         """End."""

@@ -26,6 +26,8 @@ IDLE_S_MAX = 4.0
 LEFTOVER_BYTES_MAX = 1024
 CONNECT_TIMEOUT = "connect timeout"
 """The reason given to ``unreachable`` when nobody answered in time."""
+JOINED_BODY_MAX = 16 * 1024
+"""A longer body is written behind its head instead of joined with it: below, one more write costs more than a copy."""
 JOIN_BYTES_MAX = 4 * 1024
 """Above this length a chunked body is no longer checked at every read: that is work with the square of its length."""
 
@@ -94,14 +96,18 @@ class UpstreamConnection(asyncio.Protocol):
         self._body = bytearray()
         self._is_streaming = False
 
-    def send(self, receiver: Receiver, payload: bytes) -> None:
+    def send(self, receiver: Receiver, head: bytes, body: bytes = b"") -> None:
         """Write a whole request; what comes back goes to ``receiver``."""
         assert self._receiver is None, "one request at a time"
         assert self.transport is not None, "not connected"
         self._receiver = receiver
         self.has_answered = False
         self._head = None
-        self.transport.write(payload)
+        if len(body) < JOINED_BODY_MAX:
+            self.transport.write(head + body)
+        else:
+            self.transport.write(head)
+            self.transport.write(body)
 
     def pause(self) -> None:
         """Stop reading: the client is slow."""
