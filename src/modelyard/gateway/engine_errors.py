@@ -99,7 +99,9 @@ def read_answer(call: Call, head: ResponseHead, body: bytes, request_id: str) ->
     try:
         if call.translation is None:
             is_chat = call.request.__class__ is ChatRequest
-            return usage, complete(body) if is_chat and (_REFUSAL not in body or _LOGPROBS not in body) else body
+            # Looked for from the end: both stand behind the text, which may be long.
+            is_whole = not is_chat or (body.rfind(_REFUSAL) >= 0 and body.rfind(_LOGPROBS) >= 0)
+            return usage, body if is_whole else complete(body)
         return usage, call.translation.answer(body, usage or Usage(), request_id)
     except (msgspec.MsgspecError, RecursionError, ValueError):
         raise NotAnAnswerError("not an answer of its route") from None

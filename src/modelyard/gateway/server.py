@@ -16,7 +16,7 @@ from modelyard import errors
 from modelyard.errors import ApiError
 from modelyard.gateway import cors
 from modelyard.gateway.framing import status_line, without_framing
-from modelyard.gateway.head import Request, check_headers, is_public, origin_of
+from modelyard.gateway.head import HOT_PATHS, Request, check_headers, is_public, origin_of
 from modelyard.gateway.upgrades import head_without_upgrade
 
 if TYPE_CHECKING:
@@ -354,12 +354,16 @@ class ClientConnection(asyncio.Protocol):
     def _check_head(self, request: Request) -> None:
         parser = self._parser
         version = parser.get_http_version()
-        if version not in ("1.1", "1.0"):
-            raise errors.bad_request("invalid_http", "This server speaks HTTP/1.1.")
-        request.is_http10 = version == "1.0"
+        if version != "1.1":
+            if version != "1.0":
+                raise errors.bad_request("invalid_http", "This server speaks HTTP/1.1.")
+            request.is_http10 = True
         request.method = parser.get_method()
         request.keep_alive = parser.should_keep_alive()
         check_headers(request, self._gateway.settings, self._head_bytes)
+        if (known := HOT_PATHS.get(request.query)) is not None:
+            request.path, request.query = known, b""
+            return
         path, _, request.query = request.query.partition(b"?")
         if path[:1] != b"/":
             raise errors.bad_request("invalid_target", "The request target must be a path like /v1/models.")
