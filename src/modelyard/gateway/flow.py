@@ -30,7 +30,7 @@ from modelyard.gateway.detached import KeptRequests
 from modelyard.gateway.exchange import Exchange
 from modelyard.gateway.failover import CONTINUES, PREFILL
 from modelyard.gateway.openai import Call
-from modelyard.gateway.routes import COUNTS, body_of_error, decoder_of
+from modelyard.gateway.routes import COUNTS, body_of_error, decoder_of, spoken_on
 from modelyard.gateway.server import ClientConnection, Request
 from modelyard.gateway.siblings import Siblings
 from modelyard.gateway.side_requests import SideRequest
@@ -120,7 +120,7 @@ class Gateway:
             else:
                 self.admit(exchange, prefer.wait_s)
         except ApiError as refusal:
-            self.refuse(client, refusal, request_id, route=request.path)
+            self.refuse(client, refusal, request_id, route=spoken_on(request))
         except Exception:  # noqa: BLE001 - boundary: one request must not end the worker; the id finds the traceback in the log
             _log.exception("a request failed", extra={"request_id": request_id})
             if exchange is None:

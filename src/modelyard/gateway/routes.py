@@ -6,9 +6,15 @@ from typing import NamedTuple
 from modelyard.errors import ApiError
 from modelyard.gateway import openai
 from modelyard.gateway.dialects.messages import counted_length, decode_count, decode_message
-from modelyard.gateway.dialects.messages_replies import count_body, error_body, speaks_messages
+from modelyard.gateway.dialects.messages_replies import (
+    PREFIX,
+    VERSION_HEADER,
+    count_body,
+    error_body,
+    speaks_messages,
+)
 from modelyard.gateway.dialects.responses import decode_input_tokens, decode_response, input_tokens_answer
-from modelyard.gateway.openai import Decode
+from modelyard.gateway.openai import Decode, Incoming
 from modelyard.gateway.openai.call import Call
 
 DECODERS: dict[str, Decode] = {
@@ -36,6 +42,13 @@ COUNTS = {
 def decoder_of(path: str) -> Decode | None:
     """Return how to decode a request to ``path``; None for what is no inference route."""
     return DECODERS.get(path) or openai.decoder_of(path)
+
+
+def spoken_on(request: Incoming) -> str:
+    """Return a path of the API that the caller speaks: some paths are of two."""
+    if request.path.startswith("/v1/models") and request.header(VERSION_HEADER) is not None:
+        return PREFIX
+    return request.path
 
 
 def body_of_error(path: str, error: ApiError, request_id: str) -> bytes:
