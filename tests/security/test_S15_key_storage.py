@@ -41,7 +41,7 @@ def test_a_key_with_another_part_is_refused(yard: Yard, part: str) -> None:
 
 def test_a_rotated_key_works_for_its_grace_and_not_longer(yard: Yard) -> None:
     made = yard.call("POST", "/v1/keys", {"name": "turn"}).json()
-    rotated = yard.call("POST", f"/v1/keys/{made['id']}/rotate", {"grace_seconds": 2})
+    rotated = yard.call("POST", f"/v1/keys/{made['id']}/rotate", {"overlap_s": 2})
     assert rotated.status in (200, 201), rotated.body
     since = time.monotonic()
     new = json.loads(rotated.body)["key"]
