@@ -71,7 +71,7 @@ def show(tenant_id: str, *, platform: Platform, is_json: bool, is_quiet: bool) -
     _show(platform.get(f"/v1/tenants/{segment(tenant_id)}"), is_json=is_json, is_quiet=is_quiet)
 
 
-@command.command("change", epilog="\b\nExample:\n  modelyard tenants change ten-3kf8x2ma --plan priority --weight 4")
+@command.command("set", epilog="\b\nExample:\n  modelyard tenants set ten-3kf8x2ma --plan priority --weight 4")
 @click.argument("tenant_id")
 @click.option("--name", help="Another name.")
 @_PLAN
