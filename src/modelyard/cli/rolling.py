@@ -85,7 +85,8 @@ def _until_ready(supervisor: "Supervisor", new: "Plane", ready: int) -> str:
                 return ""
         supervisor.revive()
         if new.process is None:
-            return f"the new {new.name} process did not start: {last_line(new) or 'it ended'}. The old ones go on."
+            reason = (last_line(new) or "it ended").removesuffix(".")
+            return f"the new {new.name} process did not start: {reason}. The old ones go on."
         if supervisor.clock.monotonic_s() > give_up_s:
             return f"the new {new.name} process was not ready in {READY_TIMEOUT_S:.0f} s. The old ones go on."
 
