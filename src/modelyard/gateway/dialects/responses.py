@@ -118,7 +118,9 @@ def _refuse_what_needs_a_store(request: ResponseRequest) -> None:
     if is_given(request.conversation):
         raise _unsupported("conversation", "conversations are not stored here; send the whole conversation as 'input'")
     if request.background:
-        raise _unsupported("background", "responses are not stored here; use 'stream', or POST /v1/batches")
+        raise _unsupported(
+            "background", "responses are not stored here; use 'stream', or the header 'Prefer: respond-async'"
+        )
     if is_given(request.prompt):
         raise _unsupported("prompt", "prompt templates are not stored here; send 'instructions' and 'input'")
 

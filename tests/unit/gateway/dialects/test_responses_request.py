@@ -209,6 +209,10 @@ def test_an_option_that_cannot_be_honoured_is_refused_with_its_path(
     assert (error.param, error.code) == (param, code)
 
 
+def test_who_asks_for_work_in_the_background_is_told_how_to_get_it() -> None:
+    assert "Prefer: respond-async" in str(refused(body(background=True)))
+
+
 @pytest.mark.parametrize(
     ("given", "param", "code"),
     [
