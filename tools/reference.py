@@ -225,13 +225,14 @@ def _docstring_after(node: ast.stmt | None) -> str:
 def _readable_type(kind: str) -> str:
     names = {"Positive": "number > 0", "PositiveInt": "integer ≥ 1", "Port": "integer 0–65535", "Usd": "number ≥ 0"}
     names |= {"Count": "integer ≥ 0", "str": "text", "int": "integer", "bool": "true or false", "None": "unset"}
+    names |= {"Share": "number 0–1", "tuple[str, ...]": "list of texts"}
     if kind.startswith("Literal["):
         return " or ".join(f"`{choice}`" for choice in ast.literal_eval(f"({kind[8:-1]},)"))
     return ", ".join(names.get(part, part) for part in kind.split(" | "))
 
 
 def _readable_default(source: str) -> str:
-    if source in ("''", '""'):
+    if source in ("''", '""', "()"):
         return "empty"
     if source == "None":
         return "unset"
@@ -297,7 +298,8 @@ def pages() -> dict[str, tuple[str, str]]:
 
 ERRORS_INTRODUCTION = """# Errors
 
-Every answer that is not a success is JSON in OpenAI's shape, on every route, and carries `x-request-id`:
+Every answer that is not a success is JSON in OpenAI's shape and carries `x-request-id`. (On `/v1/messages` it has Anthropic's shape instead, with
+Anthropic's `type` and `request_id`, and no code; its SDKs expect that.)
 
 ```json
 {"error": {"message": "…", "type": "…", "param": null, "code": "…"}}
@@ -314,7 +316,7 @@ CONFIGURATION_INTRODUCTION = """# Configuration
 Nothing has to be set. Later wins: built-in defaults, the TOML file (`--config FILE`), environment variables, flags of
 the command line. A setting `gateway.port` is `port = 9000` under `[gateway]` in the file, and
 `MODELYARD__GATEWAY__PORT=9000` in the environment. Unknown settings and wrong values are refused at start.
-Names that end in `_s` are seconds.
+A list is `["a", "b"]` in the file and `a,b` in the environment. Names that end in `_s` are seconds.
 """
 
 METRICS_INTRODUCTION = """# Metrics

@@ -146,7 +146,7 @@ class FetchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """URLs that callers choose: webhooks."""
 
     private_networks: tuple[str, ...] = ()
-    """Networks of your own that such URLs may lead to, like ``10.1.0.0/16``, also by http; else none is reached."""
+    """Networks of your own that webhooks may be sent to, like ``10.1.0.0/16``, also by http; else none is reached."""
 
 
 class PriceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
