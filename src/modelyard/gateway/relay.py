@@ -16,6 +16,7 @@ from typing import Protocol
 
 import msgspec
 
+from modelyard.gateway.chunk_form import ChunkForm
 from modelyard.gateway.responses import MalformedResponseError, chunk_size
 from modelyard.gateway.sse import (
     Kind,
@@ -32,6 +33,9 @@ EVENT_BYTES_MAX = 4 * 1024 * 1024
 """Longest event of an engine; a line without end must not fill the memory (F36)."""
 LINE_BYTES_MAX = 1024
 """Longest line of chunk framing: a size with its extensions, or a trailer."""
+
+FORM_TOKENS = 16
+"""How often at most the form of a stream's chunks is learnt anew: some engines write each differently."""
 
 DONE = b"data: [DONE]\n\n"
 _OBJECT_EVENTS = (b"data: {", b"data:{")
@@ -94,6 +98,8 @@ class StreamRelay:
         "_buffer",
         "_carry",
         "_first",
+        "_form",
+        "_form_due",
         "_has_role",
         "_is_chat",
         "_is_continued",
@@ -147,6 +153,9 @@ class StreamRelay:
         self._first: list[bytes] = []
         self._carry = bytearray()
         self._left = 0
+        # Kept only while nothing is held back of what came: a chunk of this form is passed on without another look.
+        self._form: ChunkForm | None = None
+        self._form_due = 0
         self._buffer = bytearray()
         self.sample = b""
 
@@ -171,6 +180,11 @@ class StreamRelay:
         Raises:
             EngineStreamError: the framing is broken, an event is too long, or what looked like a chunk is none.
         """
+        if (form := self._form) is not None and form.fits(data):
+            self.tokens += 1
+            if self.transcript is not None:
+                self.transcript.append(data)
+            return data
         if (
             self._is_steady
             and self._transform is None
@@ -191,7 +205,10 @@ class StreamRelay:
                 self.tokens += count
                 if self.transcript is not None:
                     self.transcript.append(data)
+                if count == 1 and self.tokens >= self._form_due:
+                    self._form, self._form_due = ChunkForm.of(data), self.tokens + FORM_TOKENS
                 return data
+        self._form = None
         try:
             return self._feed_slowly(data)
         except (msgspec.MsgspecError, RecursionError, ValueError):
