@@ -298,8 +298,8 @@ def pages() -> dict[str, tuple[str, str]]:
 
 ERRORS_INTRODUCTION = """# Errors
 
-Every answer that is not a success is JSON in OpenAI's shape and carries `x-request-id`. (On `/v1/messages` it has Anthropic's shape instead, with
-Anthropic's `type` and `request_id`, and no code; its SDKs expect that.)
+Every answer that is not a success is JSON in OpenAI's shape and carries `x-request-id`. (On `/v1/messages` it has
+Anthropic's shape instead, with Anthropic's `type` and `request_id`, and no code; its SDKs expect that.)
 
 ```json
 {"error": {"message": "…", "type": "…", "param": null, "code": "…"}}
