@@ -54,3 +54,17 @@ async def test_those_who_were_on_the_same_engine_are_served_elsewhere(yard: Yard
         assert again.outcome is Outcome.COMPLETE, again
         SEEN.append(again)
         check_ledger(yard, SEEN)
+
+
+async def test_a_stream_that_kills_in_mid_answer_is_not_cleared_by_those_who_go_on_with_it(
+    yard: Yard, model: str
+) -> None:
+    before = {engine.pid for engine in yard.engines(model)}
+    body = chat(model, "[[sim: crash_after=3]] a b c d e f g h that kills whoever begins it", stream=True)
+    async with Load(yard.port, yard.admin_key) as load:
+        asked = [await load.send(body) for _ in range(4)]
+        SEEN.extend(load.exchanges)
+        check_ledger(yard, SEEN)
+    assert asked[0].outcome is Outcome.COMPLETE, asked[0]
+    assert [(one.status, one.error["code"]) for one in asked[2:]] == [(400, "request_crashes_engine")] * 2, asked
+    assert len(before & {engine.pid for engine in yard.engines(model)}) == 2, "two died, and no more"

@@ -3,7 +3,7 @@
 from modelyard.errors.shape import ApiError
 
 
-def rate_limited(kind: str, *, limit: int, retry_after_s: float) -> ApiError:
+def rate_limited(kind: str, *, limit: int, retry_after_s: float, whose: str = "this key") -> ApiError:
     """Return the error for a limit that time restores; ``kind`` is ``requests``, ``tokens`` or ``concurrency``."""
     unit = {"requests": "requests per minute", "tokens": "tokens per minute", "concurrency": "concurrent requests"}[
         kind
@@ -14,7 +14,7 @@ def rate_limited(kind: str, *, limit: int, retry_after_s: float) -> ApiError:
         429,
         code="rate_limit_exceeded",
         type="tokens" if kind == "tokens" else "requests",
-        message=f"Rate limit reached: {limit} {unit}. Please try again in {retry_after_s:.3g} s.",
+        message=f"Rate limit of {whose} reached: {limit} {unit}. Please try again in {retry_after_s:.3g} s.",
         retry_after_s=retry_after_s,
     )
 
@@ -55,20 +55,35 @@ def queue_full(model: str, *, retry_after_s: float) -> ApiError:
     )
 
 
-def quota_exhausted(kind: str, period: str, *, is_tenants: bool, retry_after_s: float) -> ApiError:
-    """Return the error for a spent quota; ``kind`` is ``tokens`` or ``money``, ``period`` ``day`` or ``month``."""
+def quota_exhausted(
+    kind: str, period: str, *, is_tenants: bool, retry_after_s: float, needed: int, left: int, limit: int
+) -> ApiError:
+    """Return the error for a spent quota; ``kind`` is ``tokens`` or ``money``, ``period`` ``day`` or ``month``.
+
+    ``needed``, ``left`` and ``limit`` are tokens or nano-dollars.
+    """
     whose = "the tenant's" if is_tenants else "this key's"
     what = "token quota" if kind == "tokens" else "budget"
+    amount = _tokens if kind == "tokens" else _dollars
+    wait = "It never fits" if needed > limit else f"It is renewed in {retry_after_s:.0f} s"
     return ApiError(
         429,
         code="insufficient_quota",
         type="insufficient_quota",
-        message=f"What is left of {whose} {what} of this {period} does not cover the request. It is renewed in "
-        f"{retry_after_s:.0f} s; a smaller 'max_tokens' needs less, and 'modelyard keys' or your administrator can "
+        message=f"This request may need up to {amount(needed)}; {amount(left)} of {amount(limit)} are left of {whose} "
+        f"{what} of this {period}. {wait}; a smaller 'max_tokens' or prompt needs less, and your administrator can "
         "raise it.",
         retry_after_s=retry_after_s,
         should_retry=False,
     )
+
+
+def _tokens(amount: int) -> str:
+    return f"{amount} tokens"
+
+
+def _dollars(nanousd: int) -> str:
+    return f"${nanousd / 1_000_000_000:.6g}"
 
 
 def engine_busy(model: str, *, retry_after_s: float) -> ApiError:

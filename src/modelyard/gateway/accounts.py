@@ -27,6 +27,8 @@ from modelyard.policy.limits import Allowance, Refusal, reserve, settle
 from modelyard.policy.pricing import billed, cost, micro_units
 from modelyard.policy.quotas import Hold, Quota, QuotaBook, QuotaRefusal
 
+_WHOSE = ("this key", "the tenant", "this model")
+"""Whose the allowances of a request are, in their order."""
 _NO_MODELS: Mapping[str, Allowance] = {}
 _NO_EXTRAS: Mapping[str, tuple[Allowance, ...]] = {}
 
@@ -292,7 +294,8 @@ def _limited(refusal: Refusal, prompt_tokens: int, allowances: tuple[Allowance, 
     if refusal.retry_after_s is None:
         error = errors.request_exceeds_token_limit(prompt_tokens, refusal.limit)
     else:
-        error = errors.rate_limited(refusal.kind, limit=refusal.limit, retry_after_s=refusal.retry_after_s)
+        whose = _WHOSE[min(refusal.place, len(_WHOSE) - 1)]
+        error = errors.rate_limited(refusal.kind, limit=refusal.limit, retry_after_s=refusal.retry_after_s, whose=whose)
     error.limits = limit_lines(allowances, now_s)
     return error
 
@@ -302,7 +305,13 @@ def _out_of_quota(refused: QuotaRefusal, allowances: tuple[Allowance, ...], now_
         error = errors.quota_unavailable(retry_after_s=refused.retry_after_s)
     else:
         error = errors.quota_exhausted(
-            refused.kind, refused.period, is_tenants=refused.is_tenants, retry_after_s=refused.retry_after_s
+            refused.kind,
+            refused.period,
+            is_tenants=refused.is_tenants,
+            retry_after_s=refused.retry_after_s,
+            needed=refused.needed,
+            left=refused.left,
+            limit=refused.limit,
         )
     error.limits = limit_lines(allowances, now_s)
     return error

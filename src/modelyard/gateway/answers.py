@@ -93,22 +93,26 @@ def limit_lines(allowances: Iterable[Allowance], now_s: float) -> bytes:
     requests_limit: int | None = None
     tokens_limit: int | None = None
     requests_left = tokens_left = 0.0
+    of_requests = of_tokens = None
     for allowance in allowances:
         if now_s - allowance.at_s >= REFILL_S:
             allowance.refill(now_s)
         limit = allowance.requests_limit
         if limit is not None and (requests_limit is None or allowance.requests_left < requests_left):
-            requests_limit, requests_left = limit, allowance.requests_left
+            requests_limit, requests_left, of_requests = limit, allowance.requests_left, allowance.whole
         limit = allowance.tokens_limit
         if limit is not None and (tokens_limit is None or allowance.tokens_left < tokens_left):
-            tokens_limit, tokens_left = limit, allowance.tokens_left
+            tokens_limit, tokens_left, of_tokens = limit, allowance.tokens_left, allowance.whole
     lines = b""
     if requests_limit is not None:
         reset = b"0ms" if requests_left >= requests_limit else _reset(requests_limit, requests_left)
-        lines = _LIMIT_LINES[0] % (requests_limit, requests_left > 0 and requests_left, reset)
+        # What is left is this worker's; the limit is what was agreed.
+        shown = requests_limit if of_requests is None else of_requests[0]
+        lines = _LIMIT_LINES[0] % (shown, requests_left > 0 and requests_left, reset)
     if tokens_limit is not None:
         reset = b"0ms" if tokens_left >= tokens_limit else _reset(tokens_limit, tokens_left)
-        lines += _LIMIT_LINES[1] % (tokens_limit, tokens_left > 0 and tokens_left, reset)
+        shown = tokens_limit if of_tokens is None else of_tokens[1]
+        lines += _LIMIT_LINES[1] % (shown, tokens_left > 0 and tokens_left, reset)
     return lines
 
 

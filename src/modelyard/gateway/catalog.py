@@ -27,6 +27,8 @@ QUIET_S = 12.0
 CALIBRATION_WEIGHT = 0.05
 CALIBRATION_CHARS_MIN = 256
 """Shorter prompts say more of the chat template than of the text."""
+TEMPLATE_TOKENS_MAX = 200.0
+"""No template adds more; what does is a picture or tools."""
 
 
 class Patience(NamedTuple):
@@ -60,6 +62,8 @@ class EndpointState(Generic[W]):
     is_gone: bool = False
     """Whether the last table has no such endpoint."""
     chars_per_token: float = CHARS_PER_TOKEN
+    template_tokens: float = 0.0
+    """Tokens that the chat template adds to a prompt, from short ones."""
     mean_s: float = 1.0
     """Smoothed seconds of an answer, for ``retry-after`` while the line's own rate is unknown."""
     patience: Patience = field(init=False)
@@ -71,13 +75,18 @@ class EndpointState(Generic[W]):
 
     def prompt_tokens(self, text_length: int) -> int:
         """Estimate the tokens of a prompt, from what this model's engine told of earlier ones."""
-        return int(text_length / self.chars_per_token) or 1
+        return int(self.template_tokens + text_length / self.chars_per_token) or 1
 
     def learn(self, text_length: int, prompt_tokens: int, seconds: float) -> None:
         """Take a finished answer into account."""
         # More tokens than characters are pictures or tools, and tell nothing of the text of others.
         if text_length >= CALIBRATION_CHARS_MIN and 0 < prompt_tokens <= text_length:
             self.chars_per_token += CALIBRATION_WEIGHT * (text_length / prompt_tokens - self.chars_per_token)
+        elif 0 < text_length < CALIBRATION_CHARS_MIN:
+            # What a short prompt has beyond its text is the chat template's.
+            beyond = max(0.0, prompt_tokens - text_length / self.chars_per_token)
+            if beyond <= TEMPLATE_TOKENS_MAX:
+                self.template_tokens += CALIBRATION_WEIGHT * (beyond - self.template_tokens)
         self.mean_s += CALIBRATION_WEIGHT * (seconds - self.mean_s)
 
     def retry_after_s(self, now_s: float) -> float:

@@ -50,7 +50,9 @@ def is_suspect(exchange: "Exchange") -> bool:
 
 
 def answered(exchange: "Exchange") -> None:
-    """Note that an engine answered the request and lives."""
+    """Note that an engine answered the request and lives; one that only went on with an answer was asked less."""
+    if exchange.reply is not None and exchange.reply.is_continued:
+        return
     for print_ in prints_of(exchange):
         exchange.gateway.suspects.answered(print_)
 

@@ -33,6 +33,8 @@ class Refusal(NamedTuple):
     kind: str
     limit: int
     retry_after_s: float | None
+    place: int = 0
+    """Which of the allowances has no room."""
 
 
 @dataclass(slots=True)
@@ -155,7 +157,8 @@ def reserve(allowances: Sequence[Allowance], *, needed_tokens: int, least_tokens
             or (tokens is not None and allowance.tokens_left < needed_tokens)
         ) and (refusal := allowance.refusal(needed_tokens, least_tokens)) is not None:
             # Only what may not fit is looked at more closely: the call costs as much as all the rest here.
-            return refusal
+            place = next(place for place, one in enumerate(allowances) if one is allowance)
+            return refusal._replace(place=place)
     for allowance in allowances:
         allowance.running += 1
         allowance.requests_left -= 1

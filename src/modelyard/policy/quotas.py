@@ -51,6 +51,10 @@ class QuotaRefusal(NamedTuple):
     period: str
     is_tenants: bool
     retry_after_s: float
+    needed: int = 0
+    left: int = 0
+    limit: int = 0
+    """Tokens, or nano-dollars: what the request may need, what is left for it, and the whole quota."""
 
 
 class _Entry(NamedTuple):
@@ -222,7 +226,16 @@ class QuotaBook:
                 return QuotaRefusal("", "", quota.is_tenants, 1.0)
             if (index := quota.refusing(tokens, nanousd)) is not None:
                 kind, period = KINDS[index]
-                return QuotaRefusal(kind, period, quota.is_tenants, self._renewed_in_s(period, now_unix_s))
+                limit = next(limit for place, limit in quota.bounds if place == index)
+                return QuotaRefusal(
+                    kind,
+                    period,
+                    quota.is_tenants,
+                    self._renewed_in_s(period, now_unix_s),
+                    needed=tokens if index < 2 else nanousd,
+                    left=max(0, limit - quota.used[index]),
+                    limit=limit,
+                )
         return None
 
     def hold(self, quotas: tuple[Quota, ...], tokens: int, nanousd: int) -> Hold:
