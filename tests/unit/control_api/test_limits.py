@@ -103,3 +103,13 @@ async def test_what_a_key_and_its_tenant_spent_is_shown(api: Management, admin: 
     assert spent == {"tokens_today": 7, "tokens_this_month": 7, "nanousd_today": 7, "nanousd_this_month": 7}
     assert (await api.call(admin, "GET", f"/v1/tenants/{tenant}")).json()["spent"]["tokens_today"] == 14
     assert (await api.call(manager, "GET", "/v1/keys")).json()["data"][0]["spent"] is None
+
+
+async def test_a_tenant_is_found_by_its_name_and_an_id_goes_first(api: Management, admin: Identity) -> None:
+    globex = (await api.call(admin, "POST", "/v1/tenants", {"name": "Globex"})).json()
+    await api.call(admin, "POST", "/v1/tenants", {"name": globex["id"]})
+    assert (await api.call(admin, "GET", "/v1/tenants/Globex")).json()["id"] == globex["id"]
+    assert (await api.call(admin, "GET", f"/v1/tenants/{globex['id']}")).json()["name"] == "Globex"
+    made = (await api.call(admin, "POST", "/v1/keys", {"name": "k", "tenant_id": "Globex"})).json()
+    assert made["tenant_id"] == globex["id"]
+    assert (await api.call(admin, "GET", "/v1/tenants/nobody")).status == 404

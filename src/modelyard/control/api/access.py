@@ -53,13 +53,15 @@ async def find_key(store: ControlStore, identity: Identity, key_id: str) -> ApiK
     raise missing("key", key_id)
 
 
-async def find_tenant(store: ControlStore, tenant_id: str) -> Tenant:
-    """Return the tenant with this id, whoever asks.
+async def find_tenant(store: ControlStore, reference: str) -> Tenant:
+    """Return the tenant with this id or name, whoever asks.
 
     Raises:
         ApiError: 404.
     """
-    for tenant in await store.tenants():
-        if tenant.id == tenant_id:
-            return tenant
-    raise missing("tenant", tenant_id)
+    tenants = await store.tenants()
+    # An id first: nobody may hide a tenant by taking its id for a name.
+    by_id = [tenant for tenant in tenants if tenant.id == reference]
+    for tenant in by_id or [tenant for tenant in tenants if tenant.name == reference]:
+        return tenant
+    raise missing("tenant", reference)
