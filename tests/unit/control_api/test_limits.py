@@ -112,4 +112,4 @@ async def test_a_tenant_is_found_by_its_name_and_an_id_goes_first(api: Managemen
     assert (await api.call(admin, "GET", f"/v1/tenants/{globex['id']}")).json()["name"] == "Globex"
     made = (await api.call(admin, "POST", "/v1/keys", {"name": "k", "tenant_id": "Globex"})).json()
     assert made["tenant_id"] == globex["id"]
-    assert (await api.call(admin, "GET", "/v1/tenants/nobody")).status == 404
+    assert (await api.call(admin, "GET", "/v1/tenants/nobody")).status_code == 404
