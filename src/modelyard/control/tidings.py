@@ -2,7 +2,8 @@
 
 Sums of the ledger for keys and tenants with a quota, each with how far the
 gateways' journals were delivered when it was taken; and what replicas' own
-metrics pages said. A gateway counts on by itself between two of them and while
+metrics pages said; and which requests one of the gateways refuses because
+they take engines down. A gateway counts on by itself between two of them and while
 none come, so a store that is away costs precision and never admission.
 """
 
@@ -89,12 +90,20 @@ class TidingsPublisher:
         """
         async with self._turn:
             spent, delivered = await self._spent()
-            tidings = Tidings(tuple(self._snapshots()), spent, delivered)
+            tidings = Tidings(tuple(self._snapshots()), spent, delivered, self._refused())
             last = self._last
             # Replicas that nobody looked at since are no news; the gateways keep what they were told.
-            if tidings.snapshots or last is None or (spent, delivered) != (last.spent, last.delivered):
+            if tidings.snapshots or last is None or _lasting(tidings) != _lasting(last):
                 self._last = tidings
                 self._feed.tell(tidings)
+
+    def _refused(self) -> tuple[tuple[int, float], ...]:
+        """Return what any gateway refuses because it takes engines down."""
+        found: dict[int, float] = {}
+        for report in self._feed.reports().values():
+            for print_, until_s in report.refused:
+                found[print_] = max(until_s, found.get(print_, 0.0))
+        return tuple(sorted(found.items()))
 
     async def _spent(self) -> tuple[tuple[Spent, ...], dict[str, tuple[str, int]]]:
         now_s = self._clock.monotonic_s()
@@ -110,6 +119,10 @@ class TidingsPublisher:
         self._day = max(self._day, day_of(self._clock.unix_s()))
         rows, positions = await self._usage.spent(owners, day=self._day)
         return spent_of(self._tenants, self._keys, rows, day=self._day), _by_source(positions)
+
+
+def _lasting(tidings: Tidings) -> tuple[object, ...]:
+    return tidings.spent, tidings.delivered, tidings.refused
 
 
 def spent_of(

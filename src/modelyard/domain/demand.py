@@ -38,11 +38,13 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 class Report(msgspec.Struct, frozen=True, tag="report"):
     """Everything a gateway has to say; the whole state each time, so that a lost one does not matter.
 
-    ``epoch`` and ``revision`` are those of the routing table that it serves from.
+    ``epoch`` and ``revision`` are those of the routing table that it serves from; ``refused`` are fingerprints of
+    requests that take engines down, with the end of their refusal (monotonic seconds).
     """
 
     endpoints: list[EndpointDemand]
     replicas: list[ReplicaReport]
     epoch: str = ""
     revision: int = 0
+    refused: list[tuple[int, float]] = []
     leases: LeaseReport = LeaseReport()

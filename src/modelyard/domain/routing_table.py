@@ -109,3 +109,5 @@ class Tidings(msgspec.Struct, frozen=True, tag="tidings"):
     snapshots: tuple[ReplicaSnapshot, ...] = ()
     spent: tuple[Spent, ...] = ()
     delivered: dict[str, tuple[str, int]] = {}
+    refused: tuple[tuple[int, float], ...] = ()
+    """Fingerprints of requests that take engines down, and until when (monotonic seconds) they are refused."""

@@ -103,6 +103,7 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
     catalog.accounts.attach(journal)
     presence.on_table(gateway.forget_heads)
     presence.on_tidings(gateway.take_tidings)
+    presence.on_report(gateway.suspects.export)
     presence.recall()
     # What was imported stays for good; the collector need not look at it again.
     gc.freeze()
@@ -250,6 +251,10 @@ def _declare_gauges(gateway: Gateway) -> None:
     gauges["modelyard_table_revision"] = ((), lambda: [((), catalog.table.revision if catalog.table else 0)])
     gauges["modelyard_table_age_seconds"] = ((), lambda: [((), gateway.presence.silence_s)])
     gauges["modelyard_journal_writable"] = ((), lambda: [((), int(gateway.journal.is_writable))])
+    gauges["modelyard_refused_fingerprints"] = (
+        (),
+        lambda: [((), len(gateway.suspects.export(gateway.clock.monotonic_s())))],
+    )
     gauges["modelyard_overload_level"] = ((), lambda: [((), gateway.overload.level)])
     gauges["modelyard_loop_lag_seconds"] = ((), lambda: [((), gateway.overload.lag_s)])
 

@@ -325,6 +325,8 @@ class Gateway:
     def take_tidings(self, tidings: Tidings) -> None:
         """Take over what changes too often for the table."""
         self.catalog.accounts.hear(tidings, now_unix_s=self.clock.unix_s())
+        if tidings.refused:
+            self.suspects.merge(tidings.refused, self.clock.monotonic_s())
         snapshots = {snapshot.replica_id: snapshot for snapshot in tidings.snapshots}
         for endpoint in self.catalog.endpoints:
             endpoint.dispatcher.observe(snapshots)

@@ -46,10 +46,15 @@ class ControllerPresence:
         self._has_unkept = asyncio.Event()
         self._on_table: Callable[[], None] = lambda: None
         self._on_tidings: Callable[[Tidings], None] = lambda tidings: None
+        self._refused: Callable[[float], list[tuple[int, float]]] = lambda now_s: []
 
     def on_table(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` after each new table."""
         self._on_table = listener
+
+    def on_report(self, refused: Callable[[float], list[tuple[int, float]]]) -> None:
+        """Ask ``refused``, at each report, for what is refused because it takes engines down."""
+        self._refused = refused
 
     def on_tidings(self, listener: Callable[[Tidings], None]) -> None:
         """Call ``listener`` with what changes too often for the table."""
@@ -133,6 +138,8 @@ class ControllerPresence:
         self._is_report_due = False
         now_s = self.clock.monotonic_s()
         report = self._catalog.report(now_s=now_s)
+        if refused := self._refused(now_s):
+            report = msgspec.structs.replace(report, refused=refused)
         leases = self._catalog.accounts.shares.report(now_s)
         self._follower.send(report if leases is None else msgspec.structs.replace(report, leases=leases))
 

@@ -94,6 +94,7 @@ def lost(exchange: "Exchange", *, is_stale: bool = False) -> None:
     may_retry = not _took_it_down(exchange)
     exchange.replica_failed(Failure.UNREACHABLE, reason)
     if not may_retry and is_suspect(exchange):
+        exchange.gateway.presence.report_now()
         exchange.fail(errors.request_crashes_engine())
     elif not may_retry or not retry(exchange, reason):
         exchange.fail(errors.engine_lost() if exchange.has_begun else _unavailable(exchange))

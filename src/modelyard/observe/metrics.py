@@ -26,6 +26,7 @@ NAMES = {
     "modelyard_table_revision": "Revision of the routing table in use.",
     "modelyard_table_age_seconds": "Seconds since the controller was last heard; large: serving from the last table.",
     "modelyard_journal_writable": "1 while usage can be recorded; at 0 new requests are refused.",
+    "modelyard_refused_fingerprints": "Requests that are refused for having taken engines down.",
     "modelyard_overload_level": "What is shed: 0 nothing, 1 batch, 2 all but priority, 3 all inference.",
     "modelyard_loop_lag_seconds": "How late the gateway's last sweep woke; above 0.1 it does not keep up.",
     "modelyard_first_token_seconds": "Time from arrival to the first token of a stream.",

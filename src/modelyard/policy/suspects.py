@@ -158,14 +158,17 @@ class Suspects:
         self._look()
 
     def export(self, now_s: float) -> list[tuple[int, float]]:
-        """Return ``(fingerprint, seconds left)`` of those refused, for the other workers; at most ``SUSPECTS_MAX``."""
-        return [(print_, until_s - now_s) for print_, until_s in self._refused.items() if until_s > now_s]
+        """Return ``(fingerprint, until when)`` of those refused, for the other workers; at most ``SUSPECTS_MAX``.
+
+        Workers of one machine share its monotonic clock, so what goes round does not grow older or younger.
+        """
+        return [(print_, until_s) for print_, until_s in self._refused.items() if until_s > now_s]
 
     def merge(self, refused: Iterable[tuple[int, float]], now_s: float) -> None:
         """Take over what another worker found out."""
-        for print_, left_s in refused:
-            if left_s > 0:
-                self._refuse(print_, now_s + min(left_s, REFUSED_S))
+        for print_, until_s in refused:
+            if until_s > now_s:
+                self._refuse(print_, min(until_s, now_s + REFUSED_S))
 
     def _judge(self, print_: int, now_s: float) -> bool:
         """Condemn the request if the evidence suffices; say whether it did."""

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from modelyard.clock import ManualClock
 from modelyard.control.tidings import TidingsPublisher, spent_of
+from modelyard.domain.demand import Report
 from modelyard.domain.routing_table import ReplicaSnapshot, Spent, Tidings
 from modelyard.domain.tenants import ApiKey, Limits, Scope, Tenant
 from modelyard.domain.usage import Intent, Price, Settle, UsageStatus
@@ -24,11 +25,15 @@ def a_key(key_id: str, tenant_id: str = "t", limits: Limits = NONE) -> ApiKey:
 class Ear:
     """A feed that remembers."""
 
-    def __init__(self) -> None:
+    def __init__(self, **refused: list[tuple[int, float]]) -> None:
         self.heard: list[Tidings] = []
+        self.refused = refused
 
     def tell(self, tidings: Tidings) -> None:
         self.heard.append(tidings)
+
+    def reports(self) -> dict[str, Report]:
+        return {name: Report([], [], refused=refused) for name, refused in self.refused.items()}
 
 
 def test_only_who_has_a_quota_is_told_of_and_a_tenant_is_all_its_keys() -> None:
@@ -83,4 +88,19 @@ async def test_snapshots_go_along(tmp_path: Path) -> None:
     )
     await publisher.publish()
     assert ear.heard == [Tidings((snapshot,))]
+    await database.close()
+
+
+async def test_what_one_gateway_refuses_all_are_told_once(tmp_path: Path) -> None:
+    database = open_database(f"sqlite:///{tmp_path / 'control.sqlite'}", timeout_s=5)
+    ear = Ear(one=[(7, 9.0)], other=[(7, 12.0), (3, 1.0)])
+    publisher = TidingsPublisher(
+        store=SqlControlStore(database),
+        usage=SqlUsageStore(database),
+        feed=ear,  # type: ignore[arg-type]
+        clock=ManualClock(NOON),
+    )
+    await publisher.publish()
+    await publisher.publish()
+    assert ear.heard == [Tidings(refused=((3, 1.0), (7, 12.0)))]
     await database.close()

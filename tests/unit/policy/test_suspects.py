@@ -164,12 +164,15 @@ def test_workers_share_what_is_refused_but_not_for_longer() -> None:
     one, two = Suspects(), Suspects()
     crash(one, "rep-1", (DEADLY,))
     crash(one, "rep-2", (DEADLY,), now_s=100.0)
-    assert one.export(150.0) == [(DEADLY, REFUSED_S - 50)]
-    two.merge(one.export(150.0), 5000.0)
-    assert two
-    assert two.is_refused(DEADLY, 5000.0)
+    until_s = 100.0 + REFUSED_S
+    assert one.export(150.0) == [(DEADLY, until_s)]
+    for now_s in (150.0, 200.0, 250.0):
+        two.merge(one.export(now_s), now_s)
+        one.merge(two.export(now_s), now_s)
+    assert two.is_refused(DEADLY, 250.0)
     assert not two.may_retry(DEADLY)
-    assert not two.is_refused(DEADLY, 5000.0 + REFUSED_S - 50)
+    assert one.export(250.0) == two.export(250.0) == [(DEADLY, until_s)], "what goes round lasts no longer"
+    assert not two.is_refused(DEADLY, until_s)
     two.merge([(GOOD, 1e9), (OTHER, -1.0)], 0.0)
     assert two.export(0.0) == [(GOOD, REFUSED_S)]
 
