@@ -38,14 +38,15 @@ def _workers(yard: Yard, stream: Exchange) -> set[str]:
 @pytest.mark.parametrize("wants_usage", [False, True])
 async def test_the_client_gets_the_whole_answer_once_and_one_bill(yard: Yard, model: str, wants_usage: bool) -> None:
     options = {"stream_options": {"include_usage": True}} if wants_usage else {}
+    prompt = f"{PROMPT} {wants_usage}"  # not one that was on two engines when they died
     async with Load(yard.port, yard.admin_key) as load:
-        whole = await load.send(chat(model, PROMPT, stream=True))
-        stream = load.start(chat(model, f"[[sim: slow=30]]{PROMPT}", stream=True, **options))
+        whole = await load.send(chat(model, prompt, stream=True))
+        stream = load.start(chat(model, f"[[sim: slow=30]]{prompt}", stream=True, **options))
         await _cut(yard, load, stream, signal.SIGKILL, 6)
         await load.finish(15)
         SEEN.extend(load.exchanges)
         assert stream.outcome is Outcome.COMPLETE, f"{stream!r} {bytes(stream.received)[-300:]!r}"
-        assert stream.text == whole.text == PROMPT
+        assert stream.text == whole.text == prompt
         assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in stream.chunks}) == 1
         deltas = [choice["delta"] for chunk in stream.chunks for choice in chunk["choices"]]
         assert [delta["role"] for delta in deltas if "role" in delta] == ["assistant"]
@@ -100,7 +101,7 @@ async def test_what_text_alone_does_not_hold_ends_with_an_error_event(
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs signals")
 async def test_the_way_back_to_the_first_replica_is_a_probe(yard: Yard, model: str) -> None:
     async with Load(yard.port, yard.admin_key) as load:
-        stream = load.start(chat(model, f"[[sim: slow=30]]{PROMPT}", stream=True))
+        stream = load.start(chat(model, f"[[sim: slow=30]]{PROMPT} the way back", stream=True))
         await _cut(yard, load, stream, signal.SIGKILL, 4)
         await load.finish(15)
         yard.wait_ready(model, 2)

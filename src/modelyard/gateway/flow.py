@@ -24,7 +24,7 @@ from modelyard.domain.tenants import Scope
 from modelyard.errors import ApiError
 from modelyard.gateway import answers, engine_request, preferences, recovery, side_requests, waiting
 from modelyard.gateway.accounts import KeyState
-from modelyard.gateway.catalog import Catalog, EndpointState
+from modelyard.gateway.catalog import QUIET_S, Catalog, EndpointState
 from modelyard.gateway.control_proxy import ControlProxy
 from modelyard.gateway.detached import KeptRequests
 from modelyard.gateway.exchange import Exchange
@@ -265,6 +265,9 @@ class Gateway:
         endpoint.in_flight += 1
         endpoint.arrivals += 1
         now_s = exchange.arrived_s
+        if now_s - endpoint.last_request_s > QUIET_S:
+            # The sweep leaves quiet endpoints alone.
+            endpoint.dispatcher.wake(now_s)
         endpoint.last_request_s = now_s
         is_cold = endpoint.dispatcher.is_cold
         if endpoint.is_gone:

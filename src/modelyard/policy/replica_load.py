@@ -27,6 +27,8 @@ class ReplicaLoad:
     running_elsewhere: int = 0
     running_peak: int = 0
     """Most that was running from here since the last snapshot."""
+    running_peak_before: int = 0
+    """The same of the snapshot before: one was taken a while before it is told, so it may speak of that time."""
     pending_tokens: int = 0
     reading_since_s: float = NEVER_S
     """When it began with the oldest of those; never: not known, all of them count in full."""
@@ -61,8 +63,9 @@ class ReplicaLoad:
     def observe(self, snapshot: ReplicaSnapshot) -> None:
         """Take over what the engine reported: what is more than anything sent from here must come from elsewhere."""
         if snapshot.running is not None:
-            self.running_elsewhere = max(0, snapshot.running + (snapshot.waiting or 0) - self.running_peak)
-        self.running_peak = self.running
+            ours = max(self.running_peak, self.running_peak_before)
+            self.running_elsewhere = max(0, snapshot.running + (snapshot.waiting or 0) - ours)
+        self.running_peak_before, self.running_peak = self.running_peak, self.running
 
     def adapter_s(self, adapter: str) -> float:
         """Return the seconds until ``adapter`` could be used: every adapter of a release is loaded with it."""

@@ -117,6 +117,7 @@ class ReplicaSet:
                 load = self._by_id.get(route.id)
                 if load is None or load.route.port != route.port:
                     load = ReplicaLoad(route, version_id, slots)
+                    load.health.roll(now_s)
                 load.take_route(route, slots)
                 seen[route.id] = load
                 release.replicas.append(load)
@@ -168,6 +169,12 @@ class ReplicaSet:
             health.good += 1
         else:
             health.succeeded()
+
+    def wake(self, now_s: float) -> None:
+        """Move all windows on after a time in which nobody called ``probes_due``: what comes now belongs to now."""
+        self.retries.roll(now_s)
+        for replica in self._by_id.values():
+            replica.health.roll(now_s)
 
     def probes_due(self, now_s: float) -> list[ReplicaLoad]:
         """Return the ejected replicas that should be asked for a token now; called by the sweep."""

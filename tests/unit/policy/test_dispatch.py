@@ -343,6 +343,18 @@ def test_what_an_engine_reports_beyond_our_own_counts_as_load_from_elsewhere() -
     assert start(story, "2") is one
 
 
+def test_what_ran_here_when_the_engine_was_asked_is_not_from_elsewhere_though_it_is_told_later() -> None:
+    story = Story(("a", 4))
+    (one,) = story.dispatcher.replicas
+    replica = start(story, "1")
+    story.finish("1", replica)
+    story.dispatcher.observe({"a": ReplicaSnapshot("a", 0.1, 0, 0)})
+    story.dispatcher.observe({"a": ReplicaSnapshot("a", 0.9, 1, 0)})
+    assert one.running_elsewhere == 0
+    story.dispatcher.observe({"a": ReplicaSnapshot("a", 0.1, 1, 0)})
+    assert one.running_elsewhere == 1
+
+
 def test_retries_are_a_share_of_requests() -> None:
     story = Story(("a", 99), ("b", 99))
     took = 0
@@ -478,3 +490,19 @@ class DispatchMachine(RuleBasedStateMachine):
 
 DispatchMachine.TestCase.settings = settings(max_examples=60, deadline=None)
 TestDispatchMachine = DispatchMachine.TestCase
+
+
+def test_the_first_answers_of_a_replica_count_and_those_after_a_quiet_time_too() -> None:
+    story = Story(("a", 4))
+    story.table(("a", 4), ("b", 4), now_s=5000.0)
+    sick = next(replica for replica in story.dispatcher.replicas if replica.route.id == "b")
+    for _ in range(30):
+        story.dispatcher.succeeded(sick)
+    assert story.dispatcher.probes_due(5000.2) == []
+    assert sick.health.samples == 30
+    story.dispatcher.wake(9000.0)
+    assert sick.health.samples == 0, "that was long ago"
+    for _ in range(30):
+        story.dispatcher.succeeded(sick)
+    story.dispatcher.probes_due(9000.2)
+    assert sick.health.samples == 30
