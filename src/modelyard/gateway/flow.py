@@ -172,9 +172,10 @@ class Gateway:
         if call.choices > 1 and call.output_tokens != 0 and "n" not in extras:
             param = "n" if getattr(call.request, "n", None) not in (None, 1) else "prompt"
             raise errors.unsupported_parameter(param, f"the engine of '{call.model}' gives one choice a request")
-        for need, param in call.needs:
-            if need not in extras and not (need == PREFILL and not CONTINUES.isdisjoint(extras)):
-                raise errors.unsupported_parameter(param, f"the engine of '{call.model}' cannot do that ({need})")
+        if call.needs:
+            able = extras if CONTINUES.isdisjoint(extras) else extras | {PREFILL}
+            if (lacking := call.lacking(able)) is not None:
+                raise errors.unsupported_parameter(lacking, f"the engine of '{call.model}' cannot do that")
         return endpoint
 
     def _limit(
