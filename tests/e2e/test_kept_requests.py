@@ -328,6 +328,7 @@ def test_a_rolling_restart_finishes_what_was_detached(yard: Yard, model: str) ->
 
 
 def test_without_the_controller_nothing_runs_that_must_be_kept(yard: Yard, model: str) -> None:
+    assert post(yard, CHAT, chat(model, "so that the gateway knows the replica")).status == 200
     (control,) = yard.plane_pids("control")
     known, header = set(yard.generated()), ("Idempotency-Key", "away")
     yard.signal(control, signal.SIGSTOP)
@@ -342,7 +343,7 @@ def test_without_the_controller_nothing_runs_that_must_be_kept(yard: Yard, model
     def again() -> bool:
         return post(yard, CHAT, chat(model, "away"), headers=[header, ("Prefer", "wait=2")]).status == 200
 
-    eventually(again, 20, "the claim that came too late stands in nobody's way")
+    eventually(again, 45, "the claim that came too late stands in nobody's way")
     assert not yard.query("SELECT request_id FROM kept_requests WHERE status IN ('queued', 'running')")
     check_books(yard)
 
