@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from modelyard import errors
-from modelyard.errors import ApiError
 from modelyard.gateway.openai.chat_request import (
     AssistantMessage,
     ChatRequest,
@@ -19,8 +18,8 @@ from modelyard.gateway.openai.chat_request import (
     ToolChoice,
     ToolMessage,
 )
-from modelyard.gateway.relay import DONE, EngineStreamError
-from modelyard.gateway.sse import Usage, split_fields, usage_event
+from modelyard.gateway.openai.chunks import RewrittenChunks
+from modelyard.gateway.sse import Usage
 
 _any = msgspec.json.Decoder()
 _encode = msgspec.json.Encoder().encode
@@ -101,45 +100,14 @@ class FunctionsTranslation:
         return FunctionsStream(wants_usage=self._wants_usage)
 
 
-class FunctionsStream:
+class FunctionsStream(RewrittenChunks):
     """One stream of chunks in the older form."""
 
-    __slots__ = ("_sample", "_wants_usage")
+    __slots__ = ()
 
-    def __init__(self, *, wants_usage: bool) -> None:
-        self._wants_usage = wants_usage
-        self._sample = b""
-
-    def begin(self) -> bytes:
-        """Return nothing: the first chunk begins the stream."""
-        return b""
-
-    def feed(self, event: bytes) -> bytes:
-        """Translate one chunk.
-
-        Raises:
-            EngineStreamError: it has a form that nobody knows.
-        """
-        chunk = _any.decode(split_fields(event)[1])
-        try:
-            for choice in _choices(chunk):
-                _older(choice, choice.get("delta"))
-        except ValueError as error:
-            raise EngineStreamError(str(error)) from None
-        if self._wants_usage:
-            chunk["usage"] = None
-        self._sample = self._sample or event
-        return b"data: " + _encode(chunk) + b"\n\n"
-
-    def finish(self, usage: Usage) -> bytes:
-        """Return the usage, if it was asked for, and the end."""
-        if self._wants_usage and self._sample:
-            return usage_event(self._sample, usage) + b"\n\n" + DONE
-        return DONE
-
-    def fail(self, error: ApiError) -> bytes:
-        """Return the error event."""
-        return b"data: " + error.body() + b"\n\n"
+    def _rewrite(self, chunk: Any) -> None:
+        for choice in _choices(chunk):
+            _older(choice, choice.get("delta"))
 
 
 def _choices(body: Any) -> list[dict[str, Any]]:

@@ -8,9 +8,8 @@ from typing import Any
 
 import msgspec
 
-from modelyard.errors import ApiError
-from modelyard.gateway.relay import DONE, EngineStreamError
-from modelyard.gateway.sse import Usage, split_fields, usage_event
+from modelyard.gateway.openai.chunks import RewrittenChunks
+from modelyard.gateway.sse import Usage
 
 _any = msgspec.json.Decoder()
 _encode = msgspec.json.Encoder().encode
@@ -42,47 +41,27 @@ class LogprobsTranslation:
         return LogprobsStream(wants_usage=self._wants_usage)
 
 
-class LogprobsStream:
+class LogprobsStream(RewrittenChunks):
     """One stream of text chunks; offsets go on from chunk to chunk."""
 
-    __slots__ = ("_lengths", "_sample", "_wants_usage")
+    __slots__ = ("_lengths",)
 
     def __init__(self, *, wants_usage: bool) -> None:
-        self._wants_usage = wants_usage
+        super().__init__(wants_usage=wants_usage)
         self._lengths: dict[int, int] = {}
-        self._sample = b""
-
-    def begin(self) -> bytes:
-        """Return nothing: the first chunk begins the stream."""
-        return b""
 
     def feed(self, event: bytes) -> bytes:
-        """Translate one chunk.
+        """Translate one chunk, or send it on as it came when nothing in it changes.
 
         Raises:
             EngineStreamError: it has a form that nobody knows.
         """
-        self._sample = self._sample or event
         if _FOREIGN not in event and not self._wants_usage:
             return event + b"\n\n"
-        chunk = _any.decode(split_fields(event)[1])
-        try:
-            _convert(chunk, self._lengths)
-        except ValueError as error:
-            raise EngineStreamError(str(error)) from None
-        if self._wants_usage:
-            chunk["usage"] = None
-        return b"data: " + _encode(chunk) + b"\n\n"
+        return super().feed(event)
 
-    def finish(self, usage: Usage) -> bytes:
-        """Return the usage, if it was asked for, and the end."""
-        if self._wants_usage and self._sample:
-            return usage_event(self._sample, usage) + b"\n\n" + DONE
-        return DONE
-
-    def fail(self, error: ApiError) -> bytes:
-        """Return the error event."""
-        return b"data: " + error.body() + b"\n\n"
+    def _rewrite(self, chunk: Any) -> None:
+        _convert(chunk, self._lengths)
 
 
 def _convert(body: Any, lengths: dict[int, int]) -> None:
