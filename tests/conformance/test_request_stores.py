@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.conformance.backends import BACKENDS, open_fresh
+from tests.support.kept import an_end
 
 from modelyard.domain.requests import (
     Attempt,
@@ -49,17 +50,6 @@ def a_request(request_id: str = "req_1", **changes: object) -> KeptRequest:
         webhook=Webhook(URL, "evt_1"),
     )
     return msgspec.structs.replace(request, **changes)
-
-
-def an_end(request_id: str = "req_1", **changes: object) -> Finish:
-    end = Finish(
-        id=request_id,
-        status=RequestStatus.SUCCEEDED,
-        http_status=200,
-        content_type="application/json",
-        answer=b'{"a":1}',
-    )
-    return msgspec.structs.replace(end, **changes)
 
 
 async def test_what_is_claimed_is_there_whole(store: RequestStore) -> None:

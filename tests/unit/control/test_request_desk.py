@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from standardwebhooks import Webhook as Verifier
 from standardwebhooks import WebhookVerificationError
+from tests.support.kept import an_end
 
 from modelyard.clock import ManualClock
 from modelyard.config import ControlConfig
@@ -105,17 +106,6 @@ def a_claim(request_id: str = "req_1", **changes: Any) -> Claim:
         is_detached=True,
     )
     return msgspec.structs.replace(claim, **changes)
-
-
-def an_end(request_id: str = "req_1", **changes: Any) -> Finish:
-    end = Finish(
-        id=request_id,
-        status=RequestStatus.SUCCEEDED,
-        http_status=200,
-        content_type="application/json",
-        answer=b'{"a":1}',
-    )
-    return msgspec.structs.replace(end, **changes)
 
 
 async def kept(store: SqlRequestStore, request_id: str = "req_1") -> KeptRequest:
