@@ -5,6 +5,8 @@ from enum import StrEnum
 
 import msgspec
 
+from modelyard.domain.facts import ModelFacts
+
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}(/[a-z0-9][a-z0-9._-]{0,95})?", re.IGNORECASE)
 """What models and endpoints may be called; nothing that could mean a path, a URL or a shell word."""
 
@@ -17,12 +19,25 @@ class VersionStatus(StrEnum):
     ACTIVE = "active"
 
 
+class ArtifactFile(msgspec.Struct, frozen=True):
+    """One file of an artifact of several; ``path`` is relative and plain (``config.json``, ``tokenizer/vocab.txt``)."""
+
+    path: str
+    digest: str
+    size_bytes: int
+
+
 class Artifact(msgspec.Struct, frozen=True):
-    """Files of a model by content. ``digest`` is ``sha256:<hex>``, or empty for an engine that needs none."""
+    """Files of a model by content. ``digest`` is ``sha256:<hex>``, or empty for an engine that needs none.
+
+    A single file has the digest of its content and no ``files``; several have that of their manifest (the JSON of
+    ``files``, in order of their paths).
+    """
 
     uri: str
     digest: str = ""
     size_bytes: int = 0
+    files: tuple[ArtifactFile, ...] = ()
 
 
 class ModelVersion(msgspec.Struct, frozen=True):
@@ -44,3 +59,9 @@ class ModelVersion(msgspec.Struct, frozen=True):
     gpu_type: str = "cpu"
     gpu_count: int = 1
     memory_bytes: int = 0
+    facts: ModelFacts = ModelFacts()
+    """What its artifact's header says; empty before it was read."""
+    base_id: str = ""
+    """The version that this one, an adapter, is loaded onto."""
+    parent_id: str = ""
+    """The version that this one came after under the same name: its lineage."""

@@ -4,6 +4,8 @@ from enum import StrEnum
 
 import msgspec
 
+from modelyard.domain.rollouts import Rollout
+
 
 class EndpointStatus(StrEnum):
     """The source's ``endpoints.status``."""
@@ -87,6 +89,24 @@ class Serving(msgspec.Struct, frozen=True, omit_defaults=True):
     sticky: Sticky = Sticky.NONE
 
 
+class Tier(StrEnum):
+    """How close an endpoint is to answering (the source's tiers 1 to 3)."""
+
+    HOT = "hot"
+    """A replica serves, or is kept ready for whoever comes."""
+    WARM = "warm"
+    """Loaded without requests, or asleep beside its weights: there in moments."""
+    COLD = "cold"
+    """Nothing runs; weights are on a disk or in a store."""
+
+
+class Autoscale(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How an endpoint's size is decided, beyond its bounds. The policy that reads a field says what it means."""
+
+    tier: Tier | None = None
+    """Pinned by its owner; None: as its traffic has it."""
+
+
 class Release(msgspec.Struct, frozen=True):
     """One version inside an endpoint with its share of traffic; weights of an endpoint sum to 100.
 
@@ -118,3 +138,8 @@ class Endpoint(msgspec.Struct, frozen=True):
     progress: Progress = Progress(Stage.QUEUED)
     failure: str = ""
     serving: Serving = Serving()
+    autoscale: Autoscale = Autoscale()
+    rollout: Rollout | None = None
+    """A change of releases that is under way or just ended; None: there is nothing to go back to."""
+    pool: str = ""
+    """A warm pool that keeps replicas of a base for others to take; such an endpoint answers nobody."""

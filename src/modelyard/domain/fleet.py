@@ -4,6 +4,8 @@ from enum import StrEnum
 
 import msgspec
 
+from modelyard.domain.nodes import Placement
+
 
 class ReplicaState(StrEnum):
     """The life of a replica, in order; only ``READY`` ones are routed to."""
@@ -38,6 +40,7 @@ class Replica(msgspec.Struct, frozen=True):
     started_at: float = 0.0
     ready_at: float | None = None
     reason: str = ""
+    placement: Placement = Placement()
 
     @property
     def is_tombstone(self) -> bool:

@@ -36,6 +36,8 @@ class Event(msgspec.Struct, frozen=True):
     kind: str
     reason: str
     replica_id: str = ""
+    data: dict[str, str | int | float | bool | None] = {}
+    """The numbers behind the reason, for ``modelyard why``."""
 
 
 class ControlStore(Protocol):

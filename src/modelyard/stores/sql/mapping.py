@@ -1,13 +1,17 @@
 """Nouns to rows and back; nothing else knows which column holds which field."""
 
+from functools import lru_cache
 from typing import Any, TypedDict
 
 import msgspec
 import sqlalchemy as sa
 
-from modelyard.domain.catalog import Artifact, ModelVersion, VersionStatus
-from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress, Release, Scaling, Serving
+from modelyard.domain.catalog import Artifact, ArtifactFile, ModelVersion, VersionStatus
+from modelyard.domain.endpoints import Autoscale, Endpoint, EndpointStatus, Progress, Release, Scaling, Serving
+from modelyard.domain.facts import ModelFacts
 from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.nodes import Placement
+from modelyard.domain.rollouts import Rollout
 from modelyard.domain.tenants import ApiKey, Limits, Plan, Scope, Tenant
 from modelyard.domain.usage import MICRO_PER_UNIT, Unit, UsageRow, UsageStatus
 from modelyard.stores import Event
@@ -30,7 +34,14 @@ _models = msgspec.json.Decoder(tuple[str, ...]).decode
 _options = msgspec.json.Decoder(dict[str, str | int | float | bool]).decode
 _gpu = msgspec.json.Decoder(_GpuRequirement).decode
 _progress = msgspec.json.Decoder(Progress).decode
-_serving = msgspec.json.Decoder(Serving).decode
+_event_data = msgspec.json.Decoder(dict[str, str | int | float | bool | None]).decode
+# Frozen values that many rows share, read at every round of the reconciler: decoded once.
+_serving = lru_cache(4096)(msgspec.json.Decoder(Serving).decode)
+_autoscale = lru_cache(4096)(msgspec.json.Decoder(Autoscale).decode)
+_rollout = lru_cache(4096)(msgspec.json.Decoder(Rollout | None).decode)
+_facts = lru_cache(4096)(msgspec.json.Decoder(ModelFacts).decode)
+_files = lru_cache(4096)(msgspec.json.Decoder(tuple[ArtifactFile, ...]).decode)
+_placement = lru_cache(4096)(msgspec.json.Decoder(Placement).decode)
 
 
 def _json(value: object) -> str:
@@ -124,6 +135,10 @@ def version_changes(version: ModelVersion) -> Values:
         "gpu_requirement": _json(_GpuRequirement(type=version.gpu_type, count=version.gpu_count)),
         "memory_required": version.memory_bytes,
         "status": version.status.value,
+        "facts": _json(version.facts),
+        "files": _json(version.artifact.files),
+        "base_id": version.base_id,
+        "parent_id": version.parent_id,
     }
 
 
@@ -136,13 +151,16 @@ def version_of(row: sa.RowMapping) -> ModelVersion:
         name=row["name"],
         version=row["version"],
         framework=row["framework"],
-        artifact=Artifact(row["artifact_path"], row["artifact_digest"], row["artifact_size"]),
+        artifact=Artifact(row["artifact_path"], row["artifact_digest"], row["artifact_size"], _files(row["files"])),
         options=_options(row["config"]),
         created_at=row["created_at"],
         status=VersionStatus(row["status"]),
         gpu_type=gpu["type"],
         gpu_count=gpu["count"],
         memory_bytes=row["memory_required"],
+        facts=_facts(row["facts"]),
+        base_id=row["base_id"],
+        parent_id=row["parent_id"],
     )
 
 
@@ -163,6 +181,9 @@ def endpoint_values(endpoint: Endpoint) -> Values:
         "is_deleted": endpoint.is_deleted,
         "created_at": endpoint.created_at,
         "serving": _json(endpoint.serving),
+        "autoscale": _json(endpoint.autoscale),
+        "rollout": _json(endpoint.rollout),
+        "pool": endpoint.pool,
         **outlook_values(endpoint.status, endpoint.progress, endpoint.failure),
     }
 
@@ -208,6 +229,9 @@ def endpoint_of(row: sa.RowMapping, releases: tuple[Release, ...]) -> Endpoint:
         progress=_progress(row["progress"]),
         failure=row["failure"],
         serving=_serving(row["serving"]),
+        autoscale=_autoscale(row["autoscale"]),
+        rollout=_rollout(row["rollout"]),
+        pool=row["pool"],
     )
 
 
@@ -233,6 +257,7 @@ def replica_values(replica: Replica) -> Values:
         "started_at": replica.started_at,
         "ready_at": replica.ready_at,
         "reason": replica.reason,
+        "placement": _json(replica.placement),
     }
 
 
@@ -253,6 +278,7 @@ def replica_of(row: sa.RowMapping) -> Replica:
         started_at=row["started_at"],
         ready_at=row["ready_at"],
         reason=row["reason"],
+        placement=_placement(row["placement"]),
     )
 
 
@@ -264,6 +290,7 @@ def event_values(event: Event) -> Values:
         "kind": event.kind,
         "reason": event.reason,
         "replica_id": event.replica_id,
+        "data": _json(event.data),
     }
 
 
@@ -275,6 +302,7 @@ def event_of(row: sa.RowMapping) -> Event:
         kind=row["kind"],
         reason=row["reason"],
         replica_id=row["replica_id"],
+        data=_event_data(row["data"]),
     )
 
 

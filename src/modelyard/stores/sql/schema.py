@@ -13,7 +13,7 @@ keys: it outlives everything that it bills. Times are unix seconds.
 
 import sqlalchemy as sa
 
-HEAD = "0005"
+HEAD = "0006"
 """The newest migration; a fresh database is created at it directly. A test holds it equal to Alembic's head."""
 
 metadata = sa.MetaData(
@@ -31,6 +31,11 @@ _Sequence = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 def _text(name: str) -> sa.Column[str]:
     return sa.Column(name, sa.Text, nullable=False)
+
+
+def _added(name: str, default: str = "") -> sa.Column[str]:
+    """A column that a release before this one, which writes rows too, does not know."""
+    return sa.Column(name, sa.Text, nullable=False, server_default=default)
 
 
 def _count(name: str) -> sa.Column[int]:
@@ -105,6 +110,10 @@ model_registry = sa.Table(
     _count("memory_required"),
     _text("status"),
     _count("created_at"),
+    _added("facts", "{}"),
+    _added("files", "[]"),
+    _added("base_id"),
+    _added("parent_id"),
     sa.UniqueConstraint("owner_id", "name", "version"),
 )
 
@@ -126,7 +135,10 @@ endpoints = sa.Table(
     _text("progress"),
     _text("failure"),
     _count("created_at"),
-    sa.Column("serving", sa.Text, nullable=False, server_default="{}"),
+    _added("serving", "{}"),
+    _added("autoscale", "{}"),
+    _added("rollout", "null"),
+    _added("pool"),
     # A deleted endpoint drains for a while; its name is free at once.
     sa.Index(
         "uq_endpoints_owner_id_name",
@@ -166,6 +178,7 @@ replicas = sa.Table(
     _instant("started_at"),
     sa.Column("ready_at", sa.Double),
     _text("reason"),
+    _added("placement", "{}"),
     sa.Index(None, "endpoint_id"),
 )
 
@@ -178,6 +191,7 @@ endpoint_events = sa.Table(
     _text("kind"),
     _text("reason"),
     _text("replica_id"),
+    _added("data", "{}"),
     sa.Index(None, "endpoint_id", "sequence"),
 )
 
@@ -331,6 +345,40 @@ webhook_secrets = sa.Table(
     _text("salt"),
     sa.Column("previous_salt", sa.Text),
     sa.Column("previous_expires_at", sa.Double),
+)
+
+uploads = sa.Table(
+    "uploads",
+    metadata,
+    sa.Column("upload_id", sa.Text, primary_key=True),
+    _owner(),
+    _text("name"),
+    _text("digest"),
+    _count("size_bytes"),
+    _count("part_bytes"),
+    _text("parts"),
+    _text("status"),
+    _instant("created_at"),
+    _instant("expires_at"),
+    sa.Index(None, "owner_id", "created_at"),
+    sa.Index(None, "expires_at"),
+)
+
+forecasts = sa.Table(
+    "forecasts",
+    metadata,
+    sa.Column("endpoint_id", sa.Text, sa.ForeignKey("endpoints.endpoint_id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("profile", sa.LargeBinary, nullable=False),
+    _instant("updated_at"),
+)
+
+controller_leases = sa.Table(
+    "controller_leases",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    _text("holder"),
+    _count("epoch"),
+    _instant("expires_at"),
 )
 
 alembic_version = sa.Table(

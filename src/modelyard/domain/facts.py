@@ -1,0 +1,39 @@
+"""What a model file says of itself: read from its header, never from its name."""
+
+import msgspec
+
+
+class ModelFacts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Everything that memory, admission and people need to know of a model; 0 and "" are not known.
+
+    ``kv_bytes_per_token`` is of one sequence with a cache of 16 bits: 2 x layers x KV heads x head size x 2 bytes for
+    plain attention (``DESIGN.md`` section 12), less for sliding windows and latent attention.
+    """
+
+    format: str = ""
+    """``gguf``, ``safetensors`` or ``onnx``."""
+    architecture: str = ""
+    name: str = ""
+    licence: str = ""
+    parameters: int = 0
+    layers: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    head_size: int = 0
+    embedding_size: int = 0
+    vocabulary: int = 0
+    context_length: int = 0
+    quantisation: str = ""
+    """As its makers call it: ``Q4_K_M``, ``F16``, ``BF16``, ``I8``, ``awq``."""
+    tokenizer: str = ""
+    """Its kind: ``gpt2``, ``llama``, ``bert``."""
+    chat_template: str = ""
+    """The template's text, cut to 16 KiB."""
+    weights_bytes: int = 0
+    """Bytes of all tensors: what an engine holds in memory before the first request."""
+    kv_bytes_per_token: int = 0
+    is_adapter: bool = False
+    """It is a LoRA adapter: nothing without its base."""
+    adapter_base: str = ""
+    """What the adapter says it was trained on, in its maker's words."""
+    adapter_rank: int = 0
