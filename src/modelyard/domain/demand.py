@@ -3,6 +3,7 @@
 import msgspec
 
 from modelyard.domain.leases import LeaseReport
+from modelyard.domain.signals import ReleaseCounts
 
 
 class EndpointDemand(msgspec.Struct, frozen=True, array_like=True):
@@ -14,6 +15,8 @@ class EndpointDemand(msgspec.Struct, frozen=True, array_like=True):
     idle_s: float
     arrivals: int
     """Requests since the gateway started; only differences mean something."""
+    wait_s: float = 0.0
+    """How long a request that came now would wait, as the gateway predicts it."""
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, array_like=True):
@@ -48,3 +51,5 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
     revision: int = 0
     refused: list[tuple[int, float]] = []
     leases: LeaseReport = LeaseReport()
+    releases: list[ReleaseCounts] = []
+    """Only those that had requests in the last quarter of an hour."""
