@@ -19,6 +19,7 @@ from modelyard.control.api import build_api
 from modelyard.control.artifacts import ArtifactStore
 from modelyard.control.bootstrap import ensure_admin_key, keep_admin_key
 from modelyard.control.context import Context
+from modelyard.control.forecasts import Forecasts
 from modelyard.control.leases import LeaseOffice
 from modelyard.control.loops import Loops, Parts
 from modelyard.control.requests import RequestDesk
@@ -77,7 +78,8 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
     """
     artifacts = ArtifactStore(data.artifacts)
     publisher = TablePublisher(store=store, engines=engines, prices=config.prices, feed=feed)
-    loops = Loops(Parts(config, store, fleet, engines, artifacts, feed, publisher, clock))
+    forecasts = Forecasts(store=store, reports=feed.reports, clock=clock)
+    loops = Loops(Parts(config, store, fleet, engines, artifacts, feed, publisher, clock, forecasts=forecasts))
     leases = LeaseOffice(feed=feed, table=lambda: publisher.table, workers=config.gateway.workers, clock=clock)
     tidings = TidingsPublisher(store=store, usage=usage, feed=feed, clock=clock, snapshots=loops.snapshots)
     webhooks = WebhookSender(store=requests, fetcher=fetcher, pepper=pepper, clock=clock, chance=random.Random().random)
@@ -98,6 +100,8 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         refresh=lambda: _refresh(tidings, publisher),
         health=loops.health,
         gateways=feed.reports,
+        size=loops.size,
+        forecast=forecasts.profile,
     )
     api = build_api(context, console(context))
     listener = server.bind(data.control_socket)
@@ -108,7 +112,8 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve(api, listener, stop), name="the management API")
             group.create_task(
-                loops.run(stop, delivery.run, tidings.run, leases.run, desk.run, webhooks.run), name="the loops"
+                loops.run(stop, delivery.run, tidings.run, leases.run, desk.run, webhooks.run, forecasts.run),
+                name="the loops",
             )
         await _deliver_rest(delivery)
     finally:

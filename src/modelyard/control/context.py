@@ -17,6 +17,8 @@ from modelyard.domain.demand import Report
 from modelyard.domain.routing_table import Heartbeat
 from modelyard.engines import Engines
 from modelyard.fleet import Fleet
+from modelyard.policy import scaling
+from modelyard.policy.forecast import Profile
 from modelyard.stores import ControlStore, UsageStore
 
 
@@ -44,5 +46,9 @@ class Context:
     """Whether the store answers, as the gateways are told."""
     gateways: Callable[[], dict[str, Report]]
     """The last report of each connected gateway by its id."""
+    size: Callable[[str], tuple[scaling.Seen, scaling.Decision] | None] = lambda _: None
+    """What the last pass saw of an endpoint, and which size it decided."""
+    forecast: Callable[[str], Profile | None] = lambda _: None
+    """What is known of when requests of an endpoint come."""
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held from reading an endpoint to storing what became of it, so that two changes at once both happen."""

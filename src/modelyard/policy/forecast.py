@@ -150,8 +150,8 @@ def observe(profile: Profile, slot: int, requests: int) -> Profile:
 def expected(profile: Profile, slot: int) -> Slot:
     """Return what is expected of ``slot``, which is not over."""
     at = slot % WEEK
-    hits = _COUNT.unpack_from(profile.hits, _COUNT.size * at)[0] / _UNIT
-    seen = _COUNT.unpack_from(profile.seen, _COUNT.size * at)[0] / _UNIT
+    hits: float = _COUNT.unpack_from(profile.hits, _COUNT.size * at)[0] / _UNIT
+    seen: float = _COUNT.unpack_from(profile.seen, _COUNT.size * at)[0] / _UNIT
     rate = _RATE.unpack_from(profile.rates, _RATE.size * at)[0] if seen else 0.0
     yesterday = _yesterday(profile, slot)
     if yesterday is not None:
@@ -167,7 +167,8 @@ def coming(profile: Profile, slot: int, slots: int) -> Iterator[Slot]:
 
 def weeks_seen(profile: Profile) -> float:
     """Return how many weeks of evidence there are, faded, over all slots."""
-    return sum(_COUNTS.unpack(profile.seen)) / _UNIT / WEEK
+    weeks: float = sum(_COUNTS.unpack(profile.seen)) / _UNIT / WEEK
+    return weeks
 
 
 def encode(profile: Profile) -> bytes:
@@ -202,5 +203,5 @@ def _yesterday(profile: Profile, slot: int) -> float | None:
     """Return the rate of the same slot a day before, None when nobody looked."""
     if not slot - DAY <= profile.last_slot < slot:
         return None
-    rate: float = _RATE.unpack_from(profile.recent, _RATE.size * (slot % DAY))[0]
+    rate = float(_RATE.unpack_from(profile.recent, _RATE.size * (slot % DAY))[0])
     return None if rate < 0 else rate

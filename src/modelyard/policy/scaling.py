@@ -57,7 +57,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float = 0.0
     """How long a request that came now would wait, as the gateways predict it."""
     utilization: float | None = None
-    """How busy ready replicas are, by their own pages; None: the share of their slots that gateways use."""
+    """How busy ready replicas are, by their own pages; the share of their slots that gateways use is known anyhow."""
     kv_use: float | None = None
     ttft_p99_s: float | None = None
     latency_p99_s: float | None = None
@@ -69,6 +69,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     expected: int = 0
     """Replicas that the forecast wants for requests to come."""
     expected_reason: str = ""
+    gaps: Gaps = Gaps()
+    """Idle times that an earlier controller saw; only the first look takes them."""
 
     @property
     def demand(self) -> int:
@@ -78,11 +80,10 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def busy(self) -> float:
         """Utilisation of ready replicas; what has none is wholly busy as soon as somebody wants it."""
-        if self.utilization is not None and self.ready > 0:
-            return self.utilization
         if self.ready == 0:
             return 1.0 if self.demand else 0.0
-        return self.in_flight / (self.ready * max(self.slots, 1))
+        by_slots = self.in_flight / (self.ready * max(self.slots, 1))
+        return by_slots if self.utilization is None else max(by_slots, self.utilization)
 
     @property
     def load(self) -> float:
@@ -133,7 +134,7 @@ class _Size(msgspec.Struct, frozen=True):
 def decide(spec: Scaling, memory: Memory | None, seen: Seen, rules: Autoscale = _DEFAULTS) -> Decision:
     """Return the size that the endpoint should have now; ``memory`` is None at the first look at it."""
     if memory is None:
-        memory = Memory(replicas=seen.replicas, active_s=seen.now_s, ready=seen.ready, is_proven=seen.is_proven)
+        memory = Memory(seen.replicas, seen.now_s, ready=seen.ready, is_proven=seen.is_proven, gaps=seen.gaps)
     is_proven = memory.is_proven or seen.is_proven or seen.ready > 0
     # A fresh deploy runs one replica even where zero is allowed: a model that cannot start must say so
     # to whoever deploys it, not to the first customer.
@@ -398,8 +399,8 @@ def _reason_to_stay(current: int, seen: Seen, spec: Scaling, rules: Autoscale, m
     if current <= 1 and rules.tier is Tier.HOT:
         return "pinned hot: one replica stays"
     if seen.demand == 0 and current == 1:
-        left_s = spec.idle_s - (seen.now_s - memory.active_s)
-        return f"no request; asleep in {max(left_s, 0):.0f} s unless one comes"
+        awake_s = spec.idle_s - (seen.now_s - memory.active_s)
+        return f"no request; asleep in {max(awake_s, 0):.0f} s unless one comes"
     left_s = gate.calm_left_s(memory.gates, rules, seen.now_s)
     if left_s is None:
         return f"busy {100 * seen.busy:.0f} %: {current} replicas stay"
