@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 import modelyard
 from modelyard.control.api.deploy import Deployments
 from modelyard.control.api.endpoints import Endpoints
+from modelyard.control.api.forecast import ForecastPages
 from modelyard.control.api.keys import Keys
 from modelyard.control.api.logs import Logs
 from modelyard.control.api.registry import Registry
@@ -45,7 +46,20 @@ GATEWAY_ROUTES = (
 
 def declared_routes(context: Context) -> list[AnyRoute]:
     """Return every route that needs an identity. Endpoints come last of their paths: their names may hold slashes."""
-    nouns = (Deployments, Logs, Releases, Endpoints, Registry, Keys, Tenants, Usage, StatusPage, Requests, Webhooks)
+    nouns = (
+        Deployments,
+        Logs,
+        Releases,
+        ForecastPages,
+        Endpoints,
+        Registry,
+        Keys,
+        Tenants,
+        Usage,
+        StatusPage,
+        Requests,
+        Webhooks,
+    )
     return [route for noun in nouns for route in noun(context).routes()]
 
 
