@@ -1,4 +1,4 @@
-"""How endpoints are sized, on the command line: options for ``deploy`` and ``endpoints set``, and how they are shown."""
+"""How endpoints are sized, on the command line: options for ``deploy`` and ``endpoints set``, and what is shown."""
 
 import functools
 import re
