@@ -30,7 +30,7 @@ def learned(weeks: int, *, active: set[int], requests: int = 60) -> Profile:
 
 def test_after_one_week_the_same_slot_is_likely_and_others_are_not() -> None:
     profile = learned(1, active={50})
-    assert expected(profile, WEEK + 50).probability == pytest.approx(1.25 / 3), "it was active a week ago, not yesterday"
+    assert expected(profile, WEEK + 50).probability == pytest.approx(1.25 / 3), "a week ago, not yesterday"
     assert expected(profile, WEEK + 51).probability < 0.15
     assert expected(profile, WEEK + 50).rate == pytest.approx(0.1)
     assert weeks_seen(profile) == pytest.approx(1.0)
