@@ -152,13 +152,15 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     """Run the controller until SIGTERM or SIGINT; engines go on running."""
     from modelyard.console.app import build_console
     from modelyard.control.app import run_control
+    from modelyard.control.leadership import Candidate, Leadership
     from modelyard.engines.llamacpp import LlamaCppEngine
     from modelyard.engines.simulated import SimulatedEngine
+    from modelyard.fleet import Fence, processes
     from modelyard.fleet.local import LocalFleet
     from modelyard.metering.delivery import Delivery
     from modelyard.observe.logs import setup_logging
     from modelyard.stores.feed import FeedServer
-    from modelyard.stores.sql import SqlControlStore, SqlRequestStore, SqlUsageStore, open_database
+    from modelyard.stores.sql import SqlControlStore, SqlLeaderStore, SqlRequestStore, SqlUsageStore, open_database
     from modelyard.web.addresses import networks
     from modelyard.web.fetcher import Fetcher
 
@@ -176,8 +178,18 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     # Opening blocks and may migrate, so it comes before the loop; what it refuses becomes one line of ``up``.
     database = open_database(url, timeout_s=config.control.database_timeout_s, clock=clock)
 
+    fence = Fence()
+    candidate = Candidate(processes.identity(), processes.is_gone)
+
     async def serve(stop: asyncio.Event) -> None:
         usage = SqlUsageStore(database)
+        leadership = Leadership(
+            store=SqlLeaderStore(database),
+            candidate=candidate,
+            fence=fence,
+            clock=clock,
+            lease_s=config.control.lease_s,
+        )
         await run_control(
             config=config,
             data=data,
@@ -185,7 +197,8 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
             usage=usage,
             requests=SqlRequestStore(database),
             fetcher=fetcher,
-            fleet=LocalFleet(data.replicas, clock),
+            fleet=LocalFleet(data.replicas, clock, fence),
+            leadership=leadership,
             engines=engines,
             feed=FeedServer(data.feed_socket, shared.internal_token),
             delivery=Delivery(data.journal, usage, config.control.delivery_interval_s),

@@ -111,6 +111,8 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """SQLAlchemy URL; empty: SQLite in the data directory."""
     pass_interval_s: Positive = 1.0
     """Pause between two reconcile passes when nothing happens; events start one at once."""
+    lease_s: Positive = 10.0
+    """Time without a sign of the controller that leads before another one of the same database takes over."""
     database_timeout_s: Positive = 2.0
     """Longest wait for a locked database before a write is refused with 503."""
     delivery_interval_s: Positive = 0.2

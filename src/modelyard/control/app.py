@@ -8,6 +8,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from starlette.types import ASGIApp
@@ -19,6 +20,7 @@ from modelyard.control.api import build_api
 from modelyard.control.artifacts import ArtifactStore
 from modelyard.control.bootstrap import ensure_admin_key, keep_admin_key
 from modelyard.control.context import Context
+from modelyard.control.leadership import Leadership
 from modelyard.control.leases import LeaseOffice
 from modelyard.control.loops import Loops, Parts
 from modelyard.control.requests import RequestDesk
@@ -61,6 +63,7 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
     requests: RequestStore,
     fetcher: Fetcher,
     fleet: Fleet,
+    leadership: Leadership,
     engines: Engines,
     feed: ServedFeed,
     delivery: Delivery,
@@ -72,9 +75,14 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
 ) -> None:
     """Run the control plane until ``stop`` is set; closes ``store`` and ``feed``, leaves engines running.
 
+    Nothing is listened on before this controller leads; once another one does, it sets ``stop``.
+
     Raises:
         StartupError: a socket cannot be made.
     """
+    if not await leadership.acquire(stop):
+        await store.close()
+        return
     artifacts = ArtifactStore(data.artifacts)
     publisher = TablePublisher(store=store, engines=engines, prices=config.prices, feed=feed)
     loops = Loops(Parts(config, store, fleet, engines, artifacts, feed, publisher, clock))
@@ -107,10 +115,11 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         await _boot(store, pepper, clock, data, stop)
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve(api, listener, stop), name="the management API")
-            group.create_task(
-                loops.run(stop, delivery.run, tidings.run, leases.run, desk.run, webhooks.run), name="the loops"
-            )
+            keeping = partial(leadership.keep, stop)
+            others = (keeping, delivery.run, tidings.run, leases.run, desk.run, webhooks.run)
+            group.create_task(loops.run(stop, *others), name="the loops")
         await _deliver_rest(delivery)
+        await leadership.resign()
     finally:
         listener.close()
         await feed.close()

@@ -8,6 +8,7 @@ change nothing, and ``observe`` finds what an earlier controller started.
 """
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -46,6 +47,16 @@ class Observed(msgspec.Struct, frozen=True):
     started_at: float
     exit_reason: str = ""
     pid: int = 0
+
+
+@dataclass(slots=True)
+class Fence:
+    """The epoch of the controller that gives the commands; a fleet obeys no lower one than the highest it saw.
+
+    0 commands where no controller ever led (tests and tools).
+    """
+
+    epoch: int = 0
 
 
 class Fleet(Protocol):

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from modelyard.clock import Clock
-from modelyard.fleet import Address, FleetError, Observed, StartOrder, processes
+from modelyard.fleet import Address, Fence, FleetError, Observed, StartOrder, processes
 from modelyard.fleet.logs import log_lines
 from modelyard.fleet.records import REPLICA_ID_VARIABLE, ProcessRecord, Records
 
@@ -40,9 +40,10 @@ _UNSEEN = "exited (its exit code was not seen)"
 class LocalFleet:
     """The ``Fleet`` contract on this machine. File work is done in threads, one replica change at a time."""
 
-    def __init__(self, root: Path, clock: Clock) -> None:
+    def __init__(self, root: Path, clock: Clock, fence: Fence | None = None) -> None:
         self._records = Records(root)
         self._clock = clock
+        self._fence = fence or Fence()
         self._lock = threading.Lock()
 
     async def reserve(self, replica_id: str) -> Address:
@@ -84,6 +85,7 @@ class LocalFleet:
 
     def _reserve(self, replica_id: str) -> Address:
         with self._lock:
+            self._records.admit(self._fence.epoch)
             folder = self._records.make_folder(replica_id)
             port = self._records.read_port(replica_id)
             record = self._records.read(replica_id)
@@ -96,6 +98,7 @@ class LocalFleet:
 
     def _start(self, order: StartOrder) -> None:
         with self._lock:
+            self._records.admit(self._fence.epoch)
             earlier = self._settled(order.replica_id)
             if earlier is not None and not earlier.exit_reason:
                 return
@@ -122,6 +125,7 @@ class LocalFleet:
     def _mark_stopping(self, replica_id: str) -> ProcessRecord | None:
         """Return the record of a running replica after noting that its end is wanted; None when it is gone."""
         with self._lock:
+            self._records.admit(self._fence.epoch)
             record = self._settled(replica_id)
             if record is None or record.exit_reason:
                 return None
@@ -131,6 +135,7 @@ class LocalFleet:
 
     def _forget(self, replica_id: str) -> None:
         with self._lock:
+            self._records.admit(self._fence.epoch)
             record = self._settled(replica_id)
             if record is not None and not record.exit_reason:
                 raise FleetError(f"Replica {replica_id} still runs: stop it first.")

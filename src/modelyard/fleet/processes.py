@@ -44,6 +44,23 @@ def boot_id() -> str:
         return ""
 
 
+def identity() -> str:
+    """Return what tells this process from every other one of any machine and boot, for ``is_gone``."""
+    pid = os.getpid()
+    return f"{os.uname().nodename}/{boot_id()}/{pid}/{start_time(pid)}"
+
+
+def is_gone(identity: str) -> bool:
+    """Say whether the process of an ``identity`` has certainly ended; of another machine's nobody here can tell."""
+    try:
+        node, boot, pid, started = identity.rsplit("/", 3)
+        if node != os.uname().nodename:
+            return False
+        return boot != boot_id() or not is_alive(int(pid), int(started))
+    except ValueError:
+        return False
+
+
 def find_by_environment(variables: Mapping[str, str]) -> int:
     """Return the pid of the oldest process of ours that was started with all these ``variables``, or 0."""
     wanted = {os.fsencode(f"{name}={value}") for name, value in variables.items()}

@@ -24,6 +24,10 @@ class StoreUnavailableError(Exception):
     """The store is locked or gone; nothing was changed. Becomes 503 ``storage_unavailable``."""
 
 
+class SupersededError(StoreUnavailableError):
+    """Another controller leads; nothing was changed, and nothing of this one's will be."""
+
+
 class AlreadyExistsError(Exception):
     """A row with this id or name exists. Becomes 409."""
 
@@ -38,6 +42,37 @@ class Event(msgspec.Struct, frozen=True):
     replica_id: str = ""
     data: dict[str, str | int | float | bool | None] = {}
     """The numbers behind the reason, for ``modelyard why``."""
+
+
+class Leader(msgspec.Struct, frozen=True):
+    """The controller that may act. ``epoch`` grows with each change of leader, ``beat`` while one lives."""
+
+    holder: str
+    epoch: int
+    beat: int
+
+
+class LeaderStore(Protocol):
+    """Which of several controllers leads. All methods raise ``StoreUnavailableError``."""
+
+    async def leader(self) -> Leader | None:
+        """Return the leader of now, None if there never was one."""
+        ...
+
+    async def lead(self, holder: str, *, after: int) -> bool:
+        """Make ``holder`` the leader of epoch ``after + 1``, if ``after`` is still the epoch; say whether it is.
+
+        From then on every write through this store is refused with ``SupersededError`` once another one leads.
+        """
+        ...
+
+    async def beat(self, epoch: int) -> bool:
+        """Show that the leader of ``epoch`` lives; say whether it still leads."""
+        ...
+
+    async def resign(self, epoch: int) -> None:
+        """Let the next one lead at once."""
+        ...
 
 
 class ControlStore(Protocol):

@@ -143,6 +143,7 @@ class FeedServer:
         self._path = path
         self._token = token.encode()
         self._server: asyncio.Server | None = None
+        self._inode = 0
         self._connections: set[_Connection] = set()
         self._serving: set[asyncio.Task[None]] = set()
         self._listeners: list[Callable[[str, Report], None]] = []
@@ -162,6 +163,7 @@ class FeedServer:
             raise StartupError(
                 f"Cannot listen on {self._path}: {error}. Choose a shorter or writable --data-dir."
             ) from error
+        self._inode = self._path.stat().st_ino
         self._server = await asyncio.start_unix_server(self._accept, sock=listener)
 
     async def close(self) -> None:
@@ -169,7 +171,8 @@ class FeedServer:
         if self._server is None:
             return
         self._server.close()
-        self._path.unlink(missing_ok=True)
+        if is_same_file(self._path, self._inode):  # a controller that took over has its own there
+            self._path.unlink(missing_ok=True)
         serving = list(self._serving)
         for task in serving:
             task.cancel()
@@ -275,6 +278,14 @@ class FeedServer:
     def _tell(self, gateway_id: str, report: Report) -> None:
         for listener in self._listeners:
             listener(gateway_id, report)
+
+
+def is_same_file(path: Path, inode: int) -> bool:
+    """Say whether the file at ``path`` is that of ``inode``."""
+    try:
+        return path.stat().st_ino == inode
+    except OSError:
+        return False
 
 
 def _bind(path: Path) -> socket.socket:

@@ -378,7 +378,7 @@ controller_leases = sa.Table(
     sa.Column("name", sa.Text, primary_key=True),
     _text("holder"),
     _count("epoch"),
-    _instant("expires_at"),
+    _count("beat"),
 )
 
 alembic_version = sa.Table(

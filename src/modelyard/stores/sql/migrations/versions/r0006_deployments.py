@@ -55,6 +55,6 @@ def upgrade() -> None:
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("holder", sa.Text(), nullable=False),
         sa.Column("epoch", sa.BigInteger(), nullable=False),
-        sa.Column("expires_at", sa.Double(), nullable=False),
+        sa.Column("beat", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("name", name="pk_controller_leases"),
     )
