@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,7 +25,7 @@ from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.engines import LaunchSpec
 from modelyard.fleet import Fleet, FleetError, StartOrder
 from modelyard.policy import actions as act
-from modelyard.stores import ControlStore, Event
+from modelyard.stores import ControlStore, Event, EventData
 
 FLEET_TIMEOUT_S = 30.0
 """Longest that a fleet may take to begin a process or to drop its records."""
@@ -107,7 +108,7 @@ class Executor:
             case act.MarkReady(replica_id=id):
                 await self._ready(endpoint_id, records[id], action.reason, records)
             case act.MarkFailed(replica_id=id):
-                await self._fail(endpoint_id, id, action.reason, records)
+                await self._fail(endpoint_id, id, action.reason, records, last_lines=action.last_lines)
             case act.MarkEnded(replica_id=id):
                 await self._put(records, records[id], ReplicaState.STOPPED, action.reason)
                 await self._tell(endpoint_id, "replica_ended", action.reason, id)
@@ -146,9 +147,12 @@ class Executor:
         if is_first_time and replica.started_at >= self._begun_s:
             await self._loads.add(replica.version_id, max(now_s - replica.started_at, 0.0))
 
-    async def _fail(self, endpoint_id: str, replica_id: str, reason: str, records: Records) -> None:
+    async def _fail(
+        self, endpoint_id: str, replica_id: str, reason: str, records: Records, *, last_lines: Sequence[str] = ()
+    ) -> None:
         await self._put(records, records[replica_id], ReplicaState.FAILED, reason)
-        await self._tell(endpoint_id, "replica_failed", reason, replica_id)
+        data: EventData = {"last_lines": "\n".join(last_lines)} if last_lines else {}
+        await self._tell(endpoint_id, "replica_failed", reason, replica_id, data)
         await self._forget_process(replica_id)
 
     async def _end(self, endpoint_id: str, replica_id: str, reason: str, records: Records, *, kind: str) -> bool:
@@ -186,6 +190,8 @@ class Executor:
     async def _set_status(self, version: ModelVersion, status: VersionStatus) -> None:
         await self._store.put_version(msgspec.structs.replace(version, status=status))
 
-    async def _tell(self, endpoint_id: str, kind: str, reason: str, replica_id: str) -> None:
+    async def _tell(
+        self, endpoint_id: str, kind: str, reason: str, replica_id: str, data: EventData | None = None
+    ) -> None:
         _log.info("%s: %s: %s", replica_id, kind, reason)
-        await self._store.add_event(Event(self._clock.unix_s(), endpoint_id, kind, reason, replica_id))
+        await self._store.add_event(Event(self._clock.unix_s(), endpoint_id, kind, reason, replica_id, data or {}))

@@ -59,6 +59,7 @@ def situation_of(
                 is_known=process is not None,
                 is_running=process is not None and process.is_running,
                 exit_reason=process.exit_reason if process else "",
+                last_lines=process.last_lines if process else (),
                 vital=vital,
                 vital_reason=reason,
                 in_flight=world.in_flight(record.id),

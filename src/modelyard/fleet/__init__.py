@@ -47,6 +47,10 @@ class Observed(msgspec.Struct, frozen=True):
     started_at: float
     exit_reason: str = ""
     pid: int = 0
+    is_out_of_memory: bool = False
+    """The kernel killed it for want of memory."""
+    last_lines: tuple[str, ...] = ()
+    """The end of what an ended replica wrote, without colours and control characters."""
 
 
 @dataclass(slots=True)

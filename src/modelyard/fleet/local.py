@@ -23,7 +23,7 @@ import msgspec
 
 from modelyard.clock import Clock
 from modelyard.fleet import Address, Fence, FleetError, Observed, StartOrder, processes
-from modelyard.fleet.logs import log_lines
+from modelyard.fleet.logs import last_lines, log_lines
 from modelyard.fleet.records import REPLICA_ID_VARIABLE, ProcessRecord, Records
 
 HOST = "127.0.0.1"
@@ -112,6 +112,7 @@ class LocalFleet:
                 argv=order.command.argv,
                 started_at=self._clock.unix_s(),
                 boot_id=processes.boot_id(),
+                oom_kills=processes.oom_kills(),
             )
             self._records.write(record)
             try:
@@ -160,6 +161,8 @@ class LocalFleet:
             started_at=record.started_at,
             exit_reason=record.exit_reason,
             pid=record.pid,
+            is_out_of_memory=record.is_out_of_memory,
+            last_lines=record.last_lines,
         )
 
     def _settled(self, replica_id: str) -> ProcessRecord | None:
@@ -173,8 +176,7 @@ class LocalFleet:
         if record.exit_reason or _is_running(record):
             return record
         _kill_rest(record)
-        code = _exit_code(record.pid)
-        record = msgspec.structs.replace(record, exit_reason=_reason(code, is_stopping=record.is_stopping))
+        record = _ended(record, _exit_code(record.pid), self._records.log(record.replica_id))
         self._records.write(record)
         return record
 
@@ -266,6 +268,23 @@ def _exit_code(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if reaped else None
 
 
+def _ended(record: ProcessRecord, code: int | None, log: Path) -> ProcessRecord:
+    """Return the record of a process that ended: how, why as far as the kernel says, and its last words."""
+    # The kernel counts for the whole machine; a SIGKILL that nobody of ours sent, while the count rose, was this.
+    is_out_of_memory = (
+        not record.is_stopping and code in (None, -signal.SIGKILL) and processes.oom_kills() > record.oom_kills
+    )
+    reason = _reason(code, is_stopping=record.is_stopping)
+    if is_out_of_memory:
+        reason = "killed by the kernel: out of memory"
+    return msgspec.structs.replace(
+        record,
+        exit_reason=reason,
+        is_out_of_memory=is_out_of_memory,
+        last_lines=() if record.is_stopping else last_lines(log),
+    )
+
+
 def _reason(code: int | None, *, is_stopping: bool) -> str:
     if is_stopping:
         return _STOPPED
@@ -274,7 +293,7 @@ def _reason(code: int | None, *, is_stopping: bool) -> str:
     if code >= 0:
         return f"exited with code {code}"
     if -code == signal.SIGKILL:
-        return "killed by SIGKILL (out of memory?)"
+        return "killed by SIGKILL"
     try:
         return f"killed by {signal.Signals(-code).name}"
     except ValueError:

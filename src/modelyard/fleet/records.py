@@ -45,6 +45,10 @@ class ProcessRecord(msgspec.Struct, frozen=True):
     """We asked it to end, so its end is no crash."""
     exit_reason: str = ""
     """Empty while it runs."""
+    oom_kills: int = 0
+    """What the kernel had killed for want of memory when it started."""
+    is_out_of_memory: bool = False
+    last_lines: tuple[str, ...] = ()
 
 
 class Records:

@@ -31,10 +31,11 @@ class MarkReady(msgspec.Struct, frozen=True):
 
 
 class MarkFailed(msgspec.Struct, frozen=True):
-    """It crashed."""
+    """It crashed. ``last_lines`` is the end of what it wrote."""
 
     replica_id: str
     reason: str
+    last_lines: tuple[str, ...] = ()
 
 
 class MarkEnded(msgspec.Struct, frozen=True):

@@ -65,6 +65,7 @@ class ReplicaSeen(msgspec.Struct, frozen=True, kw_only=True):
     is_known: bool = False
     is_running: bool = False
     exit_reason: str = ""
+    last_lines: tuple[str, ...] = ()
     vital: Vital = Vital.UNKNOWN
     vital_reason: str = ""
     in_flight: int | None = 0
@@ -195,7 +196,7 @@ def _tend_gone(seen: ReplicaSeen, situation: Situation) -> Action:
         return MarkEnded(seen.record.id, f"ended while it drained: {why}")
     if situation.is_first:
         return MarkEnded(seen.record.id, f"ended while no controller ran: {why}")
-    return MarkFailed(seen.record.id, why)
+    return MarkFailed(seen.record.id, why, seen.last_lines)
 
 
 def _tend_draining(seen: ReplicaSeen, now_s: float, pace: Pace) -> Action | None:

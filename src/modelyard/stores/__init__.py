@@ -32,6 +32,9 @@ class AlreadyExistsError(Exception):
     """A row with this id or name exists. Becomes 409."""
 
 
+EventData = dict[str, str | int | float | bool | None]
+
+
 class Event(msgspec.Struct, frozen=True):
     """Something that happened to an endpoint, with its reason; ``at`` is unix seconds."""
 
@@ -40,7 +43,7 @@ class Event(msgspec.Struct, frozen=True):
     kind: str
     reason: str
     replica_id: str = ""
-    data: dict[str, str | int | float | bool | None] = {}
+    data: EventData = {}
     """The numbers behind the reason, for ``modelyard why``."""
 
 

@@ -13,7 +13,7 @@ from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import EndpointDemand, Report
 from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress
 from modelyard.domain.fleet import Replica, ReplicaState
-from modelyard.stores import Event
+from modelyard.stores import Event, EventData
 
 URL_HEADER = "x-modelyard-url"
 """Where the caller reached the gateway (``http://127.0.0.1:8484``); set by the gateway only."""
@@ -46,6 +46,8 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     reason: str
     replica_id: str
+    data: EventData = {}
+    """The numbers behind the reason; the end of a crashed replica's log."""
 
 
 class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,4 +166,6 @@ def _idle_s(demand: Iterable[EndpointDemand]) -> int | None:
 
 def event_view(event: Event) -> EventView:
     """Return what is shown of ``event``."""
-    return EventView(at=int(event.at), kind=event.kind, reason=event.reason, replica_id=event.replica_id)
+    return EventView(
+        at=int(event.at), kind=event.kind, reason=event.reason, replica_id=event.replica_id, data=event.data
+    )
