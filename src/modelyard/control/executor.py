@@ -22,6 +22,7 @@ from modelyard.control.tasks import KeyedTasks
 from modelyard.domain.catalog import ModelVersion, VersionStatus
 from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.nodes import Placement
 from modelyard.engines import LaunchSpec
 from modelyard.fleet import Fleet, FleetError, StartOrder
 from modelyard.policy import actions as act
@@ -59,8 +60,15 @@ class Executor:
         self._threads = threads or len(os.sched_getaffinity(0))
         self._begun_s = clock.unix_s()
 
-    async def start(self, action: act.StartReplica, endpoint: Endpoint, supplied: Supplied, records: Records) -> None:
-        """Start a replica: address, record, process, record."""
+    async def start(
+        self,
+        action: act.StartReplica,
+        endpoint: Endpoint,
+        supplied: Supplied,
+        placement: Placement,
+        records: Records,
+    ) -> None:
+        """Start a replica where it was placed: address, record, process, record."""
         address = await self._fleet.reserve(action.replica.id)
         replica = msgspec.structs.replace(
             action.replica,
@@ -69,6 +77,7 @@ class Executor:
             secret=secrets.token_urlsafe(32),
             slots=supplied.settings.slots,
             started_at=self._clock.unix_s(),
+            placement=placement,
         )
         replica = await self._put(records, replica, ReplicaState.STARTING, action.reason)
         await self._tell(endpoint.id, "replica_started", action.reason, replica.id)
@@ -86,7 +95,7 @@ class Executor:
             work_dir=Path(address.work_dir),
         )
         command = supplied.engine.command(spec)
-        order = StartOrder(replica.id, endpoint.id, replica.host, replica.port, replica.secret, command)
+        order = StartOrder(replica.id, endpoint.id, replica.host, replica.port, replica.secret, command, placement)
         try:
             async with asyncio.timeout(FLEET_TIMEOUT_S):
                 await self._fleet.start(order)

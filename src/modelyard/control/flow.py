@@ -12,17 +12,19 @@ from dataclasses import dataclass, field
 from modelyard.control.executor import Executor
 from modelyard.control.loadtimes import LoadTimes
 from modelyard.control.observer import Observer
+from modelyard.control.placing import Placer
 from modelyard.control.remember import remember
 from modelyard.control.supplies import Supplies, SupplyError
 from modelyard.control.views import is_proven, situation_of, size_of
 from modelyard.control.world import World
 from modelyard.domain.endpoints import Endpoint
-from modelyard.domain.fleet import ReplicaState
+from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.engines import Settings
 from modelyard.policy import scaling
 from modelyard.policy.actions import StartReplica, Wait
+from modelyard.policy.packing import NoRoom
 from modelyard.policy.progress import Fetch, View
-from modelyard.policy.reconcile import Pace, plan
+from modelyard.policy.reconcile import Pace, crashes, plan
 from modelyard.policy.releases import main_release
 from modelyard.stores import ControlStore
 
@@ -36,6 +38,7 @@ class Tools:
     executor: Executor
     supplies: Supplies
     loads: LoadTimes
+    placer: Placer
     pace: Pace
     publish: Callable[[], Awaitable[None]]
     memories: dict[str, scaling.Memory] = field(default_factory=dict)
@@ -54,22 +57,17 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
     actions = plan(situation, tools.pace)
 
     records = {seen.record.id: seen.record for seen in situation.replicas}
-    has_changed, fetch = False, None
-    troubles: dict[str, str] = {}
-    for action in actions:
-        if isinstance(action, StartReplica):
-            try:
-                supply = tools.supplies.supply(world.versions[action.replica.version_id])
-            except SupplyError as error:
-                troubles[action.replica.version_id] = str(error)
-                continue
-            if isinstance(supply, Fetch):
-                fetch = supply
-                continue
-            await tools.executor.start(action, endpoint, supply, records)
-            has_changed = True
-        else:
-            has_changed |= await tools.executor.carry_out(action, endpoint.id, records)
+    has_changed = False
+    starts = Starts(endpoint, world, tools, records)
+    tools.placer.begin(endpoint.id)
+    try:
+        for action in actions:
+            if isinstance(action, StartReplica):
+                has_changed |= await starts.try_start(action)
+            else:
+                has_changed |= await tools.executor.carry_out(action, endpoint.id, records)
+    finally:
+        tools.placer.end(endpoint.id, starts.recorded)
 
     for version_id in {record.version_id for record in records.values() if record.state is ReplicaState.READY}:
         await tools.executor.activate(tools.supplies.known(world.versions[version_id]))
@@ -86,12 +84,54 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
         is_proven=is_proven(endpoint) or decision.memory.is_proven,
         size_reason=decision.reason,
         waiting=next((action.reason for action in actions if isinstance(action, Wait)), ""),
-        troubles=troubles,
-        fetch=fetch,
+        troubles=starts.troubles,
+        no_room=starts.no_room,
+        fetch=starts.fetch,
     )
     has_changed |= await remember(endpoint, view, memory, decision, tools.store)
     tools.memories[endpoint.id] = decision.memory
     return has_changed
+
+
+@dataclass(slots=True)
+class Starts:
+    """The starts of one pass: what each waits for, and which were recorded."""
+
+    endpoint: Endpoint
+    world: World
+    tools: Tools
+    records: dict[str, Replica]
+    troubles: dict[str, str] = field(default_factory=dict)
+    """Why nothing of a version can start at all, by its id."""
+    no_room: str = ""
+    fetch: Fetch | None = None
+    recorded: list[str] = field(default_factory=list)
+
+    async def try_start(self, action: StartReplica) -> bool:
+        """Place, supply and start; say whether it was started. What is missing is noted, and asked for by supply."""
+        tools, replica = self.tools, action.replica
+        version = self.world.versions[replica.version_id]
+        try:
+            ask = tools.placer.ask_of(self.endpoint, tools.supplies.offer(version), self._failed(replica))
+            placed = tools.placer.place(replica, ask)
+            if isinstance(placed, NoRoom):
+                self.no_room = placed.text
+                return False
+            supply = tools.supplies.supply(version)
+        except SupplyError as error:
+            self.troubles[version.id] = str(error)
+            tools.placer.give_up(replica.id)  # nobody else must wait for the room of what cannot start
+            return False
+        if isinstance(supply, Fetch):
+            self.fetch = supply
+            return False
+        await tools.executor.start(action, self.endpoint, supply, placed, self.records)
+        self.recorded.append(replica.id)
+        return True
+
+    def _failed(self, replica: Replica) -> list[Replica]:
+        """Return the crash history of a replica's place."""
+        return crashes(self.records.values()).get((replica.version_id, replica.ordinal), [])
 
 
 def settings_of(endpoint: Endpoint, world: World, tools: Tools) -> Settings | None:

@@ -20,6 +20,7 @@ from modelyard.control.executor import Executor
 from modelyard.control.flow import Tools, run_pass
 from modelyard.control.loadtimes import LoadTimes
 from modelyard.control.observer import Observer, Target
+from modelyard.control.placing import Placer
 from modelyard.control.supplies import Supplies
 from modelyard.control.table import TablePublisher
 from modelyard.control.tasks import KeyedTasks, boundary
@@ -123,6 +124,7 @@ class Loops:
                 grace_s=control.replica_grace_s,
                 threads=parts.config.fleet.threads,
             ),
+            placer=Placer(),
             supplies=Supplies(
                 store=parts.store,
                 engines=parts.engines,
@@ -171,6 +173,7 @@ class Loops:
                 known_to_drain=parts.publisher.known_to_drain(reports.values()),
                 are_gateways_known=parts.clock.monotonic_s() - self._begun_s >= parts.gateways_settle_s,
             )
+            tools.placer.see(world, await parts.fleet.nodes())
         tools.observer.watch(self._targets(world, tools))
         for endpoint_id in {*world.endpoints, *world.processes} - busy_endpoints:
             passes.spawn(endpoint_id, partial(self._pass, endpoint_id, world, tools))

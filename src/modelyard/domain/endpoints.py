@@ -105,6 +105,8 @@ class Autoscale(msgspec.Struct, frozen=True, omit_defaults=True):
 
     tier: Tier | None = None
     """Pinned by its owner; None: as its traffic has it."""
+    node_pool: str = "default"
+    """Nodes that its replicas run on."""
 
 
 class Release(msgspec.Struct, frozen=True):
