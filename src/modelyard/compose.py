@@ -155,8 +155,9 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     from modelyard.control.leadership import Candidate, Leadership
     from modelyard.engines.llamacpp import LlamaCppEngine
     from modelyard.engines.simulated import SimulatedEngine
-    from modelyard.fleet import Fence, processes
+    from modelyard.fleet import Fence, declared, processes
     from modelyard.fleet.local import LocalFleet
+    from modelyard.fleet.machine import Machine, weights_in
     from modelyard.metering.delivery import Delivery
     from modelyard.observe.logs import setup_logging
     from modelyard.stores.feed import FeedServer
@@ -174,6 +175,13 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
         fetcher = Fetcher(networks(config.fetch.private_networks))
     except ValueError as error:
         raise StartupError(f"Bad setting fetch.private_networks: {error}. Example: 10.1.0.0/16") from error
+
+    nodes_file = data.root / config.fleet.nodes_file if config.fleet.nodes_file else None
+    machine = Machine(
+        declared.load(config.fleet.nodes, nodes_file),
+        cached=partial(weights_in, data.artifacts),
+        reserve_bytes=config.fleet.memory_reserve_bytes,
+    )
 
     # Opening blocks and may migrate, so it comes before the loop; what it refuses becomes one line of ``up``.
     database = open_database(url, timeout_s=config.control.database_timeout_s, clock=clock)
@@ -197,7 +205,7 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
             usage=usage,
             requests=SqlRequestStore(database),
             fetcher=fetcher,
-            fleet=LocalFleet(data.replicas, clock, fence),
+            fleet=LocalFleet(data.replicas, clock, machine, fence),
             leadership=leadership,
             engines=engines,
             feed=FeedServer(data.feed_socket, shared.internal_token),

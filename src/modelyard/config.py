@@ -142,6 +142,12 @@ class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``local``: processes of this machine."""
     threads: Count = 0
     """CPU threads a replica may use; 0: all cores of the machine."""
+    memory_reserve_bytes: Count = 512 * 1024 * 1024
+    """Memory of this machine that no replica is placed in: the platform's own, and the system's."""
+    nodes_file: str = ""
+    """TOML file of ``[[nodes]]`` beside this machine, like ``fleet.toml``; relative to the data directory."""
+    nodes: tuple[dict[str, Any], ...] = ()
+    """Nodes as tables ``[[fleet.nodes]]``, instead of a file or beside it (docs/how-to/nodes-and-accelerators.md)."""
 
 
 class FetchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -35,6 +35,7 @@ from modelyard.domain.tenants import (
 from modelyard.engines.simulated import SimulatedEngine
 from modelyard.fleet.local import LocalFleet
 from modelyard.ids import hash_secret, new_api_key
+from modelyard.policy.scaling import Decision
 from modelyard.stores.sql import SqlControlStore, SqlRequestStore, SqlUsageStore, open_database
 from modelyard.web.addresses import networks
 from modelyard.web.fetcher import Fetcher
@@ -128,6 +129,7 @@ async def management(folder: Path, config: Config | None = None) -> AsyncIterato
     waked: list[float] = []
     refreshed: list[float] = []
     gateways: dict[str, Report] = {}
+    decisions: dict[str, Decision] = {}
 
     async def refresh() -> None:
         refreshed.append(clock.unix_s())
@@ -152,6 +154,7 @@ async def management(folder: Path, config: Config | None = None) -> AsyncIterato
         wake=lambda: waked.append(clock.unix_s()),
         refresh=refresh,
         health=lambda: Heartbeat(is_authoritative=True),
+        decision=decisions.get,
         gateways=lambda: gateways,
     )
     await context.store.add_tenant(Tenant(id=PLATFORM, name=PLATFORM, created_at=int(clock.unix_s())))

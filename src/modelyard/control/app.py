@@ -105,6 +105,7 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         wake=loops.wake,
         refresh=lambda: _refresh(tidings, publisher),
         health=loops.health,
+        decision=loops.decision,
         gateways=feed.reports,
     )
     api = build_api(context, console(context))

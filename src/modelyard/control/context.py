@@ -17,6 +17,7 @@ from modelyard.domain.demand import Report
 from modelyard.domain.routing_table import Heartbeat
 from modelyard.engines import Engines
 from modelyard.fleet import Fleet
+from modelyard.policy.scaling import Decision
 from modelyard.stores import ControlStore, UsageStore
 
 
@@ -42,6 +43,8 @@ class Context:
     """Build and publish a new routing table; when it returns, connected gateways have been sent the change."""
     health: Callable[[], Heartbeat]
     """Whether the store answers, as the gateways are told."""
+    decision: Callable[[str], Decision | None]
+    """Why an endpoint has its size, by its id; None before the first look at it."""
     gateways: Callable[[], dict[str, Report]]
     """The last report of each connected gateway by its id."""
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)

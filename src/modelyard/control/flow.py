@@ -42,6 +42,8 @@ class Tools:
     pace: Pace
     publish: Callable[[], Awaitable[None]]
     memories: dict[str, scaling.Memory] = field(default_factory=dict)
+    decisions: dict[str, scaling.Decision] = field(default_factory=dict)
+    """The last of each endpoint, for whoever asks why."""
 
 
 async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
@@ -51,6 +53,7 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
     size = size_of(endpoint, world, slots=settings.slots if settings else 1)
 
     decision = scaling.decide(endpoint.scaling, memory, size)
+    tools.decisions[endpoint.id] = decision
 
     wanted = scaling.split(decision.replicas, endpoint.releases)
     situation = situation_of(endpoint, wanted, decision.reason, world, tools.observer, is_first=memory is None)

@@ -32,6 +32,7 @@ from modelyard.domain.routing_table import Heartbeat, ReplicaSnapshot
 from modelyard.engines import Engines
 from modelyard.fleet import Fleet
 from modelyard.policy.reconcile import Pace, Situation, plan
+from modelyard.policy.scaling import Decision
 from modelyard.stores import ControlStore, StoreUnavailableError, TableFeed
 
 BEAT_S = 1.0
@@ -84,6 +85,10 @@ class Loops:
     def snapshots(self) -> Sequence[ReplicaSnapshot]:
         """Return what engines said of their load since the last call."""
         return self._tools.observer.snapshots() if self._tools else ()
+
+    def decision(self, endpoint_id: str) -> Decision | None:
+        """Return why an endpoint has its size, None before the first look at it."""
+        return self._tools.decisions.get(endpoint_id) if self._tools else None
 
     async def run(self, stop: asyncio.Event, *others: Callable[[], Awaitable[None]]) -> None:
         """Run the loops and ``others`` until ``stop`` is set; engines go on running.
@@ -179,6 +184,7 @@ class Loops:
             passes.spawn(endpoint_id, partial(self._pass, endpoint_id, world, tools))
         for endpoint_id in tools.memories.keys() - world.endpoints.keys() - busy_endpoints:
             del tools.memories[endpoint_id]
+            tools.decisions.pop(endpoint_id, None)
 
     async def _pass(self, endpoint_id: str, world: World, tools: Tools) -> None:
         endpoint = world.endpoints.get(endpoint_id)

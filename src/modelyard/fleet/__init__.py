@@ -13,7 +13,10 @@ from typing import Protocol
 
 import msgspec
 
+from modelyard.domain.nodes import NodeSeen, Placement
 from modelyard.engines import EngineCommand
+
+__all__ = ["Address", "Fence", "Fleet", "FleetError", "NodeSeen", "Observed", "StartOrder"]
 
 
 class StartOrder(msgspec.Struct, frozen=True):
@@ -25,6 +28,8 @@ class StartOrder(msgspec.Struct, frozen=True):
     port: int
     secret: str
     command: EngineCommand
+    placement: Placement = Placement()
+    """Where it was placed; empty: the fleet's own node."""
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -88,6 +93,10 @@ class Fleet(Protocol):
 
     async def observe(self) -> list[Observed]:
         """Return every replica that was started and not forgotten, running or not."""
+        ...
+
+    async def nodes(self) -> list[NodeSeen]:
+        """Return every node that replicas may be placed on, ready or not, in an order that stays the same."""
         ...
 
     def log_lines(self, replica_id: str, *, follow: bool) -> AsyncIterator[str]:

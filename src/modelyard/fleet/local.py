@@ -22,8 +22,9 @@ from pathlib import Path
 import msgspec
 
 from modelyard.clock import Clock
-from modelyard.fleet import Address, Fence, FleetError, Observed, StartOrder, processes
+from modelyard.fleet import Address, Fence, FleetError, NodeSeen, Observed, StartOrder, processes
 from modelyard.fleet.logs import last_lines, log_lines
+from modelyard.fleet.machine import Machine
 from modelyard.fleet.records import REPLICA_ID_VARIABLE, ProcessRecord, Records
 
 HOST = "127.0.0.1"
@@ -40,8 +41,9 @@ _UNSEEN = "exited (its exit code was not seen)"
 class LocalFleet:
     """The ``Fleet`` contract on this machine. File work is done in threads, one replica change at a time."""
 
-    def __init__(self, root: Path, clock: Clock, fence: Fence | None = None) -> None:
+    def __init__(self, root: Path, clock: Clock, machine: Machine | None = None, fence: Fence | None = None) -> None:
         self._records = Records(root)
+        self._machine = machine or Machine()
         self._clock = clock
         self._fence = fence or Fence()
         self._lock = threading.Lock()
@@ -76,6 +78,10 @@ class LocalFleet:
     async def observe(self) -> list[Observed]:
         """Return all replicas; takes over what an earlier controller started."""
         return await asyncio.to_thread(self._observe)
+
+    async def nodes(self) -> list[NodeSeen]:
+        """Return this machine and the declared nodes, whose replicas run here, too."""
+        return await self._machine.nodes()
 
     def log_lines(self, replica_id: str, *, follow: bool) -> AsyncIterator[str]:
         """Yield the lines of the replica's log."""

@@ -43,7 +43,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     ready: int = 0
     size_reason: str = ""
     size_data: Numbers = {}
-    tier: Tier = Tier.COLD
+    tier: Tier | None = None
     tier_reason: str = ""
     placed: Sequence[str] = ()
     """Where each replica runs, a line each."""
@@ -67,7 +67,8 @@ def explain(endpoint: Endpoint, known: Known) -> tuple[Answer, ...]:
     answers = [_state(endpoint, known), _size(endpoint, known)]
     if known.placed:
         answers.append(Answer("Where does it run?", "; ".join(known.placed)))
-    answers.append(Answer(f"Why is it {known.tier}?", known.tier_reason or "no replica is ready"))
+    if known.tier is not None:
+        answers.append(Answer(f"Why is it {known.tier}?", known.tier_reason))
     answers += _troubles(endpoint, known)
     return tuple(answers)
 

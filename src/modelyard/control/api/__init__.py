@@ -22,6 +22,7 @@ from modelyard.control.api.status import StatusPage
 from modelyard.control.api.tenants import Tenants
 from modelyard.control.api.usage import Usage
 from modelyard.control.api.webhooks import Webhooks
+from modelyard.control.api.why import Why
 from modelyard.control.context import Context
 from modelyard.control.internal import internal_routes
 from modelyard.web.app import build_app, json_response
@@ -45,7 +46,20 @@ GATEWAY_ROUTES = (
 
 def declared_routes(context: Context) -> list[AnyRoute]:
     """Return every route that needs an identity. Endpoints come last of their paths: their names may hold slashes."""
-    nouns = (Deployments, Logs, Releases, Endpoints, Registry, Keys, Tenants, Usage, StatusPage, Requests, Webhooks)
+    nouns = (
+        Deployments,
+        Logs,
+        Releases,
+        Why,
+        Endpoints,
+        Registry,
+        Keys,
+        Tenants,
+        Usage,
+        StatusPage,
+        Requests,
+        Webhooks,
+    )
     return [route for noun in nouns for route in noun(context).routes()]
 
 

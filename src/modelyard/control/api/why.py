@@ -6,7 +6,7 @@ import msgspec
 
 from modelyard.control.api.access import find_endpoint
 from modelyard.control.context import Context
-from modelyard.domain.endpoints import EndpointStatus, Progress, Tier
+from modelyard.domain.endpoints import EndpointStatus, Progress
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.tenants import Scope
 from modelyard.policy.why import Answer, Happened, Known, explain
@@ -22,7 +22,6 @@ class WhyView(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "endpoint.why"
     name: str
     status: EndpointStatus
-    tier: Tier
     progress: Progress
     answers: Annotated[tuple[Answer, ...], msgspec.Meta(description="What matters most first.")]
 
@@ -45,14 +44,11 @@ class Why:
         replicas = await store.replicas(endpoint_id=endpoint.id)
         events = await store.events(endpoint.id, limit=EVENTS_READ)
         decision = context.decision(endpoint.id)
-        tier, tier_reason = await context.tier(endpoint, replicas)
         known = Known(
             now_s=context.clock.unix_s(),
             wanted=decision.replicas if decision else 0,
             ready=sum(replica.state is ReplicaState.READY for replica in replicas),
             size_reason=decision.reason if decision else "",
-            tier=tier,
-            tier_reason=tier_reason,
             placed=[_place(replica) for replica in replicas if replica.placement.parts and not replica.is_tombstone],
             events=[Happened(one.at, one.kind, one.reason, one.replica_id, one.data) for one in events],
         )
@@ -60,7 +56,6 @@ class Why:
             id=endpoint.id,
             name=endpoint.name,
             status=endpoint.status,
-            tier=tier,
             progress=endpoint.progress,
             answers=explain(endpoint, known),
         )
@@ -68,7 +63,7 @@ class Why:
 
 def _place(replica: Replica) -> str:
     parts = [
-        f"{part.node_id} (accelerators {', '.join(map(str, part.accelerators))}; {part.memory_bytes / 2**30:.1f} GiB each)"
+        f"{part.node_id} ({part.memory_bytes / 2**30:.1f} GiB of accelerator {', '.join(map(str, part.accelerators))})"
         for part in replica.placement.parts
     ]
     return f"{replica.id} is {replica.state} on {' and '.join(parts)}"
