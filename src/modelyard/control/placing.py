@@ -51,7 +51,7 @@ class Placer:
     def see(self, world: World, nodes: Iterable[NodeSeen]) -> None:
         """Take what a round found as the truth, and what was promised since on top."""
         self._nodes = {seen.node.id: seen for seen in nodes}
-        self._kinds = frozenset(one.kind for seen in self._nodes.values() for one in seen.node.accelerators)
+        self._kinds = kinds_of(self._nodes.values())
         held = dict(_held(world))
         for replica_id in held.keys() & self._promised.keys():
             del self._promised[replica_id]
@@ -91,22 +91,8 @@ class Placer:
 
     def ask_of(self, endpoint: Endpoint, offer: Offer, failed: Iterable[Replica] = ()) -> Ask:
         """Return what a replica of a version needs; ``failed`` are earlier ones of its place, whose nodes come last."""
-        version, engine, settings = offer.version, offer.engine, offer.settings
-        kind, count = version.gpu_type, version.gpu_count
-        if not engine.needs_artifact and kind not in self._kinds:
-            # Without weights it computes nothing, so it has whatever accelerator it is said to have.
-            kind, count = "", 1
-        return Ask(
-            memory_bytes=math.ceil(settings.memory_bytes / count),
-            count=count,
-            kinds=frozenset({kind} if kind not in ("", "any") else ()),
-            digest=version.artifact.digest,
-            pool=endpoint.autoscale.node_pool,
-            may_be_simulated=not engine.needs_artifact,
-            avoid=frozenset(replica.placement.node_id for replica in failed if replica.placement.parts),
-            tenant_id=endpoint.tenant_id,
-            tier=endpoint.autoscale.tier,
-        )
+        avoid = frozenset(replica.placement.node_id for replica in failed if replica.placement.parts)
+        return ask_of(endpoint, offer, self._kinds, avoid)
 
     def _is_there(self, placement: Placement) -> bool:
         return all(part.node_id in self._nodes and self._nodes[part.node_id].is_ready for part in placement.parts)
@@ -119,3 +105,38 @@ def _held(world: World) -> Iterable[tuple[str, Placement]]:
         for replica in replicas:
             if replica.placement.parts and (replica.state in _HOLDING or replica.id in running):
                 yield replica.id, replica.placement
+
+
+def ask_of(endpoint: Endpoint, offer: Offer, kinds: frozenset[str], avoid: frozenset[str] = frozenset()) -> Ask:
+    """Return what a replica needs of a fleet that has accelerators of ``kinds``."""
+    version, engine, settings = offer.version, offer.engine, offer.settings
+    kind, count = version.gpu_type, version.gpu_count
+    if not engine.needs_artifact and kind not in kinds:
+        # Without weights it computes nothing, so it has whatever accelerator it is said to have.
+        kind, count = "", 1
+    return Ask(
+        memory_bytes=math.ceil(settings.memory_bytes / count),
+        count=count,
+        kinds=frozenset({kind} if kind not in ("", "any") else ()),
+        digest=version.artifact.digest,
+        pool=endpoint.autoscale.node_pool,
+        may_be_simulated=not engine.needs_artifact,
+        avoid=avoid,
+        tenant_id=endpoint.tenant_id,
+        tier=endpoint.autoscale.tier,
+    )
+
+
+def kinds_of(nodes: Iterable[NodeSeen]) -> frozenset[str]:
+    """Return the kinds of accelerators that there are."""
+    return frozenset(one.kind for seen in nodes for one in seen.node.accelerators)
+
+
+def real_kinds(nodes: Iterable[NodeSeen]) -> frozenset[str]:
+    """Return the kinds that an engine with weights can run on: those that are more than declared."""
+    return kinds_of(seen for seen in nodes if not seen.node.is_simulated)
+
+
+def held_in(replicas: Iterable[Replica]) -> list[Placement]:
+    """Return what is taken by records alone, for a look that acts on nothing."""
+    return [replica.placement for replica in replicas if replica.placement.parts and replica.state in _HOLDING]

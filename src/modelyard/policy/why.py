@@ -59,6 +59,7 @@ TROUBLES = {
     "artifact_failed": "Why could the artifact not be used?",
 }
 TROUBLE_AGE_S = 86_400.0
+_AFTER_NO_ROOM = "free what is named, add a node, or ask for less; see: modelyard nodes"
 TROUBLES_MAX = 5
 
 
@@ -98,7 +99,7 @@ def _under_way(question: str, endpoint: Endpoint, known: Known) -> Answer:
     if progress.reason:
         parts.append(progress.reason)
     step = _after_failure(progress.reason, endpoint.name) if progress.reason else ""
-    return Answer(question, "; ".join(parts), step)
+    return Answer(question, "; ".join(parts), _AFTER_NO_ROOM if progress.stage is Stage.PLACING else step)
 
 
 def _size(endpoint: Endpoint, known: Known) -> Answer:
@@ -139,10 +140,7 @@ def _after_failure(reason: str, name: str) -> str:
     lowered = reason.lower()
     steps = (
         (("out of memory", "oom"), "give it less to hold (options slots, context_length), or a node with more memory"),
-        (
-            ("largest free", "no room", "no node"),
-            "free what is named, add a node, or ask for less; see: modelyard nodes",
-        ),
+        (("largest free", "no room", "no node", "none is free"), _AFTER_NO_ROOM),
         (("quota",), "free accelerators of this tenant, or have its quota raised; see: modelyard tenants"),
         (("artifact", "digest", "gguf", "safetensors", "onnx"), "deploy a version with a good artifact"),
         (("pip install",), "install what is named on the node"),

@@ -15,6 +15,7 @@ from modelyard.control.api.deploy import Deployments
 from modelyard.control.api.endpoints import Endpoints
 from modelyard.control.api.keys import Keys
 from modelyard.control.api.logs import Logs
+from modelyard.control.api.plan import Plans
 from modelyard.control.api.registry import Registry
 from modelyard.control.api.releases import Releases
 from modelyard.control.api.requests import Requests
@@ -48,6 +49,7 @@ def declared_routes(context: Context) -> list[AnyRoute]:
     """Return every route that needs an identity. Endpoints come last of their paths: their names may hold slashes."""
     nouns = (
         Deployments,
+        Plans,
         Logs,
         Releases,
         Why,
