@@ -202,6 +202,7 @@ def _replica_routes(replicas: Sequence[Replica], kv_tokens: int) -> tuple[Replic
             slots=replica.slots,
             is_draining=replica.state is ReplicaState.DRAINING,
             kv_tokens=kv_tokens,
+            model_name=replica.model_name,
         )
         for replica in replicas
     )

@@ -20,6 +20,8 @@ class ReplicaRoute(msgspec.Struct, frozen=True, array_like=True):
     slots: int
     is_draining: bool = False
     kv_tokens: int = 0
+    model_name: str = ""
+    """What its engine calls itself where that is not the endpoint's name."""
 
 
 class ReleaseRoute(msgspec.Struct, frozen=True):

@@ -179,6 +179,7 @@ replicas = sa.Table(
     sa.Column("ready_at", sa.Double),
     _text("reason"),
     _added("placement", "{}"),
+    _added("model_name"),
     sa.Index(None, "endpoint_id"),
 )
 

@@ -9,7 +9,7 @@ down_revision = "0005"
 _ADDED = {
     "model_registry": (("facts", "{}"), ("files", "[]"), ("base_id", ""), ("parent_id", "")),
     "endpoints": (("autoscale", "{}"), ("rollout", "null"), ("pool", "")),
-    "replicas": (("placement", "{}"),),
+    "replicas": (("placement", "{}"), ("model_name", "")),
     "endpoint_events": (("data", "{}"),),
 }
 
