@@ -15,6 +15,7 @@ from modelyard.control.api.deploy import Deployments
 from modelyard.control.api.endpoints import Endpoints
 from modelyard.control.api.keys import Keys
 from modelyard.control.api.logs import Logs
+from modelyard.control.api.nodes import Nodes
 from modelyard.control.api.registry import Registry
 from modelyard.control.api.releases import Releases
 from modelyard.control.api.requests import Requests
@@ -45,7 +46,20 @@ GATEWAY_ROUTES = (
 
 def declared_routes(context: Context) -> list[AnyRoute]:
     """Return every route that needs an identity. Endpoints come last of their paths: their names may hold slashes."""
-    nouns = (Deployments, Logs, Releases, Endpoints, Registry, Keys, Tenants, Usage, StatusPage, Requests, Webhooks)
+    nouns = (
+        Deployments,
+        Logs,
+        Releases,
+        Endpoints,
+        Registry,
+        Keys,
+        Tenants,
+        Usage,
+        StatusPage,
+        Requests,
+        Webhooks,
+        Nodes,
+    )
     return [route for noun in nouns for route in noun(context).routes()]
 
 
