@@ -22,6 +22,7 @@ _COMMANDS = {
     "deploy": "Deploy a model and get an endpoint.",
     "endpoints": "List, show, change or remove endpoints.",
     "models": "List the models that this key may call.",
+    "nodes": "List nodes, what runs on their accelerators, and what is free.",
     "run": "Chat with a model.",
     "keys": "Create, list, limit, revoke and rotate API keys.",
     "tenants": "Create, list, show and change tenants.",

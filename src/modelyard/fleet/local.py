@@ -22,7 +22,10 @@ from pathlib import Path
 import msgspec
 
 from modelyard.clock import Clock
+from modelyard.domain.nodes import Placement
 from modelyard.fleet import Address, Fence, FleetError, NodeSeen, Observed, StartOrder, processes
+from modelyard.fleet.accelerators import cuda_environment
+from modelyard.fleet.declared import LOCAL
 from modelyard.fleet.logs import last_lines, log_lines
 from modelyard.fleet.machine import Machine
 from modelyard.fleet.records import REPLICA_ID_VARIABLE, ProcessRecord, Records
@@ -221,6 +224,7 @@ def _spawn(order: StartOrder, folder: Path, log: Path) -> int:
         "HOME": str(folder),
         "LANG": "C.UTF-8",
         REPLICA_ID_VARIABLE: order.replica_id,
+        **_accelerators_of(order.placement),
         **order.command.env,
     }
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -240,6 +244,15 @@ def _spawn(order: StartOrder, folder: Path, log: Path) -> int:
     # We wait by pid and outlive no replica: tell Popen that it has nothing to reap or to complain of.
     process.returncode = 0
     return process.pid
+
+
+def _accelerators_of(placement: Placement) -> dict[str, str]:
+    """Return what shows an engine its own accelerators: none of this machine's where it is on a declared node."""
+    if not placement.parts:
+        return {}
+    return cuda_environment(
+        tuple(index for part in placement.parts if part.node_id == LOCAL for index in part.accelerators)
+    )
 
 
 def _find(record: ProcessRecord, folder: Path) -> ProcessRecord:

@@ -209,7 +209,7 @@ def no_room(ask: Ask, cluster: Cluster) -> NoRoom:
 
 
 def _wanted(ask: Ask) -> str:
-    kinds = " or ".join(sorted(ask.kinds)) or "accelerator"
+    kinds = " or ".join(sorted(ask.kinds)) or ("accelerator" if ask.count == 1 else "accelerators")
     pool = "" if ask.pool == "default" else f" in pool {ask.pool}"
     if ask.count == 1:
         return f"{gib(ask.memory_bytes)} GiB of one {kinds}{pool}"
@@ -225,7 +225,7 @@ def _helps(ask: Ask, cluster: Cluster) -> Iterator[str]:
     """Yield what would make room by another setting or at another node."""
     for block in cluster.blocks:
         if not block.is_open and not refused(ask, block.shape) and _holds(ask, block):
-            yield f"{block.node.id} has room but is {cluster.closed.get(block.node.id, 'closed')}"
+            yield f"{block.node.id} has room but takes nothing: {cluster.closed[block.node.id]}"
             break
     if found := _elsewhere(ask, cluster, may_use_spot=True):
         yield f"spot node {found} has room, for batches and for replicas beyond the least number"

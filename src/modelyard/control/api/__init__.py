@@ -15,6 +15,7 @@ from modelyard.control.api.deploy import Deployments
 from modelyard.control.api.endpoints import Endpoints
 from modelyard.control.api.keys import Keys
 from modelyard.control.api.logs import Logs
+from modelyard.control.api.nodes import Nodes
 from modelyard.control.api.plan import Plans
 from modelyard.control.api.registry import Registry
 from modelyard.control.api.releases import Releases
@@ -61,6 +62,7 @@ def declared_routes(context: Context) -> list[AnyRoute]:
         StatusPage,
         Requests,
         Webhooks,
+        Nodes,
     )
     return [route for noun in nouns for route in noun(context).routes()]
 

@@ -65,6 +65,24 @@ class LimitsBody(RatesBody, frozen=True, forbid_unknown_fields=True):
         )
 
 
+class TenantLimitsBody(LimitsBody, frozen=True, forbid_unknown_fields=True):
+    """Upper bounds of a tenant."""
+
+    accelerators: Annotated[
+        int | None,
+        msgspec.Meta(ge=0, le=10**6, description="Accelerators that its replicas may have at once; shares add up."),
+    ] = None
+
+    def limits(self) -> Limits:
+        """Return the domain's value.
+
+        Raises:
+            ApiError: 400 for a model that no endpoint could be called.
+        """
+        # Named, since a zero-argument super() does not find the class that a struct's own is made from.
+        return msgspec.structs.replace(LimitsBody.limits(self), accelerators=self.accelerators)
+
+
 class SpentView(msgspec.Struct, frozen=True, kw_only=True):
     """What the ledger has for the present UTC day and month."""
 
