@@ -121,6 +121,9 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Time a replica gets between SIGTERM and SIGKILL, after it was drained."""
     drain_timeout_s: Positive = 120.0
     """Longest time a replica may drain before it is stopped all the same."""
+    min_residency_s: Positive = 60.0
+    """Time a replica stays once it is ready, before an endpoint that has no room may take its place; twice as long is
+    the most that one waits for idle ones that are dearer to load."""
     crash_backoff_s: Positive = 1.0
     """First pause before a crashed replica is started again; doubles up to 'crash_backoff_max_s'."""
     crash_backoff_max_s: Positive = 60.0

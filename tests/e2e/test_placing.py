@@ -106,3 +106,53 @@ def test_a_plan_lists_the_same_faults_as_a_deployment(yard: Yard) -> None:
     plan, deploy = (yard.call("POST", path, wrong) for path in ("/v1/models/plan", "/v1/models/deploy"))
     assert plan.status == deploy.status == 400
     assert plan.json()["error"]["message"] == deploy.json()["error"]["message"]
+
+
+def sleeper(name: str, memory_gib: float, count: int = 1) -> dict[str, Any]:
+    asleep = order(name, memory_gib=memory_gib, count=count)
+    asleep["hardware"] |= {"min_replicas": 0}
+    return asleep | {"scaling": {"scale_to_zero": True}}
+
+
+def test_an_idle_model_makes_room_for_one_that_somebody_waits_for(tmp_path: Path) -> None:
+    config = tmp_path / "modelyard.toml"
+    config.write_text('[[fleet.nodes]]\nid = "gpu"\naccelerators = [{ kind = "h100", count = 1 }]\n')
+    with Yard(tmp_path, {"control.min_residency_s": 1}, options=("--config", str(config))) as yard:
+        for name in ("first", "second"):
+            assert yard.call("POST", "/v1/models/deploy", sleeper(name, 60)).status == 202
+        eventually(
+            lambda: yard.ready_replicas("first") + yard.ready_replicas("second") == 1, 15, "one of them is ready"
+        )
+        here, waiting = ("first", "second") if yard.ready_replicas("first") else ("second", "first")
+
+        answer = yard.call(
+            "POST",
+            "/v1/chat/completions",
+            {"model": waiting, "messages": [{"role": "user", "content": "hello"}]},
+            within_s=30,
+        )
+        assert answer.status == 200, answer.body
+        assert yard.ready_replicas(here) == 0
+        evicted = [one for one in yard.get(f"/v1/endpoints/{here}/events")["data"] if one["kind"] == "evicted"]
+        assert f"`{waiting}` needs the room" in evicted[-1]["reason"]
+        assert "frees 60.0 GiB on gpu" in evicted[-1]["reason"]
+        assert any("evicted" in one["question"] for one in yard.get(f"/v1/endpoints/{here}/why")["answers"])
+
+
+def test_a_tenant_gets_no_more_accelerators_than_its_quota(tmp_path: Path) -> None:
+    config = tmp_path / "modelyard.toml"
+    config.write_text('[[fleet.nodes]]\nid = "gpu"\naccelerators = [{ kind = "h100", count = 8 }]\n')
+    with Yard(tmp_path, options=("--config", str(config))) as yard:
+        tenant = yard.call("POST", "/v1/tenants", {"name": "small", "limits": {"accelerators": 2}})
+        assert tenant.status == 201, tenant.body
+        key = yard.new_key(name="small", tenant_id=tenant.json()["id"], scopes=["manage"])
+        for name in ("one", "two"):
+            reply = yard.call("POST", "/v1/models/deploy", order(name, memory_gib=160, count=2), key=key)
+            assert reply.status == 202, reply.body
+        eventually(lambda: yard.ready_replicas("one") + yard.ready_replicas("two") == 1, 15, "one of them is ready")
+        waiting = "two" if yard.ready_replicas("one") else "one"
+        eventually(
+            lambda: "may have 2 accelerators" in yard.get(f"/v1/endpoints/{waiting}")["progress"]["reason"],
+            10,
+            "the other one says why it is not",
+        )

@@ -124,7 +124,8 @@ class Executor:
                 await self._forget_process(id)
             case act.DrainReplica(replica_id=id):
                 await self._put(records, records[id], ReplicaState.DRAINING, action.reason)
-                await self._tell(endpoint_id, "replica_draining", action.reason, id)
+                kind = "evicted" if action.is_eviction else "replica_draining"
+                await self._tell(endpoint_id, kind, action.reason, id)
             case act.StopReplica(replica_id=id):
                 return await self._end(endpoint_id, id, action.reason, records, kind="replica_stopped")
             case act.KillReplica(replica_id=id):

@@ -6,13 +6,16 @@ do. Policies decide (``policy/scaling.py``, ``policy/reconcile.py``), this file
 only carries answers from one to the next.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
+from modelyard.control.asking import ask_of, residents_of
 from modelyard.control.executor import Executor
 from modelyard.control.loadtimes import LoadTimes
 from modelyard.control.observer import Observer
-from modelyard.control.placing import Placer
+from modelyard.control.placing import Need, Placer
 from modelyard.control.remember import remember
 from modelyard.control.supplies import Supplies, SupplyError
 from modelyard.control.views import is_proven, situation_of, size_of
@@ -22,6 +25,7 @@ from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.engines import Settings
 from modelyard.policy import scaling
 from modelyard.policy.actions import StartReplica, Wait
+from modelyard.policy.eviction import Resident
 from modelyard.policy.packing import NoRoom
 from modelyard.policy.progress import Fetch, View
 from modelyard.policy.reconcile import Pace, crashes, plan
@@ -55,8 +59,13 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
     decision = scaling.decide(endpoint.scaling, memory, size)
     tools.decisions[endpoint.id] = decision
 
+    evicted = tools.placer.evicted(replica.id for replica in world.replicas.get(endpoint.id, ()))
+    if evicted:
+        decision = without(decision, evicted)
     wanted = scaling.split(decision.replicas, endpoint.releases)
-    situation = situation_of(endpoint, wanted, decision.reason, world, tools.observer, is_first=memory is None)
+    situation = situation_of(
+        endpoint, wanted, decision.reason, world, tools.observer, is_first=memory is None, evicted=evicted.keys()
+    )
     actions = plan(situation, tools.pace)
 
     records = {seen.record.id: seen.record for seen in situation.replicas}
@@ -96,6 +105,13 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
     return has_changed
 
 
+def without(decision: scaling.Decision, evicted: Mapping[str, str]) -> scaling.Decision:
+    """Return the size without replicas that must go for others; it grows again when somebody asks."""
+    replicas = max(decision.replicas - len(evicted), 0)
+    reason = next(iter(evicted.values()))
+    return scaling.Decision(replicas, reason, msgspec.structs.replace(decision.memory, replicas=replicas))
+
+
 @dataclass(slots=True)
 class Starts:
     """The starts of one pass: what each waits for, and which were recorded."""
@@ -115,8 +131,11 @@ class Starts:
         tools, replica = self.tools, action.replica
         version = self.world.versions[replica.version_id]
         try:
-            ask = tools.placer.ask_of(self.endpoint, tools.supplies.offer(version), self._failed(replica))
-            placed = tools.placer.place(replica, ask)
+            offer = tools.supplies.offer(version)
+            is_spare = replica.ordinal >= max(self.endpoint.scaling.floor, 1)
+            ask = ask_of(self.endpoint, offer, tools.placer.kinds, failed=self._failed(replica), is_spare=is_spare)
+            need = Need(self.endpoint.name, self.world.demand(self.endpoint.id).queued, offer.settings.load_s)
+            placed = tools.placer.place(replica, ask, need, self._residents)
             if isinstance(placed, NoRoom):
                 self.no_room = placed.text
                 return False
@@ -131,6 +150,9 @@ class Starts:
         await tools.executor.start(action, self.endpoint, supply, placed, self.records)
         self.recorded.append(replica.id)
         return True
+
+    def _residents(self) -> list[Resident]:
+        return residents_of(self.world, self.tools.loads.known(), but=self.endpoint.id)
 
     def _failed(self, replica: Replica) -> list[Replica]:
         """Return the crash history of a replica's place."""

@@ -23,6 +23,10 @@ class LoadTimes:
         measured = self._measured[version_id]
         return statistics.median(measured) if measured else estimate_s
 
+    def known(self) -> dict[str, float]:
+        """Return the median seconds of each version that was measured and asked for."""
+        return {version_id: statistics.median(measured) for version_id, measured in self._measured.items() if measured}
+
     async def add(self, version_id: str, seconds: float) -> None:
         """Remember one measurement."""
         await self._store.add_observed_load(version_id, seconds)

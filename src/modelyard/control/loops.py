@@ -31,6 +31,7 @@ from modelyard.domain.fleet import ReplicaState
 from modelyard.domain.routing_table import Heartbeat, ReplicaSnapshot
 from modelyard.engines import Engines
 from modelyard.fleet import Fleet
+from modelyard.policy.eviction import Rule
 from modelyard.policy.reconcile import Pace, Situation, plan
 from modelyard.policy.scaling import Decision
 from modelyard.stores import ControlStore, StoreUnavailableError, TableFeed
@@ -129,7 +130,7 @@ class Loops:
                 grace_s=control.replica_grace_s,
                 threads=parts.config.fleet.threads,
             ),
-            placer=Placer(),
+            placer=Placer(Rule(min_residency_s=control.min_residency_s, patience_s=2 * control.min_residency_s)),
             supplies=Supplies(
                 store=parts.store,
                 engines=parts.engines,
@@ -178,9 +179,14 @@ class Loops:
                 known_to_drain=parts.publisher.known_to_drain(reports.values()),
                 are_gateways_known=parts.clock.monotonic_s() - self._begun_s >= parts.gateways_settle_s,
             )
-            tools.placer.see(world, await parts.fleet.nodes())
+            limits = {
+                tenant.id: tenant.limits.accelerators
+                for tenant in await parts.store.tenants()
+                if tenant.limits.accelerators is not None
+            }
+            tools.placer.see(world, await parts.fleet.nodes(), limits)
         tools.observer.watch(self._targets(world, tools))
-        for endpoint_id in {*world.endpoints, *world.processes} - busy_endpoints:
+        for endpoint_id in tools.placer.in_turn({*world.endpoints, *world.processes} - busy_endpoints):
             passes.spawn(endpoint_id, partial(self._pass, endpoint_id, world, tools))
         for endpoint_id in tools.memories.keys() - world.endpoints.keys() - busy_endpoints:
             del tools.memories[endpoint_id]

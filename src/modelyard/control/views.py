@@ -1,7 +1,7 @@
 """What the policies are shown: the world of one endpoint in their words."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from modelyard.control.observer import Observer
 from modelyard.control.world import World
@@ -45,9 +45,16 @@ def size_of(endpoint: Endpoint, world: World, *, slots: int) -> scaling.Seen:
 
 
 def situation_of(
-    endpoint: Endpoint, wanted: Mapping[str, int], reason: str, world: World, observer: Observer, *, is_first: bool
+    endpoint: Endpoint,
+    wanted: Mapping[str, int],
+    reason: str,
+    world: World,
+    observer: Observer,
+    *,
+    is_first: bool,
+    evicted: Collection[str] = (),
 ) -> Situation:
-    """Return what the reconcile policy sees of ``endpoint``."""
+    """Return what the reconcile policy sees of ``endpoint``; ``evicted`` are replicas that go first."""
     processes = {process.replica_id: process for process in world.processes.get(endpoint.id, ())}
     replicas = []
     for record in world.replicas.get(endpoint.id, ()):
@@ -64,6 +71,7 @@ def situation_of(
                 vital_reason=reason,
                 in_flight=world.in_flight(record.id),
                 is_busy=record.id in world.busy,
+                is_evicted=record.id in evicted,
             )
         )
     return Situation(

@@ -46,10 +46,11 @@ class MarkEnded(msgspec.Struct, frozen=True):
 
 
 class DrainReplica(msgspec.Struct, frozen=True):
-    """Send it nothing new."""
+    """Send it nothing new. ``is_eviction``: another endpoint gets its place."""
 
     replica_id: str
     reason: str
+    is_eviction: bool = False
 
 
 class StopReplica(msgspec.Struct, frozen=True):

@@ -11,8 +11,9 @@ from modelyard.control.api.deploy_spec import EXAMPLE, DeployRequest, endpoint_f
 from modelyard.control.api.faults import refusal
 from modelyard.control.api.serving import changed_serving
 from modelyard.control.api.versions import Findings, examine, make_version
+from modelyard.control.asking import ask_of
 from modelyard.control.context import Context
-from modelyard.control.placing import ask_of, held_in, kinds_of, real_kinds
+from modelyard.control.placing import held_in, kinds_of, real_kinds
 from modelyard.control.supplies import Offer
 from modelyard.domain.endpoints import Endpoint, Release, Serving
 from modelyard.domain.nodes import Node, NodeSeen, Placement
