@@ -17,6 +17,9 @@ _Quota = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
 _Money = Annotated[
     int, msgspec.Meta(ge=0, le=10**18, description="Nano-dollars: 1,000,000,000 are one dollar. 0 allows nothing.")
 ]
+_Accelerators = Annotated[
+    int, msgspec.Meta(ge=0, le=10**6, description="Accelerators that its replicas may have at once; shares add up.")
+]
 
 
 class RatesBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,10 +71,7 @@ class LimitsBody(RatesBody, frozen=True, forbid_unknown_fields=True):
 class TenantLimitsBody(LimitsBody, frozen=True, forbid_unknown_fields=True):
     """Upper bounds of a tenant."""
 
-    accelerators: Annotated[
-        int | None,
-        msgspec.Meta(ge=0, le=10**6, description="Accelerators that its replicas may have at once; shares add up."),
-    ] = None
+    accelerators: _Accelerators | None = None
 
     def limits(self) -> Limits:
         """Return the domain's value.
