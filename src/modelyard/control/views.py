@@ -59,7 +59,7 @@ def situation_of(
     replicas = []
     for record in world.replicas.get(endpoint.id, ()):
         process = processes.pop(record.id, None)
-        vital, reason = observer.vital(record.id)
+        vital, vital_reason = observer.vital(record.id)
         replicas.append(
             ReplicaSeen(
                 record=record,
@@ -68,7 +68,7 @@ def situation_of(
                 exit_reason=process.exit_reason if process else "",
                 last_lines=process.last_lines if process else (),
                 vital=vital,
-                vital_reason=reason,
+                vital_reason=vital_reason,
                 in_flight=world.in_flight(record.id),
                 is_busy=record.id in world.busy,
                 is_evicted=record.id in evicted,
