@@ -13,6 +13,7 @@ import pytest
 from tests.support.waiting import eventually, eventually_async
 
 from modelyard.clock import SystemClock
+from modelyard.domain.nodes import Part, Placement
 from modelyard.engines import EngineCommand
 from modelyard.fleet import FleetError, Observed, StartOrder, processes
 from modelyard.fleet.local import LocalFleet, stop_all
@@ -30,7 +31,14 @@ async def fleet(tmp_path: Path) -> AsyncIterator[LocalFleet]:
     stop_all(tmp_path / "replicas", 0.0)
 
 
-async def start(fleet: LocalFleet, argv: tuple[str, ...], *, replica_id: str = "r-1", **env: str) -> StartOrder:
+async def start(
+    fleet: LocalFleet,
+    argv: tuple[str, ...],
+    *,
+    replica_id: str = "r-1",
+    placement: Placement = Placement(),  # noqa: B008 - a frozen value
+    **env: str,
+) -> StartOrder:
     address = await fleet.reserve(replica_id)
     order = StartOrder(
         replica_id=replica_id,
@@ -39,6 +47,7 @@ async def start(fleet: LocalFleet, argv: tuple[str, ...], *, replica_id: str = "
         port=address.port,
         secret="a-secret",
         command=EngineCommand(argv=argv, env=env),
+        placement=placement,
     )
     await fleet.start(order)
     return order
@@ -239,6 +248,35 @@ async def test_the_environment_has_nothing_of_the_platform(fleet: LocalFleet, mo
     environment, folder = json.loads((await lines(fleet))[0])
     assert set(environment) - {"LC_CTYPE"} == {"PATH", "HOME", "LANG", "REPLICA_ID", "ENGINE_SECRET"}
     assert environment["HOME"] == folder == (await fleet.reserve("r-1")).work_dir
+
+
+async def test_there_is_at_least_one_node_with_an_accelerator_and_the_order_stays(fleet: LocalFleet) -> None:
+    nodes = await fleet.nodes()
+    assert any(seen.is_ready and seen.node.accelerators for seen in nodes)
+    ids = [seen.node.id for seen in nodes]
+    assert len(set(ids)) == len(ids)
+    for seen in nodes:
+        indices = [accelerator.index for accelerator in seen.node.accelerators]
+        assert len(set(indices)) == len(indices)
+        assert all(accelerator.memory_bytes > 0 for accelerator in seen.node.accelerators)
+    assert [seen.node.id for seen in await fleet.nodes()] == ids
+
+
+@pytest.mark.parametrize(
+    ("parts", "visible"),
+    [
+        ((Part("local", (2, 3), 1),), "1,2"),
+        ((Part("local", (0,), 1),), ""),
+        ((Part("simulated-node", (2,), 1),), ""),
+    ],
+)
+async def test_an_engine_sees_the_accelerators_of_its_placement_and_no_others(
+    fleet: LocalFleet, parts: tuple[Part, ...], visible: str
+) -> None:
+    await start(fleet, ENVIRONMENT, placement=Placement(parts))
+    await ended(fleet)
+    environment, _ = json.loads((await lines(fleet))[0])
+    assert environment["CUDA_VISIBLE_DEVICES"] == visible
 
 
 async def test_the_record_is_private_because_it_holds_the_secret(fleet: LocalFleet, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ FLEET_TIMEOUT_S = 10.0
 _ENDED = frozenset({ReplicaState.STOPPED, ReplicaState.FAILED})
 
 
-class TenantOfNode(msgspec.Struct, frozen=True, kw_only=True):
+class ReplicaOnNode(msgspec.Struct, frozen=True, kw_only=True):
     """A replica on an accelerator."""
 
     replica_id: str
@@ -39,7 +39,7 @@ class AcceleratorView(msgspec.Struct, frozen=True, kw_only=True):
     island: Annotated[int, msgspec.Meta(description="Those of one number reach each other fastest (NVLink).")]
     free_bytes: int
     used_bytes: Annotated[int | None, msgspec.Meta(description="Measured, whoever uses it; null: not measured.")]
-    replicas: list[TenantOfNode]
+    replicas: list[ReplicaOnNode]
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,18 +90,18 @@ def views(
     """Return ``rows`` of the nodes that were ``seen``, with the replicas that are on them."""
     replicas = list(replicas)
     cluster = Cluster.of(seen, [replica.placement for replica in replicas])
-    on: dict[tuple[str, int], list[TenantOfNode]] = {}
+    on: dict[tuple[str, int], list[ReplicaOnNode]] = {}
     for replica in replicas:
         endpoint = endpoints.get(replica.endpoint_id)
         for part in replica.placement.parts:
-            tenant = TenantOfNode(
+            here = ReplicaOnNode(
                 replica_id=replica.id,
                 endpoint=endpoint.name if endpoint else replica.endpoint_id,
                 state=replica.state,
                 memory_bytes=part.memory_bytes,
             )
             for index in part.accelerators:
-                on.setdefault((part.node_id, index), []).append(tenant)
+                on.setdefault((part.node_id, index), []).append(here)
 
     def accelerator(row: NodeSeen, one: Accelerator) -> AcceleratorView:
         return AcceleratorView(
