@@ -12,6 +12,8 @@ from starlette.types import ASGIApp
 
 import modelyard
 from modelyard.control.api.deploy import Deployments
+from modelyard.control.api.endpoint_stats import Stats
+from modelyard.control.api.endpoint_why import EndpointWhy
 from modelyard.control.api.endpoints import Endpoints
 from modelyard.control.api.keys import Keys
 from modelyard.control.api.logs import Logs
@@ -53,7 +55,8 @@ def declared_routes(context: Context) -> list[AnyRoute]:
         Plans,
         Logs,
         Releases,
-        Why,
+        Stats,
+        EndpointWhy,
         Endpoints,
         Registry,
         Keys,
@@ -62,6 +65,7 @@ def declared_routes(context: Context) -> list[AnyRoute]:
         StatusPage,
         Requests,
         Webhooks,
+        Why,
         Nodes,
     )
     return [route for noun in nouns for route in noun(context).routes()]
