@@ -37,7 +37,6 @@ from modelyard.domain.why import RequestStory
 from modelyard.engines.simulated import SimulatedEngine
 from modelyard.fleet.local import LocalFleet
 from modelyard.ids import hash_secret, new_api_key
-from modelyard.policy.scaling import Decision
 from modelyard.stores.sql import SqlControlStore, SqlRequestStore, SqlUsageStore, open_database
 from modelyard.web.addresses import networks
 from modelyard.web.fetcher import Fetcher
@@ -132,7 +131,6 @@ async def management(folder: Path, config: Config | None = None) -> AsyncIterato
     waked: list[float] = []
     refreshed: list[float] = []
     gateways: dict[str, Report] = {}
-    decisions: dict[str, Decision] = {}
     stories: dict[str, RequestStory] = {}
 
     async def recall(request_id: str) -> RequestStory | None:
@@ -161,7 +159,6 @@ async def management(folder: Path, config: Config | None = None) -> AsyncIterato
         wake=lambda: waked.append(clock.unix_s()),
         refresh=refresh,
         health=lambda: Heartbeat(is_authoritative=True),
-        decision=decisions.get,
         gateways=lambda: gateways,
         signals=Signals(clock),
         recall=recall,

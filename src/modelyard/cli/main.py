@@ -27,6 +27,7 @@ _COMMANDS = {
     "keys": "Create, list, limit, revoke and rotate API keys.",
     "tenants": "Create, list, show and change tenants.",
     "usage": "Show tokens and cost.",
+    "forecast": "Show when requests are expected, and replay.",
     "requests": "List, show or cancel detached requests.",
     "why": "Say why a request went the way it went.",
     "logs": "Show the logs of an endpoint or of the platform.",

@@ -20,6 +20,7 @@ from modelyard.control.api import build_api
 from modelyard.control.artifacts import ArtifactStore
 from modelyard.control.bootstrap import ensure_admin_key, keep_admin_key
 from modelyard.control.context import Context
+from modelyard.control.forecasts import Forecasts
 from modelyard.control.leadership import Leadership
 from modelyard.control.leases import LeaseOffice
 from modelyard.control.loops import Loops, Parts
@@ -89,7 +90,8 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
     artifacts = ArtifactStore(data.artifacts)
     publisher = TablePublisher(store=store, engines=engines, prices=config.prices, feed=feed)
     signals = Signals(clock)
-    loops = Loops(Parts(config, store, fleet, engines, artifacts, feed, publisher, clock, signals))
+    forecasts = Forecasts(store=store, reports=feed.reports, clock=clock)
+    loops = Loops(Parts(config, store, fleet, engines, artifacts, feed, publisher, clock, signals, forecasts))
     leases = LeaseOffice(feed=feed, table=lambda: publisher.table, workers=config.gateway.workers, clock=clock)
     tidings = TidingsPublisher(store=store, usage=usage, feed=feed, clock=clock, snapshots=loops.snapshots)
     webhooks = WebhookSender(store=requests, fetcher=fetcher, pepper=pepper, clock=clock, chance=random.Random().random)
@@ -109,10 +111,11 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         wake=loops.wake,
         refresh=lambda: _refresh(tidings, publisher),
         health=loops.health,
-        decision=loops.decision,
         gateways=feed.reports,
         signals=signals,
         recall=partial(feed.ask, timeout_s=RECALL_TIMEOUT_S),
+        size=loops.size,
+        forecast=forecasts.profile,
     )
     api = build_api(context, console(context))
     listener = server.bind(data.control_socket)
@@ -123,7 +126,7 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve(api, listener, stop), name="the management API")
             keeping = partial(leadership.keep, stop)
-            others = (keeping, delivery.run, tidings.run, leases.run, desk.run, webhooks.run)
+            others = (keeping, delivery.run, tidings.run, leases.run, desk.run, webhooks.run, forecasts.run)
             group.create_task(loops.run(stop, *others), name="the loops")
         await _deliver_rest(delivery)
         await leadership.resign()

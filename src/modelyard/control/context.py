@@ -19,7 +19,8 @@ from modelyard.domain.routing_table import Heartbeat
 from modelyard.domain.why import RequestStory
 from modelyard.engines import Engines
 from modelyard.fleet import Fleet
-from modelyard.policy.scaling import Decision
+from modelyard.policy import scaling
+from modelyard.policy.forecast import Profile
 from modelyard.stores import ControlStore, UsageStore
 
 
@@ -45,13 +46,15 @@ class Context:
     """Build and publish a new routing table; when it returns, connected gateways have been sent the change."""
     health: Callable[[], Heartbeat]
     """Whether the store answers, as the gateways are told."""
-    decision: Callable[[str], Decision | None]
-    """Why an endpoint has its size, by its id; None before the first look at it."""
     gateways: Callable[[], dict[str, Report]]
     """The last report of each connected gateway by its id."""
     signals: Signals
     """What gateways counted of releases and endpoints lately."""
     recall: Callable[[str], Awaitable[RequestStory | None]]
     """What the gateways remember of a request, by its id."""
+    size: Callable[[str], tuple[scaling.Seen, scaling.Decision] | None] = lambda _: None
+    """What the last pass saw of an endpoint, and which size it decided."""
+    forecast: Callable[[str], Profile | None] = lambda _: None
+    """What is known of when requests of an endpoint come."""
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held from reading an endpoint to storing what became of it, so that two changes at once both happen."""

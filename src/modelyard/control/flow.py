@@ -17,8 +17,9 @@ from modelyard.control.loadtimes import LoadTimes
 from modelyard.control.observer import Observer
 from modelyard.control.placing import Need, Placer
 from modelyard.control.remember import remember
+from modelyard.control.sizing import Sizing
 from modelyard.control.supplies import Supplies, SupplyError
-from modelyard.control.views import is_proven, situation_of, size_of
+from modelyard.control.views import is_proven, situation_of
 from modelyard.control.world import World
 from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.fleet import Replica, ReplicaState
@@ -43,21 +44,21 @@ class Tools:
     supplies: Supplies
     loads: LoadTimes
     placer: Placer
+    sizing: Sizing
     pace: Pace
     publish: Callable[[], Awaitable[None]]
     memories: dict[str, scaling.Memory] = field(default_factory=dict)
-    decisions: dict[str, scaling.Decision] = field(default_factory=dict)
-    """The last of each endpoint, for whoever asks why."""
 
 
 async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
     """Bring what runs of ``endpoint`` one step closer to what should; say whether anything changed."""
     memory = tools.memories.get(endpoint.id)
     settings = settings_of(endpoint, world, tools)
-    size = size_of(endpoint, world, slots=settings.slots if settings else 1)
+    load_s = await tools.loads.expected_s(main_release(endpoint).version_id, settings.load_s) if settings else 0.0
+    seen = tools.sizing.look(endpoint, world, settings, load_s, memory)
 
-    decision = scaling.decide(endpoint.scaling, memory, size)
-    tools.decisions[endpoint.id] = decision
+    decision = scaling.decide(endpoint.scaling, memory, seen, endpoint.autoscale)
+    tools.sizing.note(endpoint.id, seen, decision)
 
     evicted = tools.placer.evicted(replica.id for replica in world.replicas.get(endpoint.id, ()))
     if evicted:
@@ -87,7 +88,6 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
     if has_changed:
         # Gateways know of a replica before anybody is told that it is ready.
         await tools.publish()
-    load_s = await tools.loads.expected_s(main_release(endpoint).version_id, settings.load_s) if settings else 0.0
     view = View(
         now_s=world.unix_s,
         wanted=sum(wanted[release.version_id] for release in endpoint.releases if not release.shadow),
@@ -100,7 +100,7 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
         no_room=starts.no_room,
         fetch=starts.fetch,
     )
-    has_changed |= await remember(endpoint, view, memory, decision, tools.store)
+    has_changed |= await remember(endpoint, view, memory, decision, seen, tools.store)
     tools.memories[endpoint.id] = decision.memory
     return has_changed
 

@@ -18,10 +18,12 @@ from modelyard.config import Config
 from modelyard.control.artifacts import ArtifactStore
 from modelyard.control.executor import Executor
 from modelyard.control.flow import Tools, run_pass
+from modelyard.control.forecasts import Forecasts
 from modelyard.control.loadtimes import LoadTimes
 from modelyard.control.observer import Observer, Target
 from modelyard.control.placing import Placer
 from modelyard.control.signals import Signals
+from modelyard.control.sizing import Sizing
 from modelyard.control.supplies import Supplies
 from modelyard.control.table import TablePublisher
 from modelyard.control.tasks import KeyedTasks, boundary
@@ -32,9 +34,9 @@ from modelyard.domain.fleet import ReplicaState
 from modelyard.domain.routing_table import Heartbeat, ReplicaSnapshot
 from modelyard.engines import Engines
 from modelyard.fleet import Fleet
+from modelyard.policy import scaling
 from modelyard.policy.eviction import Rule
 from modelyard.policy.reconcile import Pace, Situation, plan
-from modelyard.policy.scaling import Decision
 from modelyard.stores import ControlStore, StoreUnavailableError, TableFeed
 
 BEAT_S = 1.0
@@ -61,6 +63,7 @@ class Parts:
     publisher: TablePublisher
     clock: Clock
     signals: Signals
+    forecasts: Forecasts | None = None
     gateways_settle_s: float = 3.0
     """Time that gateways get to connect to a controller that started, before their absence means anything."""
 
@@ -89,9 +92,9 @@ class Loops:
         """Return what engines said of their load since the last call."""
         return self._tools.observer.snapshots() if self._tools else ()
 
-    def decision(self, endpoint_id: str) -> Decision | None:
-        """Return why an endpoint has its size, None before the first look at it."""
-        return self._tools.decisions.get(endpoint_id) if self._tools else None
+    def size(self, endpoint_id: str) -> tuple[scaling.Seen, scaling.Decision] | None:
+        """Return what the last pass saw of an endpoint and which size it decided; None before the first."""
+        return self._tools.sizing.decisions.get(endpoint_id) if self._tools else None
 
     async def run(self, stop: asyncio.Event, *others: Callable[[], Awaitable[None]]) -> None:
         """Run the loops and ``others`` until ``stop`` is set; engines go on running.
@@ -120,9 +123,11 @@ class Loops:
     def _make_tools(self, group: asyncio.TaskGroup, actions: KeyedTasks) -> Tools:
         parts, control = self._parts, self._parts.config.control
         loads = LoadTimes(parts.store)
+        observer = Observer(group, parts.clock, hang_timeout_s=control.hang_timeout_s, wake=self.wake)
         return Tools(
             store=parts.store,
-            observer=Observer(group, parts.clock, hang_timeout_s=control.hang_timeout_s, wake=self.wake),
+            observer=observer,
+            sizing=Sizing(observer, parts.signals, parts.forecasts),
             executor=Executor(
                 store=parts.store,
                 fleet=parts.fleet,
@@ -188,11 +193,11 @@ class Loops:
             }
             tools.placer.see(world, await parts.fleet.nodes(), limits)
         tools.observer.watch(self._targets(world, tools))
+        tools.sizing.keep(world)
         for endpoint_id in tools.placer.in_turn({*world.endpoints, *world.processes} - busy_endpoints):
             passes.spawn(endpoint_id, partial(self._pass, endpoint_id, world, tools))
         for endpoint_id in tools.memories.keys() - world.endpoints.keys() - busy_endpoints:
             del tools.memories[endpoint_id]
-            tools.decisions.pop(endpoint_id, None)
 
     async def _pass(self, endpoint_id: str, world: World, tools: Tools) -> None:
         endpoint = world.endpoints.get(endpoint_id)

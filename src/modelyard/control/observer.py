@@ -110,6 +110,10 @@ class Observer:
         """Return the last load of each replica by its id."""
         return {replica_id: watch.load for replica_id, watch in self._watches.items()}
 
+    def looks(self) -> Mapping[str, tuple[float, EngineLoad]]:
+        """Return the last load of each replica with the (monotonic) moment at which its page was read."""
+        return {replica_id: (watch.looked_s, watch.load) for replica_id, watch in self._watches.items()}
+
     def snapshots(self) -> list[ReplicaSnapshot]:
         """Return what metrics pages said since the last call; each is told once, for an old one would mislead."""
         now_s = self._clock.monotonic_s()

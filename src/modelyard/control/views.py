@@ -29,6 +29,7 @@ def size_of(endpoint: Endpoint, world: World, *, slots: int) -> scaling.Seen:
         and replica.version_id not in shadows  # they take no demand off the others
         and (replica.id in running or replica.state is ReplicaState.STARTING)
     ]
+    # What engines, signals and forecasts know on top of this is added in ``control/sizing.py``.
     demand = world.demand(endpoint.id)
     return scaling.Seen(
         now_s=world.monotonic_s,
@@ -39,6 +40,7 @@ def size_of(endpoint: Endpoint, world: World, *, slots: int) -> scaling.Seen:
         queued=demand.queued,
         in_flight=demand.in_flight,
         idle_s=math.inf if demand.idle_s is None else demand.idle_s,
+        wait_s=demand.wait_s,
         is_proven=is_proven(endpoint),
         is_deleted=endpoint.is_deleted,
     )

@@ -30,6 +30,8 @@ class Demand:
     queued: int = 0
     in_flight: int = 0
     idle_s: float | None = None
+    wait_s: float = 0.0
+    """The longest wait that a gateway predicts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,10 @@ class World:
         if not rows:
             return Demand()
         return Demand(
-            sum(row.queued for row in rows), sum(row.in_flight for row in rows), min(row.idle_s for row in rows)
+            queued=sum(row.queued for row in rows),
+            in_flight=sum(row.in_flight for row in rows),
+            idle_s=min(row.idle_s for row in rows),
+            wait_s=max(row.wait_s for row in rows),
         )
 
     def in_flight(self, replica_id: str) -> int | None:

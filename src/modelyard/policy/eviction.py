@@ -100,7 +100,7 @@ def evict(
     """
     if (there := find(wanted.ask, cluster)) is not None:
         return Eviction((), there, 0, 0.0, f"there is room on {there.node_id}")
-    free = [number for number, resident in enumerate(residents) if not kept_because(resident, rule)]
+    free = [number for number, resident in enumerate(residents) if not kept_because(resident, rule, wanted.ask.tier)]
     best = _cheapest(wanted.ask, cluster, residents, free, rule)
     if best is None:
         return _nothing(wanted.ask, cluster, residents, rule)
@@ -117,11 +117,11 @@ def evict(
     return Eviction(tuple(resident.replica_id for resident in chosen), placement, freed, cost_s, reason)
 
 
-def kept_because(resident: Resident, rule: Rule = STANDARD) -> str:
-    """Return why ``resident`` may not be evicted, "" where it may."""
+def kept_because(resident: Resident, rule: Rule = STANDARD, tier: Tier | None = None) -> str:
+    """Return why ``resident`` may not be evicted for one of ``tier``, "" where it may."""
     if not resident.is_idle:
         return "has requests"
-    if resident.pin in {Tier.HOT, Tier.WARM}:
+    if resident.pin is Tier.HOT or (resident.pin is Tier.WARM and tier is not Tier.HOT):
         return f"pinned {resident.pin}"
     if resident.resident_s < rule.min_residency_s:
         return f"ready for {resident.resident_s:.0f} of at least {rule.min_residency_s:.0f} s"
@@ -273,7 +273,7 @@ def _nothing(ask: Ask, cluster: Cluster, residents: Sequence[Resident], rule: Ru
     for resident in residents:
         if not nodes.intersection(part.node_id for part in resident.placement.parts):
             continue
-        why = kept_because(resident, rule)
+        why = kept_because(resident, rule, ask.tier)
         reasons.setdefault(why or "too small", []).append(resident.name)
         if resident.is_idle and resident.pin is not Tier.HOT and resident.resident_s < rule.min_residency_s:
             waits.append(rule.min_residency_s - resident.resident_s)

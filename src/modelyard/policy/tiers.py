@@ -1,10 +1,17 @@
-"""How close an endpoint is to answering: hot, warm or cold, and why (the source's tiers 1 to 3)."""
+"""How close an endpoint is to answering: hot, warm or cold, and why (the source's tiers 1 to 3).
+
+What pinning an endpoint to a tier asks of the others:
+
+* *hot*: at least one replica runs, whatever the traffic; nobody's need evicts it.
+* *warm*: it may sleep, but for want of traffic only: its idle replicas are evicted for hot endpoints alone.
+* *cold*: after half a minute without a request nothing of it runs, and nobody starts it before a request comes.
+"""
 
 from collections.abc import Sequence
 
 import msgspec
 
-from modelyard.domain.endpoints import Tier
+from modelyard.domain.endpoints import Autoscale, Tier
 
 JUST_NOW_S = 10.0
 """Between two requests that come so close after each other an endpoint does not turn warm and hot again."""
@@ -47,9 +54,9 @@ def tier_of(seen: Seen) -> Standing:
     return Standing(tier, f"{reason}; pinned {seen.pin}", is_short)
 
 
-def floor_of(pin: Tier | None, floor: int) -> int:
-    """Return the fewest replicas that a pin asks for: one that stays loaded for hot and warm."""
-    return max(floor, 1) if pin in {Tier.HOT, Tier.WARM} else floor
+def may_be_expected(rules: Autoscale) -> bool:
+    """Say whether forecasts and warm pools may start an endpoint before a request comes."""
+    return rules.tier is not Tier.COLD
 
 
 def _standing(seen: Seen) -> tuple[Tier, str]:

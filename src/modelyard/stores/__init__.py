@@ -4,7 +4,7 @@ This is the contract. Every method is one transaction: it happens wholly or
 not at all. ``tests/conformance`` runs the same suites against every backend.
 """
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -180,6 +180,14 @@ class ControlStore(Protocol):
         """Remember one measured load time."""
         ...
 
+    async def forecasts(self) -> dict[str, bytes]:
+        """Return the stored forecast profile of each endpoint that has one, by its id."""
+        ...
+
+    async def put_forecasts(self, profiles: Mapping[str, bytes], *, at: float) -> None:
+        """Add or replace profiles by endpoint id; those of endpoints that do not exist are dropped."""
+        ...
+
     async def close(self) -> None:
         """Give back connections and threads."""
         ...
@@ -238,6 +246,13 @@ class UsageStore(Protocol):
 
         ``group_by`` has any of ``tenant``, ``key``, ``model``, ``hour``, ``day``, ``status`` (hour and day as ISO 8601
         UTC: ``2026-11-29T14:00:00Z``, ``2026-11-29``); ordered by the groups; one total bucket when empty.
+        """
+        ...
+
+    async def arrivals(self, endpoint_id: str, *, since: float, until: float) -> dict[int, int]:
+        """Return how many requests of an endpoint came in each ten minutes, by their start in unix seconds.
+
+        Rows with ``since`` <= created_at < ``until``; ten minutes without a request are left out.
         """
         ...
 

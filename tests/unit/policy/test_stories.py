@@ -107,7 +107,8 @@ def test_a_limit_that_refused_says_its_value_what_was_used_and_when_to_come_back
 
 def test_a_quota_is_told_in_dollars() -> None:
     facts: dict[str, object] = {
-        "kind": "money_per_day", "whose": "this key", "limit": 2_000_000_000, "used": 1_500_000_000, "needed": 700_000_000,
+        "kind": "money_per_day", "whose": "this key", "limit": 2_000_000_000,
+        "used": 1_500_000_000, "needed": 700_000_000,
     }  # fmt: skip
     text = " ".join(words(refused(429, "insufficient_quota", facts=facts, retry_after_s=3600.0)))
     assert "The limit of this key is $2; $1.5 were used, and it needed up to $0.7." in text

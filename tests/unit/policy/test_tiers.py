@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modelyard.domain.endpoints import Tier
-from modelyard.policy.tiers import Seen, floor_of, tier_of
+from modelyard.policy.tiers import Seen, tier_of
 
 
 @pytest.mark.parametrize(
@@ -40,11 +40,6 @@ def test_a_pin_that_is_not_met_yet_is_told() -> None:
     assert tier_of(Seen(loading=1, pin=Tier.HOT)).is_short
     assert not tier_of(Seen(ready=1, pin=Tier.WARM)).is_short
     assert not tier_of(Seen(ready=1, in_flight=1, pin=Tier.COLD)).is_short
-
-
-def test_hot_and_warm_pins_keep_one_replica() -> None:
-    assert [floor_of(pin, 0) for pin in (None, Tier.COLD, Tier.WARM, Tier.HOT)] == [0, 0, 1, 1]
-    assert floor_of(Tier.HOT, 3) == 3
 
 
 @settings(max_examples=100, deadline=None)

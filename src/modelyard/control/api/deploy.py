@@ -6,6 +6,7 @@ Only what is stored happens here; the reconciler does the rest.
 import math
 import statistics
 
+from modelyard.control.api.autoscale import changed_autoscale
 from modelyard.control.api.deploy_spec import EXAMPLE, DeployAnswer, DeployRequest, endpoint_faults
 from modelyard.control.api.endpoint_views import URL_HEADER
 from modelyard.control.api.faults import refusal
@@ -14,7 +15,7 @@ from modelyard.control.api.versions import examine, make_version
 from modelyard.control.context import Context
 from modelyard.control.placing import real_kinds
 from modelyard.domain.catalog import ModelVersion
-from modelyard.domain.endpoints import Endpoint, Release, Scaling, Serving
+from modelyard.domain.endpoints import Autoscale, Endpoint, Release, Scaling, Serving
 from modelyard.domain.tenants import Scope
 from modelyard.engines import Settings
 from modelyard.errors import conflict, permission_denied
@@ -44,7 +45,9 @@ class Deployments:
         kinds = real_kinds(await context.fleet.nodes())
         findings = await examine(context, identity, wanted)
         serving, unserved = changed_serving(wanted.serving, Serving(), context.config.gateway)
-        if faults := [*endpoint_faults(wanted, findings.engine, kinds), *findings.faults, *unserved]:
+        autoscale, unscaled = changed_autoscale(wanted.autoscale, Autoscale(), scaling_of(wanted))
+        faults = [*endpoint_faults(wanted, findings.engine, kinds), *findings.faults, *unserved, *unscaled]
+        if faults:
             raise refusal("This deployment cannot be made.", faults)
         version = await make_version(
             context,
@@ -63,6 +66,7 @@ class Deployments:
             created_at=version.created_at,
             is_shared=wanted.shared,
             serving=serving,
+            autoscale=autoscale,
         )
         await self._store(version, endpoint)
         assert findings.settings is not None, "bad options are a fault"

@@ -9,6 +9,7 @@ from modelyard.control.context import Context
 from modelyard.domain.endpoints import EndpointStatus, Progress
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.tenants import Scope
+from modelyard.policy.scaling import numbers
 from modelyard.policy.why import Answer, Happened, Known, explain
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
 
@@ -43,12 +44,13 @@ class EndpointWhy:
         endpoint = await find_endpoint(store, call.identity, call.path("endpoint"))
         replicas = await store.replicas(endpoint_id=endpoint.id)
         events = await store.events(endpoint.id, limit=EVENTS_READ)
-        decision = context.decision(endpoint.id)
+        size = context.size(endpoint.id)
         known = Known(
             now_s=context.clock.unix_s(),
-            wanted=decision.replicas if decision else 0,
+            wanted=size[1].replicas if size else 0,
             ready=sum(replica.state is ReplicaState.READY for replica in replicas),
-            size_reason=decision.reason if decision else "",
+            size_reason=size[1].reason if size else "",
+            size_data=numbers(size[0], size[1].replicas) if size else {},
             placed=[_place(replica) for replica in replicas if replica.placement.parts and not replica.is_tombstone],
             events=[Happened(one.at, one.kind, one.reason, one.replica_id, one.data) for one in events],
         )

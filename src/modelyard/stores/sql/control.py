@@ -5,7 +5,7 @@ what does not exist changes nothing: the reconciler may finish a pass over an
 endpoint that was removed meanwhile.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -194,6 +194,25 @@ class SqlControlStore:
             _trim(connection, table, table.c.model_id == version_id, LOADS_KEPT)
 
         await self._database.write(add)
+
+    async def forecasts(self) -> dict[str, bytes]:
+        """Return the stored forecast profile of each endpoint that has one, by its id."""
+        table = schema.forecasts
+        rows = await self._all(sa.select(table), lambda row: (str(row["endpoint_id"]), bytes(row["profile"])))
+        return dict(rows)
+
+    async def put_forecasts(self, profiles: Mapping[str, bytes], *, at: float) -> None:
+        """Add or replace profiles by endpoint id; those of endpoints that do not exist are dropped."""
+        table, endpoints = schema.forecasts, schema.endpoints
+
+        def put(connection: sa.Connection) -> None:
+            known = set(connection.scalars(sa.select(endpoints.c.endpoint_id)))
+            for endpoint_id in sorted(profiles.keys() & known):
+                changes = {"profile": profiles[endpoint_id], "updated_at": at}
+                row = insert(connection, table).values(endpoint_id=endpoint_id, **changes)
+                connection.execute(row.on_conflict_do_update(index_elements=["endpoint_id"], set_=changes))
+
+        await self._database.write(put)
 
     async def close(self) -> None:
         """Give back connections and threads."""
