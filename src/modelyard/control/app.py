@@ -22,6 +22,7 @@ from modelyard.control.context import Context
 from modelyard.control.leases import LeaseOffice
 from modelyard.control.loops import Loops, Parts
 from modelyard.control.requests import RequestDesk
+from modelyard.control.rollouts import NoWindows, Rollouts
 from modelyard.control.table import TablePublisher
 from modelyard.control.tidings import TidingsPublisher
 from modelyard.control.webhooks import WebhookSender
@@ -99,6 +100,16 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         health=loops.health,
         gateways=feed.reports,
     )
+    rollouts = Rollouts(
+        store=store,
+        clock=clock,
+        changing=context.changing,
+        windows=NoWindows(),
+        passed=loops.passed,
+        refresh=publisher.refresh,
+        wake=loops.wake,
+        interval_s=config.control.rollout_interval_s,
+    )
     api = build_api(context, console(context))
     listener = server.bind(data.control_socket)
     try:
@@ -108,7 +119,8 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve(api, listener, stop), name="the management API")
             group.create_task(
-                loops.run(stop, delivery.run, tidings.run, leases.run, desk.run, webhooks.run), name="the loops"
+                loops.run(stop, delivery.run, tidings.run, leases.run, desk.run, webhooks.run, rollouts.run),
+                name="the loops",
             )
         await _deliver_rest(delivery)
     finally:

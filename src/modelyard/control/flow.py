@@ -6,7 +6,7 @@ do. Policies decide (``policy/scaling.py``, ``policy/reconcile.py``), this file
 only carries answers from one to the next.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from modelyard.control.executor import Executor
@@ -24,12 +24,22 @@ from modelyard.policy.actions import StartReplica, Wait
 from modelyard.policy.progress import Fetch, View
 from modelyard.policy.reconcile import Pace, plan
 from modelyard.policy.releases import main_release
+from modelyard.policy.rollouts import sizes
 from modelyard.stores import ControlStore
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What a pass came to: the endpoint's size, and why versions of it cannot start."""
+
+    replicas: int
+    troubles: Mapping[str, SupplyError]
+    has_rollout: bool
 
 
 @dataclass(slots=True)
 class Tools:
-    """What passes share. ``memories`` are the scaling policy's, by endpoint id."""
+    """What passes share. ``memories`` are the scaling policy's, by endpoint id; ``passed`` the last passes' results."""
 
     store: ControlStore
     observer: Observer
@@ -39,6 +49,7 @@ class Tools:
     pace: Pace
     publish: Callable[[], Awaitable[None]]
     memories: dict[str, scaling.Memory] = field(default_factory=dict)
+    passed: dict[str, Passed] = field(default_factory=dict)
 
 
 async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
@@ -49,19 +60,19 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
 
     decision = scaling.decide(endpoint.scaling, memory, size)
 
-    wanted = scaling.split(decision.replicas, endpoint.releases)
+    wanted = sizes(decision.replicas, endpoint, world.unix_s)
     situation = situation_of(endpoint, wanted, decision.reason, world, tools.observer, is_first=memory is None)
     actions = plan(situation, tools.pace)
 
     records = {seen.record.id: seen.record for seen in situation.replicas}
     has_changed, fetch = False, None
-    troubles: dict[str, str] = {}
+    troubles: dict[str, SupplyError] = {}
     for action in actions:
         if isinstance(action, StartReplica):
             try:
                 supply = tools.supplies.supply(world.versions[action.replica.version_id])
             except SupplyError as error:
-                troubles[action.replica.version_id] = str(error)
+                troubles[action.replica.version_id] = error
                 continue
             if isinstance(supply, Fetch):
                 fetch = supply
@@ -86,9 +97,11 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
         is_proven=is_proven(endpoint) or decision.memory.is_proven,
         size_reason=decision.reason,
         waiting=next((action.reason for action in actions if isinstance(action, Wait)), ""),
-        troubles=troubles,
+        troubles={version_id: str(error) for version_id, error in troubles.items()},
         fetch=fetch,
     )
+    has_rollout = endpoint.rollout is not None and endpoint.rollout.is_live and not endpoint.is_deleted
+    tools.passed[endpoint.id] = Passed(decision.replicas, troubles, has_rollout)
     has_changed |= await remember(endpoint, view, memory, decision, tools.store)
     tools.memories[endpoint.id] = decision.memory
     return has_changed

@@ -18,6 +18,7 @@ from modelyard.control.api.logs import Logs
 from modelyard.control.api.registry import Registry
 from modelyard.control.api.releases import Releases
 from modelyard.control.api.requests import Requests
+from modelyard.control.api.rollouts import Rollouts
 from modelyard.control.api.status import StatusPage
 from modelyard.control.api.tenants import Tenants
 from modelyard.control.api.usage import Usage
@@ -45,7 +46,20 @@ GATEWAY_ROUTES = (
 
 def declared_routes(context: Context) -> list[AnyRoute]:
     """Return every route that needs an identity. Endpoints come last of their paths: their names may hold slashes."""
-    nouns = (Deployments, Logs, Releases, Endpoints, Registry, Keys, Tenants, Usage, StatusPage, Requests, Webhooks)
+    nouns = (
+        Deployments,
+        Logs,
+        Releases,
+        Rollouts,
+        Endpoints,
+        Registry,
+        Keys,
+        Tenants,
+        Usage,
+        StatusPage,
+        Requests,
+        Webhooks,
+    )
     return [route for noun in nouns for route in noun(context).routes()]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 from starlette.requests import Request
 
+from modelyard.control.api.rollout_views import RolloutView, rollout_view
 from modelyard.control.api.serving import ServingView, serving_view
 from modelyard.control.context import Context
 from modelyard.domain.catalog import ModelVersion
@@ -46,6 +47,8 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     reason: str
     replica_id: str
+    data: dict[str, str | int | float | bool | None] = {}
+    """The numbers behind the reason."""
 
 
 class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +74,8 @@ class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
     scale_to_zero_after_idle_seconds: float
     canary_weight: int
     releases: list[ReleaseView]
+    rollout: RolloutView | None
+    """A rollout that is under way, or the last one that ended."""
     owner_id: str
     serving: ServingView
     is_shared: bool
@@ -127,6 +132,7 @@ def endpoint_view(
             for release in endpoint.releases
             for version in (versions.get(release.version_id),)
         ],
+        rollout=rollout_view(endpoint, versions),
         owner_id=endpoint.tenant_id,
         serving=serving_view(endpoint.serving),
         is_shared=endpoint.is_shared,
@@ -164,4 +170,6 @@ def _idle_s(demand: Iterable[EndpointDemand]) -> int | None:
 
 def event_view(event: Event) -> EventView:
     """Return what is shown of ``event``."""
-    return EventView(at=int(event.at), kind=event.kind, reason=event.reason, replica_id=event.replica_id)
+    return EventView(
+        at=int(event.at), kind=event.kind, reason=event.reason, replica_id=event.replica_id, data=event.data
+    )
