@@ -36,7 +36,8 @@ def sizes(replicas: int, endpoint: Endpoint, now: float) -> dict[str, int]:
     if rollout.is_open:
         weight = weight_of(endpoint, rollout.candidate_id)
         if rollout.kind is RolloutKind.ROLLING:
-            done = round(replicas * weight / WHOLE)
+            # Weights are whole percents, rounded down: rounded up again they give the replicas that they came from.
+            done = math.ceil(replicas * weight / WHOLE)
             ahead = max(1, math.ceil(replicas / WHOLE))
             return plain | {rollout.stable_id: replicas - done, rollout.candidate_id: min(replicas, done + ahead)}
         target = max(weight, rollout.target)
