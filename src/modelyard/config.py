@@ -100,6 +100,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds between two progress marks in the journal."""
     kept_answer_bytes_max: PositiveInt = 4 * 1024 * 1024
     """Largest answer that is kept for a detached request or an Idempotency-Key."""
+    why_served_max: PositiveInt = 20_000
+    """Requests that a worker remembers for 'modelyard why', some 300 bytes each."""
+    why_refused_max: PositiveInt = 5_000
+    """Refused requests that a worker remembers for 'modelyard why'."""
     metrics_public: bool | None = None
     """Whether /metrics answers without a key; unset: only while 'host' is a loopback address."""
 

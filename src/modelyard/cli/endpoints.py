@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from modelyard.cli.deploy import Scale, version_body
+from modelyard.cli.endpoint_stats import stats
 from modelyard.cli.exits import Exit, Refused
 from modelyard.cli.http import PAGE, Platform, close_names, connected, segment
 from modelyard.cli.nouns import DURATION, NounGroup
@@ -36,6 +37,9 @@ from modelyard.cli.serving import Share, release_text, serving_options, serving_
 )
 def command() -> None:
     """List all endpoints, show the one called NAME ('endpoints NAME'), change or remove it."""
+
+
+command.add_command(stats)
 
 
 @command.command("list", epilog="\b\nExample:\n  modelyard endpoints list --json")

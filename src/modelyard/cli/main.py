@@ -27,6 +27,7 @@ _COMMANDS = {
     "tenants": "Create, list, show and change tenants.",
     "usage": "Show tokens and cost.",
     "requests": "List, show or cancel detached requests.",
+    "why": "Say why a request went the way it went.",
     "logs": "Show the logs of an endpoint or of the platform.",
     "completion": "Print the completion script of a shell.",
 }

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from starlette.types import ASGIApp
@@ -22,7 +23,8 @@ from modelyard.control.context import Context
 from modelyard.control.leases import LeaseOffice
 from modelyard.control.loops import Loops, Parts
 from modelyard.control.requests import RequestDesk
-from modelyard.control.rollouts import NoWindows, Rollouts
+from modelyard.control.rollouts import Rollouts
+from modelyard.control.signals import Signals
 from modelyard.control.table import TablePublisher
 from modelyard.control.tidings import TidingsPublisher
 from modelyard.control.webhooks import WebhookSender
@@ -37,6 +39,8 @@ __all__ = ["ensure_admin_key", "run_control"]
 DRAIN_TIMEOUT_S = 10.0
 """Longest that a stopping controller delivers; what is left stays in the journal for the next one."""
 BOOT_PAUSE_S = 0.5
+RECALL_TIMEOUT_S = 2.0
+"""Longest wait for what gateways remember of a request."""
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +82,8 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
     """
     artifacts = ArtifactStore(data.artifacts)
     publisher = TablePublisher(store=store, engines=engines, prices=config.prices, feed=feed)
-    loops = Loops(Parts(config, store, fleet, engines, artifacts, feed, publisher, clock))
+    signals = Signals(clock)
+    loops = Loops(Parts(config, store, fleet, engines, artifacts, feed, publisher, clock, signals))
     leases = LeaseOffice(feed=feed, table=lambda: publisher.table, workers=config.gateway.workers, clock=clock)
     tidings = TidingsPublisher(store=store, usage=usage, feed=feed, clock=clock, snapshots=loops.snapshots)
     webhooks = WebhookSender(store=requests, fetcher=fetcher, pepper=pepper, clock=clock, chance=random.Random().random)
@@ -99,12 +104,14 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         refresh=lambda: _refresh(tidings, publisher),
         health=loops.health,
         gateways=feed.reports,
+        signals=signals,
+        recall=partial(feed.ask, timeout_s=RECALL_TIMEOUT_S),
     )
     rollouts = Rollouts(
         store=store,
         clock=clock,
         changing=context.changing,
-        windows=NoWindows(),
+        windows=signals,
         passed=loops.passed,
         refresh=publisher.refresh,
         wake=loops.wake,

@@ -20,6 +20,7 @@ from modelyard.control.executor import Executor
 from modelyard.control.flow import Passed, Tools, run_pass
 from modelyard.control.loadtimes import LoadTimes
 from modelyard.control.observer import Observer, Target
+from modelyard.control.signals import Signals
 from modelyard.control.supplies import Supplies
 from modelyard.control.table import TablePublisher
 from modelyard.control.tasks import KeyedTasks, boundary
@@ -56,6 +57,7 @@ class Parts:
     feed: TableFeed
     publisher: TablePublisher
     clock: Clock
+    signals: Signals
     gateways_settle_s: float = 3.0
     """Time that gateways get to connect to a controller that started, before their absence means anything."""
 
@@ -234,6 +236,7 @@ class Loops:
 
     def _hear(self, gateway_id: str, report: Report) -> None:
         """A gateway reported: look at once when it is about something that cannot wait for the next round."""
+        self._parts.signals.hear(gateway_id, report)
         if (tools := self._tools) is None:
             return
         if tools.observer.note(gateway_id, report.replicas):

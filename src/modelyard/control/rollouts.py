@@ -35,17 +35,9 @@ _log = logging.getLogger(__name__)
 class Windows(Protocol):
     """What gateways counted of a release."""
 
-    def window(self, endpoint_id: str, version_id: str, seconds: float) -> Window:
+    def window(self, endpoint_id: str, version_id: str | None, seconds: float) -> Window:
         """Return what happened to a version of an endpoint in the last ``seconds``."""
         ...
-
-
-class NoWindows:
-    """Where nobody counts: everything waits."""
-
-    def window(self, endpoint_id: str, version_id: str, seconds: float) -> Window:
-        """Return an empty window."""
-        return Window(seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True)

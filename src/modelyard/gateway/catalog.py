@@ -13,7 +13,9 @@ from modelyard.config import GatewayConfig
 from modelyard.domain.demand import EndpointDemand, ReplicaReport, Report
 from modelyard.domain.endpoints import Timeouts
 from modelyard.domain.routing_table import EndpointRoute, RoutingTable
+from modelyard.domain.signals import ReleaseCounts
 from modelyard.gateway.accounts import Accounts, KeyState
+from modelyard.gateway.tallies import TOLD_S, ReleaseTally
 from modelyard.policy.admission import OutputPredictor
 from modelyard.policy.breaker import Tolerance
 from modelyard.policy.dispatch import Dispatcher, DispatchRules, ReplicaLoad, Waiter
@@ -68,6 +70,8 @@ class EndpointState(Generic[W]):
     """Smoothed seconds of an answer, for ``retry-after`` while the line's own rate is unknown."""
     patience: Patience = field(init=False)
     outputs: OutputPredictor = field(default_factory=OutputPredictor)
+    tallies: dict[str, ReleaseTally] = field(default_factory=dict)
+    """What was counted of each release, by version."""
 
     def is_quiet(self, now_s: float) -> bool:
         """Say whether nothing has happened lately that needs to be looked at."""
@@ -96,6 +100,20 @@ class EndpointState(Generic[W]):
             slots = sum(replica.slots for replica in self.dispatcher.replicas) or 1
             wait_s = (len(self.dispatcher.line) + 1) * self.mean_s / slots
         return max(1.0, min(60.0, wait_s))
+
+    def wait_s(self, now_s: float) -> float:
+        """Predict how long a request that came now would wait; 0 where nobody is, loaded or not."""
+        if not self.in_flight:
+            return 0.0
+        dispatcher = self.dispatcher
+        waiting = len(dispatcher.line)
+        if dispatcher.is_cold:
+            return self.route.progress.eta_s or 0.0 if waiting else 0.0
+        slots = sum(replica.slots for replica in dispatcher.replicas if not replica.is_draining)
+        if not waiting and dispatcher.running < slots:
+            return 0.0
+        wait_s = dispatcher.wait_s(now_s=now_s) if waiting else None
+        return wait_s if wait_s is not None else (waiting + 1) * self.mean_s / max(1, slots)
 
 
 class Catalog(Generic[W]):
@@ -171,12 +189,33 @@ class Catalog(Generic[W]):
         for endpoint in self._endpoints.values():
             queued = len(endpoint.dispatcher.line)
             idle_s = 0.0 if queued or endpoint.in_flight else now_s - endpoint.last_request_s
-            endpoints.append(EndpointDemand(endpoint.route.id, queued, endpoint.in_flight, idle_s, endpoint.arrivals))
+            endpoints.append(
+                EndpointDemand(
+                    endpoint.route.id, queued, endpoint.in_flight, idle_s, endpoint.arrivals, endpoint.wait_s(now_s)
+                )
+            )
             replicas += [
                 ReplicaReport(load.route.id, load.running, load.failures, load.failure_reason, load.pending_tokens)
                 for load in endpoint.dispatcher.replicas
             ]
         return Report(endpoints, replicas, *((self.table.epoch, self.table.revision) if self.table else ()))
+
+    def by_id(self, endpoint_id: str) -> EndpointState[W] | None:
+        """Return an endpoint of the table."""
+        return self._endpoints.get(endpoint_id)
+
+    def releases(self, *, now_s: float) -> list[ReleaseCounts]:
+        """Return what was counted of every release that had a request lately; the others begin at 0 again."""
+        found = []
+        for endpoint_id, endpoint in self._endpoints.items():
+            if not endpoint.tallies:
+                continue
+            for version_id, tally in list(endpoint.tallies.items()):
+                if now_s - tally.changed_s > TOLD_S:
+                    del endpoint.tallies[version_id]
+                else:
+                    found.append(tally.counts(endpoint_id, version_id))
+        return found
 
     def _take_endpoints(self, table: RoutingTable, now_s: float) -> None:
         kept: dict[str, EndpointState[W]] = {}

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 from modelyard import errors
 from modelyard.domain.usage import UsageStatus
+from modelyard.domain.why import Line, Move
 from modelyard.errors import ApiError
-from modelyard.gateway import answers, billing, engine_errors, engine_request, recovery, side_requests, waiting
+from modelyard.gateway import answers, billing, engine_errors, engine_request, memory, recovery, side_requests, waiting
 from modelyard.gateway.accounts import KeyState, Reservation
 from modelyard.gateway.billing import Outcome
 from modelyard.gateway.catalog import EndpointState
@@ -68,9 +69,12 @@ class Exchange:
         "is_reopening",
         "job",
         "key",
+        "line",
+        "moves",
         "progress",
         "prompt_estimate",
         "queued_s",
+        "refusal",
         "relay",
         "replica",
         "reply",
@@ -125,6 +129,9 @@ class Exchange:
         self.reply: StreamReply | None = None
         self.replica: ReplicaLoad | None = None
         self._coalescer: Coalescer | None = None
+        self.line: Line | None = None
+        self.moves: list[Move] | None = None
+        self.refusal: memory.Refused | None = None
         self.progress = StreamProgress(now_s) if call.is_stream else NO_STREAM
 
     def __repr__(self) -> str:
@@ -362,6 +369,7 @@ class Exchange:
             return
         status = UsageStatus.TIMEOUT if error.status == 504 else UsageStatus.ERROR
         _log.info("failed: %s %s", error.status, error.code, extra={"request_id": self.request_id})
+        self.refusal = memory.refused_of(error)
 
         def say() -> None:
             if self.client.is_streaming:
@@ -438,6 +446,7 @@ class Exchange:
         self.reservation.settle(
             usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens or 0, now_s=now_s, units=units
         )
+        gateway.memory.ended(self, outcome, usage, units, now_s)
         gateway.exchanges.discard(self)
         endpoint = self.endpoint
         endpoint.in_flight -= 1

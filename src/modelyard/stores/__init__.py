@@ -18,6 +18,7 @@ from modelyard.domain.requests import Finish, KeptRequest, Webhook, WebhookSecre
 from modelyard.domain.routing_table import Heartbeat, RoutingTable, Tidings
 from modelyard.domain.tenants import ApiKey, Tenant
 from modelyard.domain.usage import JournalRecord, UsageBucket, UsageRow
+from modelyard.domain.why import Ask, RequestStory, Told
 
 
 class StoreUnavailableError(Exception):
@@ -306,6 +307,10 @@ class TableFeed(Protocol):
         """Push leases to one gateway; nothing happens when it is not connected."""
         ...
 
+    async def ask(self, request_id: str, *, timeout_s: float) -> RequestStory | None:
+        """Return what the first gateway that remembers a request tells of it; None: none does, or not in time."""
+        ...
+
     def reports(self) -> dict[str, Report]:
         """Return the last report of each connected gateway by its id."""
         ...
@@ -318,12 +323,12 @@ class TableFeed(Protocol):
 class TableFollower(Protocol):
     """A gateway's end of the feed. It reconnects for ever, with a growing pause up to a second."""
 
-    def updates(self) -> AsyncIterator[RoutingTable | Heartbeat | Tidings | Leases | None]:
+    def updates(self) -> AsyncIterator[RoutingTable | Heartbeat | Tidings | Leases | Ask | None]:
         """Yield what arrives; None when the connection was lost."""
         ...
 
-    def send(self, report: Report) -> None:
-        """Send a report at once if connected, else drop it (the next one has the whole state)."""
+    def send(self, report: Report | Told) -> None:
+        """Send at once if connected, else drop it (the next report has the whole state)."""
         ...
 
     async def close(self) -> None:

@@ -3,7 +3,8 @@
 A frame is a 4-byte big-endian length and the msgpack of one tagged struct.
 Only the newest state matters, so a connection's outbox holds one table, one
 heartbeat, one set of tidings and one of leases, not a queue: a gateway that reads slowly skips what is out of
-date, costs bounded memory, and delays nobody else.
+date, costs bounded memory, and delays nobody else. Questions about single requests go out between them, a bounded
+number at a time; who answers too late has not answered.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ import msgspec
 from modelyard.domain.demand import Hello, Report
 from modelyard.domain.leases import Leases
 from modelyard.domain.routing_table import Heartbeat, RoutingTable, Tidings
+from modelyard.domain.why import Ask, RequestStory, Told
 from modelyard.errors import StartupError
 
 FRAME_BYTES_MAX = 64 * 1024 * 1024
@@ -35,19 +37,24 @@ PUBLISH_WAIT_S = 1.0
 """Longest that ``publish`` waits for gateways to take a table."""
 PAUSE_FIRST_S = 0.05
 PAUSE_MAX_S = 1.0
+ASKED_MAX = 64
+"""Questions on their way to one gateway at a time; it is not asked more."""
 _REPORT_BACKLOG_BYTES_MAX = 1024 * 1024
+
+Push = RoutingTable | Heartbeat | Tidings | Leases | Ask
+"""What the controller sends."""
 
 _log = logging.getLogger(__name__)
 _encode = msgspec.msgpack.Encoder().encode
 _decode_hello = msgspec.msgpack.Decoder(Hello).decode
-_decode_report = msgspec.msgpack.Decoder(Report).decode
-_decode_push = msgspec.msgpack.Decoder(RoutingTable | Heartbeat | Tidings | Leases).decode
+_decode_said = msgspec.msgpack.Decoder(Report | Told).decode
+_decode_push = msgspec.msgpack.Decoder(RoutingTable | Heartbeat | Tidings | Leases | Ask).decode
 
 _LOST = (OSError, EOFError, TimeoutError, msgspec.MsgspecError, asyncio.LimitOverrunError)
 """All the ways in which a connection ends; the other side starts anew."""
 
 
-def _frame(message: Hello | Report | RoutingTable | Heartbeat | Tidings | Leases) -> bytes:
+def _frame(message: Hello | Report | Told | Push) -> bytes:
     body = _encode(message)
     if len(body) > FRAME_BYTES_MAX:
         raise ValueError(f"a frame of {len(body)} bytes is larger than {FRAME_BYTES_MAX}")
@@ -64,7 +71,10 @@ async def _read_frame(reader: asyncio.StreamReader, *, bytes_max: int) -> bytes:
 class _Connection:
     """The server's side of one gateway."""
 
-    __slots__ = ("_beat", "_filled", "_leases", "_table", "_taken", "_tidings", "gateway_id", "report", "writer")
+    __slots__ = (
+        "_asked", "_beat", "_filled", "_leases", "_questions", "_table", "_taken", "_tidings",
+        "gateway_id", "report", "writer",
+    )  # fmt: skip
 
     def __init__(self, gateway_id: str, writer: asyncio.StreamWriter) -> None:
         self.gateway_id = gateway_id
@@ -74,6 +84,8 @@ class _Connection:
         self._beat: bytes | None = None
         self._tidings: bytes | None = None
         self._leases: bytes | None = None
+        self._questions: list[bytes] = []
+        self._asked: dict[int, asyncio.Future[RequestStory | None]] = {}
         self._filled = asyncio.Event()
         self._taken = asyncio.Event()
         self._taken.set()
@@ -104,9 +116,31 @@ class _Connection:
         self._leases = frame
         self._filled.set()
 
+    async def ask(self, question: Ask) -> RequestStory | None:
+        """Return what the gateway remembers of a request; None at once when it is asked too much, or leaves."""
+        if len(self._asked) >= ASKED_MAX:
+            return None
+        answer: asyncio.Future[RequestStory | None] = asyncio.get_running_loop().create_future()
+        self._asked[question.number] = answer
+        self._questions.append(_frame(question))
+        self._filled.set()
+        try:
+            return await answer
+        finally:
+            del self._asked[question.number]
+
+    def take_told(self, told: Told) -> None:
+        """Hand an answer to who asked; nobody may be waiting any more."""
+        answer = self._asked.get(told.number)
+        if answer is not None and not answer.done():
+            answer.set_result(told.story)
+
     def give_up(self) -> None:
         """Let nobody wait for this connection any more."""
         self._taken.set()
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_result(None)
 
     async def until_taken(self) -> None:
         """Wait until the newest table is out, or the connection is gone."""
@@ -124,8 +158,9 @@ class _Connection:
                 beat, self._beat = self._beat, None
                 tidings, self._tidings = self._tidings, None
                 leases, self._leases = self._leases, None
+                questions, self._questions = self._questions, []
                 # Sums for a key before the key itself: its first request must not be turned away for want of them.
-                for frame in (tidings, table, beat, leases):
+                for frame in (tidings, table, beat, leases, *questions):
                     if frame is not None:
                         self.writer.write(frame)
                 async with asyncio.timeout(SILENCE_S):
@@ -149,6 +184,7 @@ class FeedServer:
         self._table: bytes | None = None
         self._beat: bytes | None = None
         self._tidings: bytes | None = None
+        self._questions = 0
 
     async def start(self) -> None:
         """Listen. A socket file that a killed controller left behind is replaced.
@@ -210,6 +246,24 @@ class FeedServer:
             if connection.gateway_id == gateway_id:
                 connection.put_leases(_frame(leases))
 
+    async def ask(self, request_id: str, *, timeout_s: float) -> RequestStory | None:
+        """Return what the first gateway that remembers a request tells of it; None: none does, or not in time."""
+        self._questions += 1
+        question = Ask(self._questions, request_id)
+        loop = asyncio.get_running_loop()
+        asking = [loop.create_task(connection.ask(question)) for connection in self._connections]
+        try:
+            for answer in asyncio.as_completed(asking, timeout=timeout_s):
+                if (story := await answer) is not None:
+                    return story
+        except TimeoutError:
+            _log.info("a gateway did not answer within %g s what it remembers of a request", timeout_s)
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+        return None
+
     def reports(self) -> dict[str, Report]:
         """Return the last report of each connected gateway by its id; an empty one before its first."""
         return {connection.gateway_id: connection.report or Report([], []) for connection in self._connections}
@@ -260,8 +314,12 @@ class FeedServer:
             while True:
                 async with asyncio.timeout(SILENCE_S):
                     frame = await _read_frame(reader, bytes_max=FRAME_BYTES_MAX)
-                connection.report = _decode_report(frame)
-                self._tell(connection.gateway_id, connection.report)
+                said = _decode_said(frame)
+                if isinstance(said, Told):
+                    connection.take_told(said)
+                    continue
+                connection.report = said
+                self._tell(connection.gateway_id, said)
         except _LOST as error:
             _log.info("gateway %s left the feed: %s", connection.gateway_id, type(error).__name__)
         finally:
@@ -300,7 +358,7 @@ class FeedClient:
         self._writer: asyncio.StreamWriter | None = None
         self._closed = asyncio.Event()
 
-    async def updates(self) -> AsyncIterator[RoutingTable | Heartbeat | Tidings | Leases | None]:
+    async def updates(self) -> AsyncIterator[Push | None]:
         """Yield what arrives; None when a connection that had brought something was lost. Ends at ``close``."""
         pause_s = PAUSE_FIRST_S
         while not self._closed.is_set():
@@ -320,8 +378,8 @@ class FeedClient:
             await self._pause(pause_s * self._chance.uniform(0.5, 1.0))
             pause_s = min(pause_s * 2, PAUSE_MAX_S)
 
-    def send(self, report: Report) -> None:
-        """Send a report at once if connected, else drop it (the next one has the whole state)."""
+    def send(self, report: Report | Told) -> None:
+        """Send at once if connected, else drop it (the next report has the whole state)."""
         writer = self._writer
         if writer is None or writer.transport.is_closing():
             return
@@ -335,7 +393,7 @@ class FeedClient:
         if self._writer is not None:
             self._writer.transport.abort()
 
-    async def _follow(self) -> AsyncGenerator[RoutingTable | Heartbeat | Tidings | Leases, None]:
+    async def _follow(self) -> AsyncGenerator[Push, None]:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             reader, writer = await asyncio.open_unix_connection(os.fspath(self._path))
         try:

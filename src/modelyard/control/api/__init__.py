@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 import modelyard
 from modelyard.control.api.deploy import Deployments
+from modelyard.control.api.endpoint_stats import Stats
 from modelyard.control.api.endpoints import Endpoints
 from modelyard.control.api.keys import Keys
 from modelyard.control.api.logs import Logs
@@ -23,6 +24,7 @@ from modelyard.control.api.status import StatusPage
 from modelyard.control.api.tenants import Tenants
 from modelyard.control.api.usage import Usage
 from modelyard.control.api.webhooks import Webhooks
+from modelyard.control.api.why import Why
 from modelyard.control.context import Context
 from modelyard.control.internal import internal_routes
 from modelyard.web.app import build_app, json_response
@@ -46,20 +48,8 @@ GATEWAY_ROUTES = (
 
 def declared_routes(context: Context) -> list[AnyRoute]:
     """Return every route that needs an identity. Endpoints come last of their paths: their names may hold slashes."""
-    nouns = (
-        Deployments,
-        Logs,
-        Releases,
-        Rollouts,
-        Endpoints,
-        Registry,
-        Keys,
-        Tenants,
-        Usage,
-        StatusPage,
-        Requests,
-        Webhooks,
-    )
+    of_endpoints = (Deployments, Logs, Releases, Rollouts, Stats, Endpoints)
+    nouns = (*of_endpoints, Registry, Keys, Tenants, Usage, StatusPage, Requests, Webhooks, Why)
     return [route for noun in nouns for route in noun(context).routes()]
 
 
