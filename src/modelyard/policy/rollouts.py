@@ -21,6 +21,8 @@ from modelyard.policy.releases import WHOLE
 from modelyard.policy.scaling import split
 
 ROLLING_STEPS = (WHOLE,)
+REPEAT_S = 5.0
+"""Shortest time after which the numbers of a judgement are written anew: people watch them."""
 
 
 class NotPossibleError(ValueError):
@@ -232,9 +234,8 @@ def decided(endpoint: Endpoint, decision: Decision, now: float) -> Endpoint:
     assert rollout is not None, "only rollouts are judged"
     weight = weight_of(endpoint, rollout.candidate_id)
     judgement = Judgement(now, weight, str(decision.verdict), decision.reason, dict(decision.data))
-    if decision.verdict is not Verdict.WAIT or _is_news(rollout, judgement):
-        rollout = msgspec.structs.replace(rollout, judgements=_with(rollout.judgements, judgement))
-        endpoint = msgspec.structs.replace(endpoint, rollout=rollout)
+    rollout = _remembered(rollout, judgement)
+    endpoint = msgspec.structs.replace(endpoint, rollout=rollout)
     if decision.verdict is Verdict.ROLL_BACK:
         return rolled_back(endpoint, decision.reason, now)
     if decision.verdict is Verdict.PROMOTE and not rollout.is_last_step:
@@ -293,21 +294,17 @@ def _without_kept(endpoint: Endpoint, rollout: Rollout, now: float) -> Endpoint:
     )
 
 
-def _is_news(rollout: Rollout, judgement: Judgement) -> bool:
-    """Say whether a wait is for something else than the last time; running numbers alone are no news."""
-    if not rollout.judgements:
-        return True
-    last = rollout.judgements[-1]
-    return (last.verdict, last.weight, _kind(last.reason)) != (
-        judgement.verdict,
-        judgement.weight,
-        _kind(judgement.reason),
-    )
+def _remembered(rollout: Rollout, new: Judgement) -> Rollout:
+    """Return the rollout with ``new``: as another judgement, or for the last one where only its numbers went on."""
+    last = rollout.judgements[-1] if rollout.judgements else None
+    is_repeated = last is not None and _kind(last) == _kind(new)
+    if is_repeated and last is not None and new.at - last.at < REPEAT_S:
+        return rollout
+    before = rollout.judgements[:-1] if is_repeated else rollout.judgements
+    return msgspec.structs.replace(rollout, judgements=(*before, new)[-JUDGEMENTS_KEPT:])
 
 
-def _kind(reason: str) -> str:
-    return "".join(letter for letter in reason if not letter.isdigit())
-
-
-def _with(judgements: tuple[Judgement, ...], new: Judgement) -> tuple[Judgement, ...]:
-    return (*judgements, new)[-JUDGEMENTS_KEPT:]
+def _kind(judgement: Judgement) -> tuple[str, int, str]:
+    """Return what makes a judgement another one; running numbers do not."""
+    words = "".join(letter for letter in judgement.reason if not letter.isdigit())
+    return judgement.verdict, judgement.weight, words

@@ -1,6 +1,6 @@
 """Endpoints: list, get, change, delete, events."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -80,8 +80,8 @@ class Endpoints:
             if faults:
                 raise refusal("This endpoint cannot be changed so.", faults)
             if after.releases != endpoint.releases:
-                named = {one.version_id for one in after.releases if one.weight or one.shadow}
-                after = _without_rollout(after, names, named)
+                _check_free(endpoint, names)
+                after = settled(after, {one.version_id for one in after.releases if one.weight or one.shadow})
             if after != endpoint:
                 await store.put_endpoint(after)
                 reason = f"asked for with key {call.identity.key_id}"
@@ -112,12 +112,11 @@ class Endpoints:
         return Page([event_view(event) for event in events])
 
 
-def _without_rollout(endpoint: Endpoint, names: Mapping[str, str], named: Collection[str]) -> Endpoint:
+def _check_free(endpoint: Endpoint, names: Mapping[str, str]) -> None:
     try:
         check_free(endpoint, names)
     except NotPossibleError as error:
         raise conflict(f"The shares cannot be changed: {error}.", param="releases") from None
-    return settled(endpoint, named)
 
 
 async def find_living(context: Context, call: Call[Any, Empty]) -> Endpoint:
