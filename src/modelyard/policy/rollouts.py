@@ -280,7 +280,7 @@ def _reached(endpoint: Endpoint, weight: int, now: float) -> Endpoint:
         ended_at=now,
         kept_until=now + rollout.keep_s,
     )
-    return msgspec.structs.replace(endpoint, rollout=rollout)
+    return _without_kept(msgspec.structs.replace(endpoint, rollout=rollout), rollout, now)
 
 
 def _without_kept(endpoint: Endpoint, rollout: Rollout, now: float) -> Endpoint:
