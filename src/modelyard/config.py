@@ -134,6 +134,10 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Longest pause between two starts of a crashing replica."""
     hang_timeout_s: Positive = 30.0
     """Time a ready replica may fail its probes, or make no token while it has requests, before it is killed."""
+    rollout_interval_s: Positive = 1.0
+    """Pause between two looks at the rollouts that are under way."""
+    keep_previous_s: Count = 600
+    """Seconds that the previous version keeps its replicas after a rollout, so that going back takes no load."""
     kept_s: Positive = 86_400.0
     """Time that detached requests, and answers to an Idempotency-Key, are kept."""
     kept_requests_max: PositiveInt = 10_000

@@ -25,6 +25,7 @@ from modelyard.cli.output import (
     show_table,
     stage_text,
 )
+from modelyard.cli.rollouts import rollout_text
 from modelyard.cli.serving import Share, release_text, serving_options, serving_text
 
 
@@ -87,6 +88,7 @@ def show(name: str, *, platform: Platform, is_json: bool, is_quiet: bool) -> Non
             "Scale": _scale(endpoint),
             "Tier": tier_text(endpoint),
             "Size": size_text(endpoint),
+            "Rollout": rollout_text(rollout) if (rollout := endpoint.get("rollout")) else "",
             "Served": serving_text(endpoint["serving"]),
             "Load": f"{endpoint['in_flight']} running, {endpoint['queued']} waiting",
             "Created": moment(endpoint["created_at"]),

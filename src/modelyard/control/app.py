@@ -25,6 +25,7 @@ from modelyard.control.leadership import Leadership
 from modelyard.control.leases import LeaseOffice
 from modelyard.control.loops import Loops, Parts
 from modelyard.control.requests import RequestDesk
+from modelyard.control.rollouts import Rollouts
 from modelyard.control.signals import Signals
 from modelyard.control.table import TablePublisher
 from modelyard.control.tidings import TidingsPublisher
@@ -117,6 +118,16 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         size=loops.size,
         forecast=forecasts.profile,
     )
+    rollouts = Rollouts(
+        store=store,
+        clock=clock,
+        changing=context.changing,
+        windows=signals,
+        passed=loops.passed,
+        refresh=publisher.refresh,
+        wake=loops.wake,
+        interval_s=config.control.rollout_interval_s,
+    )
     api = build_api(context, console(context))
     listener = server.bind(data.control_socket)
     try:
@@ -126,8 +137,8 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve(api, listener, stop), name="the management API")
             keeping = partial(leadership.keep, stop)
-            others = (keeping, delivery.run, tidings.run, leases.run, desk.run, webhooks.run, forecasts.run)
-            group.create_task(loops.run(stop, *others), name="the loops")
+            others = (delivery.run, tidings.run, leases.run, desk.run, webhooks.run, forecasts.run, rollouts.run)
+            group.create_task(loops.run(stop, keeping, *others), name="the loops")
         await _deliver_rest(delivery)
         await leadership.resign()
     finally:

@@ -31,12 +31,22 @@ from modelyard.policy.packing import NoRoom
 from modelyard.policy.progress import Fetch, View
 from modelyard.policy.reconcile import Pace, crashes, plan
 from modelyard.policy.releases import main_release
+from modelyard.policy.rollouts import sizes
 from modelyard.stores import ControlStore
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What a pass came to: the endpoint's size, and why versions of it cannot start."""
+
+    replicas: int
+    troubles: Mapping[str, SupplyError]
+    has_rollout: bool
 
 
 @dataclass(slots=True)
 class Tools:
-    """What passes share. ``memories`` are the scaling policy's, by endpoint id."""
+    """What passes share. ``memories`` are the scaling policy's, by endpoint id; ``passed`` the last passes' results."""
 
     store: ControlStore
     observer: Observer
@@ -48,6 +58,7 @@ class Tools:
     pace: Pace
     publish: Callable[[], Awaitable[None]]
     memories: dict[str, scaling.Memory] = field(default_factory=dict)
+    passed: dict[str, Passed] = field(default_factory=dict)
 
 
 async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
@@ -58,12 +69,11 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
     seen = tools.sizing.look(endpoint, world, settings, load_s, memory)
 
     decision = scaling.decide(endpoint.scaling, memory, seen, endpoint.autoscale)
-    tools.sizing.note(endpoint.id, seen, decision)
-
     evicted = tools.placer.evicted(replica.id for replica in world.replicas.get(endpoint.id, ()))
     if evicted:
         decision = without(decision, evicted)
-    wanted = scaling.split(decision.replicas, endpoint.releases)
+    tools.sizing.note(endpoint.id, seen, decision)
+    wanted = sizes(decision.replicas, endpoint, world.unix_s)
     situation = situation_of(
         endpoint, wanted, decision.reason, world, tools.observer, is_first=memory is None, evicted=evicted.keys()
     )
@@ -96,10 +106,12 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
         is_proven=is_proven(endpoint) or decision.memory.is_proven,
         size_reason=decision.reason,
         waiting=next((action.reason for action in actions if isinstance(action, Wait)), ""),
-        troubles=starts.troubles,
+        troubles={version_id: str(error) for version_id, error in starts.troubles.items()},
         no_room=starts.no_room,
         fetch=starts.fetch,
     )
+    has_rollout = endpoint.rollout is not None and endpoint.rollout.is_live and not endpoint.is_deleted
+    tools.passed[endpoint.id] = Passed(decision.replicas, starts.troubles, has_rollout)
     has_changed |= await remember(endpoint, view, memory, decision, seen, tools.store)
     tools.memories[endpoint.id] = decision.memory
     return has_changed
@@ -120,7 +132,7 @@ class Starts:
     world: World
     tools: Tools
     records: dict[str, Replica]
-    troubles: dict[str, str] = field(default_factory=dict)
+    troubles: dict[str, SupplyError] = field(default_factory=dict)
     """Why nothing of a version can start at all, by its id."""
     no_room: str = ""
     fetch: Fetch | None = None
@@ -141,7 +153,7 @@ class Starts:
                 return False
             supply = tools.supplies.supply(version)
         except SupplyError as error:
-            self.troubles[version.id] = str(error)
+            self.troubles[version.id] = error
             tools.placer.give_up(replica.id)  # nobody else must wait for the room of what cannot start
             return False
         if isinstance(supply, Fetch):

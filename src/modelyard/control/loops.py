@@ -9,7 +9,7 @@ endpoint, a replica that became ready or got worse, the end of a long action.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +17,7 @@ from modelyard.clock import Clock
 from modelyard.config import Config
 from modelyard.control.artifacts import ArtifactStore
 from modelyard.control.executor import Executor
-from modelyard.control.flow import Tools, run_pass
+from modelyard.control.flow import Passed, Tools, run_pass
 from modelyard.control.forecasts import Forecasts
 from modelyard.control.loadtimes import LoadTimes
 from modelyard.control.observer import Observer, Target
@@ -95,6 +95,10 @@ class Loops:
     def size(self, endpoint_id: str) -> tuple[scaling.Seen, scaling.Decision] | None:
         """Return what the last pass saw of an endpoint and which size it decided; None before the first."""
         return self._tools.sizing.decisions.get(endpoint_id) if self._tools else None
+
+    def passed(self) -> Mapping[str, Passed]:
+        """Return what the last pass over each endpoint came to, by endpoint id."""
+        return self._tools.passed if self._tools else {}
 
     async def run(self, stop: asyncio.Event, *others: Callable[[], Awaitable[None]]) -> None:
         """Run the loops and ``others`` until ``stop`` is set; engines go on running.
@@ -198,6 +202,7 @@ class Loops:
             passes.spawn(endpoint_id, partial(self._pass, endpoint_id, world, tools))
         for endpoint_id in tools.memories.keys() - world.endpoints.keys() - busy_endpoints:
             del tools.memories[endpoint_id]
+            tools.passed.pop(endpoint_id, None)
 
     async def _pass(self, endpoint_id: str, world: World, tools: Tools) -> None:
         endpoint = world.endpoints.get(endpoint_id)

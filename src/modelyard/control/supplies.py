@@ -22,7 +22,11 @@ from modelyard.stores import ControlStore
 
 
 class SupplyError(Exception):
-    """Why no replica of a version can start, in our words."""
+    """Why no replica of a version can start, in our words; ``attempts`` to change that failed, None: none can help."""
+
+    def __init__(self, reason: str, *, attempts: int | None = None) -> None:
+        super().__init__(reason)
+        self.attempts = attempts
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +130,11 @@ class Supplies:
             return _fetch_of(copying, self._clock.monotonic_s())
         failed = self._failed.get(version.id)
         if failed is not None and self._clock.monotonic_s() < failed.retry_s:
-            raise SupplyError(failed.reason)
+            raise SupplyError(failed.reason, attempts=failed.times)
         self._copying[version.id] = copying = _Copying(self._clock.monotonic_s())
         self._tasks.spawn(f"fetch {version.id}", lambda: self._fetch(engine, version, copying))
         if failed is not None:
-            raise SupplyError(failed.reason)  # still the truth until the new try says otherwise
+            raise SupplyError(failed.reason, attempts=failed.times)  # still the truth until the new try says otherwise
         return _fetch_of(copying, self._clock.monotonic_s())
 
     async def _fetch(self, engine: Engine, version: ModelVersion, copying: _Copying) -> None:

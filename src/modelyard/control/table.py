@@ -14,7 +14,7 @@ import msgspec
 from modelyard.config import PriceConfig
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import Report
-from modelyard.domain.endpoints import Endpoint
+from modelyard.domain.endpoints import Endpoint, Release
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.routing_table import EndpointRoute, ReleaseRoute, ReplicaRoute, RoutingTable
 from modelyard.engines import Engines
@@ -105,12 +105,7 @@ class TablePublisher:
         self, endpoint: Endpoint, versions: Mapping[str, ModelVersion], replicas: Sequence[Replica]
     ) -> EndpointRoute:
         routes, extras, context_length = self._capabilities(
-            [
-                version
-                for release in endpoint.releases
-                # What a shadow can do is nobody's business: it answers no caller.
-                if not release.shadow and (version := versions.get(release.version_id))
-            ]
+            [version for release in _answering(endpoint) if (version := versions.get(release.version_id))]
         )
         kv_tokens = {replica.version_id: self._kv_tokens(versions.get(replica.version_id)) for replica in replicas}
         return EndpointRoute(
@@ -156,6 +151,13 @@ class TablePublisher:
         if not routes:
             return frozenset(), frozenset(), 0
         return frozenset.intersection(*routes), frozenset.intersection(*extras), min(lengths, default=0)
+
+
+def _answering(endpoint: Endpoint) -> list[Release]:
+    """Return the releases that answer callers: what a shadow, or a candidate without traffic, can do is nobody's
+    business."""
+    weighted = [release for release in endpoint.releases if release.weight]
+    return weighted or [release for release in endpoint.releases if not release.shadow]
 
 
 def _releases(

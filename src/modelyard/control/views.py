@@ -9,6 +9,7 @@ from modelyard.domain.endpoints import Endpoint, EndpointStatus
 from modelyard.domain.fleet import ReplicaState
 from modelyard.policy import scaling
 from modelyard.policy.reconcile import LIVE, ReplicaSeen, Situation, Stray
+from modelyard.policy.rollouts import spares
 
 _PROVEN = frozenset({EndpointStatus.RUNNING, EndpointStatus.SCALING, EndpointStatus.STOPPED})
 
@@ -21,12 +22,12 @@ def is_proven(endpoint: Endpoint) -> bool:
 def size_of(endpoint: Endpoint, world: World, *, slots: int) -> scaling.Seen:
     """Return what the scaling policy sees of ``endpoint``, whose replicas take ``slots`` requests at once."""
     running = {process.replica_id for process in world.processes.get(endpoint.id, ()) if process.is_running}
-    shadows = {release.version_id for release in endpoint.releases if release.shadow}
+    spare = {release.version_id for release in endpoint.releases if release.shadow} | spares(endpoint)
     live = [
         replica
         for replica in world.replicas.get(endpoint.id, ())
         if replica.state in LIVE
-        and replica.version_id not in shadows  # they take no demand off the others
+        and replica.version_id not in spare  # they take no demand off the others, or are there for a while only
         and (replica.id in running or replica.state is ReplicaState.STARTING)
     ]
     # What engines, signals and forecasts know on top of this is added in ``control/sizing.py``.

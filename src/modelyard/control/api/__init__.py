@@ -23,6 +23,7 @@ from modelyard.control.api.plan import Plans
 from modelyard.control.api.registry import Registry
 from modelyard.control.api.releases import Releases
 from modelyard.control.api.requests import Requests
+from modelyard.control.api.rollouts import Rollouts
 from modelyard.control.api.status import StatusPage
 from modelyard.control.api.tenants import Tenants
 from modelyard.control.api.usage import Usage
@@ -56,6 +57,7 @@ def declared_routes(context: Context) -> list[AnyRoute]:
         Plans,
         Logs,
         Releases,
+        Rollouts,
         Stats,
         EndpointWhy,
         ForecastPages,

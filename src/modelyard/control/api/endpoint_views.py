@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 from starlette.requests import Request
 
+from modelyard.control.api.rollout_views import RolloutView, rollout_view
 from modelyard.control.api.serving import ServingView, serving_view
 from modelyard.control.context import Context
 from modelyard.domain.catalog import ModelVersion
@@ -111,6 +112,8 @@ class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
     scale_to_zero_after_idle_seconds: float
     canary_weight: int
     releases: list[ReleaseView]
+    rollout: RolloutView | None
+    """A rollout that is under way, or the last one that ended."""
     owner_id: str
     scaling_metric: str
     scaling_target: float
@@ -172,6 +175,7 @@ def endpoint_view(
             for release in endpoint.releases
             for version in (versions.get(release.version_id),)
         ],
+        rollout=rollout_view(endpoint, versions),
         owner_id=endpoint.tenant_id,
         scaling_metric=endpoint.scaling.metric,
         scaling_target=endpoint.scaling.target_value,
