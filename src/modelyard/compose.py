@@ -15,11 +15,14 @@ import socket
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from modelyard.clock import SystemClock
-from modelyard.config import Config, DataDirectory
+from modelyard.clock import Clock, SystemClock
+from modelyard.config import Config, DataDirectory, FleetConfig
 from modelyard.errors import StartupError
+
+if TYPE_CHECKING:
+    from modelyard.fleet import Fleet
 
 BACKLOG = 2048
 UNSENT_BYTES = 32 * 1024
@@ -154,7 +157,6 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     from modelyard.control.app import run_control
     from modelyard.engines.llamacpp import LlamaCppEngine
     from modelyard.engines.simulated import SimulatedEngine
-    from modelyard.fleet.local import LocalFleet
     from modelyard.metering.delivery import Delivery
     from modelyard.observe.logs import setup_logging
     from modelyard.stores.feed import FeedServer
@@ -185,7 +187,7 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
             usage=usage,
             requests=SqlRequestStore(database),
             fetcher=fetcher,
-            fleet=LocalFleet(data.replicas, clock),
+            fleet=_fleet(config.fleet, data, clock),
             engines=engines,
             feed=FeedServer(data.feed_socket, shared.internal_token),
             delivery=Delivery(data.journal, usage, config.control.delivery_interval_s),
@@ -199,11 +201,22 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     _run(serve)
 
 
+def _fleet(settings: FleetConfig, data: DataDirectory, clock: Clock) -> "Fleet":
+    if settings.kind == "simulated":
+        from modelyard.fleet.simulated import SimulatedFleet
+
+        return SimulatedFleet(data.replicas, clock)
+    from modelyard.fleet.local import LocalFleet
+
+    return LocalFleet(data.replicas, clock)
+
+
 def stop_engines(data: DataDirectory, *, grace_s: float) -> None:
     """Stop every engine that runs for this data directory; returns when they are gone."""
-    from modelyard.fleet.local import stop_all
+    from modelyard.fleet import local, simulated
 
-    stop_all(data.replicas, grace_s)
+    simulated.stop_all(data.replicas, grace_s)
+    local.stop_all(data.replicas, grace_s)
 
 
 def _run(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
