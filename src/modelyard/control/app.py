@@ -98,6 +98,7 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         refresh=lambda: _refresh(tidings, publisher),
         health=loops.health,
         gateways=feed.reports,
+        rounds=loops.times.status,
     )
     api = build_api(context, console(context))
     listener = server.bind(data.control_socket)

@@ -17,6 +17,7 @@ from modelyard.domain.demand import Report
 from modelyard.domain.routing_table import Heartbeat
 from modelyard.engines import Engines
 from modelyard.fleet import Fleet
+from modelyard.observe.rounds import RoundStatus, RoundTimes
 from modelyard.stores import ControlStore, UsageStore
 
 
@@ -44,5 +45,7 @@ class Context:
     """Whether the store answers, as the gateways are told."""
     gateways: Callable[[], dict[str, Report]]
     """The last report of each connected gateway by its id."""
+    rounds: Callable[[], RoundStatus] = field(default_factory=lambda: RoundTimes().status)
+    """How long reconcile rounds take."""
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held from reading an endpoint to storing what became of it, so that two changes at once both happen."""

@@ -30,6 +30,7 @@ from modelyard.domain.fleet import ReplicaState
 from modelyard.domain.routing_table import Heartbeat, ReplicaSnapshot
 from modelyard.engines import Engines
 from modelyard.fleet import Fleet
+from modelyard.observe.rounds import Round, RoundTimes
 from modelyard.policy.reconcile import Pace, Situation, plan
 from modelyard.stores import ControlStore, StoreUnavailableError, TableFeed
 
@@ -70,6 +71,7 @@ class Loops:
         self._begun_s = parts.clock.monotonic_s()
         self._is_published = False
         self._tools: Tools | None = None
+        self.times = RoundTimes()
         parts.feed.on_report(self._hear)
 
     def wake(self) -> None:
@@ -159,6 +161,7 @@ class Loops:
     async def _round(self, tools: Tools, actions: KeyedTasks, passes: KeyedTasks) -> None:
         parts = self._parts
         self._woken.clear()
+        this_round = self.times.begin(parts.clock.monotonic_s())
         reports = parts.feed.reports()
         busy_endpoints, busy_replicas = passes.keys(), actions.keys()
         async with asyncio.timeout(OBSERVE_TIMEOUT_S):
@@ -173,9 +176,17 @@ class Loops:
             )
         tools.observer.watch(self._targets(world, tools))
         for endpoint_id in {*world.endpoints, *world.processes} - busy_endpoints:
-            passes.spawn(endpoint_id, partial(self._pass, endpoint_id, world, tools))
+            this_round.pass_began()
+            passes.spawn(endpoint_id, partial(self._timed_pass, endpoint_id, world, tools, this_round))
         for endpoint_id in tools.memories.keys() - world.endpoints.keys() - busy_endpoints:
             del tools.memories[endpoint_id]
+        this_round.ended(parts.clock.monotonic_s())
+
+    async def _timed_pass(self, endpoint_id: str, world: World, tools: Tools, of: Round) -> None:
+        try:
+            await self._pass(endpoint_id, world, tools)
+        finally:
+            of.ended(self._parts.clock.monotonic_s())
 
     async def _pass(self, endpoint_id: str, world: World, tools: Tools) -> None:
         endpoint = world.endpoints.get(endpoint_id)

@@ -224,7 +224,7 @@ class SimulatedFleet:
             return stored.exit_reason  # of a host that was ended with all its replicas (``stop_all``)
         if record.pid not in self._endings:
             self._endings[record.pid] = reason_of(exit_code(record.pid), is_stopping=False)
-        return f"its host {self._endings[record.pid]}"
+        return f"its host ended: {self._endings[record.pid]}"
 
     def _write(self, record: ProcessRecord) -> None:
         self._records.write(record)
