@@ -160,6 +160,7 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     from modelyard.metering.delivery import Delivery
     from modelyard.observe.logs import setup_logging
     from modelyard.stores.feed import FeedServer
+    from modelyard.stores.mirror import MirroredStore
     from modelyard.stores.sql import SqlControlStore, SqlRequestStore, SqlUsageStore, open_database
     from modelyard.web.addresses import networks
     from modelyard.web.fetcher import Fetcher
@@ -183,7 +184,7 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
         await run_control(
             config=config,
             data=data,
-            store=SqlControlStore(database),
+            store=MirroredStore(SqlControlStore(database), clock),
             usage=usage,
             requests=SqlRequestStore(database),
             fetcher=fetcher,

@@ -4,7 +4,7 @@ This is the contract. Every method is one transaction: it happens wholly or
 not at all. ``tests/conformance`` runs the same suites against every backend.
 """
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -135,6 +135,10 @@ class ControlStore(Protocol):
 
     async def observed_load_s(self, version_id: str) -> list[float]:
         """Return the last (at most 10) measured seconds from start to ready of this version."""
+        ...
+
+    async def observed_loads(self) -> Mapping[str, list[float]]:
+        """Return the same of every version that was measured, by its id."""
         ...
 
     async def add_observed_load(self, version_id: str, seconds: float) -> None:
