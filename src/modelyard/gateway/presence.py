@@ -25,6 +25,8 @@ from modelyard.stores import TableFollower
 SILENCE_S_MAX = 3.0
 """Heartbeats come every second; after this long without one the controller counts as away."""
 REPORT_INTERVAL_S = 1.0
+KEEP_PAUSE = 10
+"""Pause between two copies of the table on disk, in times of what one takes."""
 
 _log = logging.getLogger(__name__)
 _encode = msgspec.msgpack.Encoder().encode
@@ -120,7 +122,10 @@ class ControllerPresence:
             await self._has_unkept.wait()
             self._has_unkept.clear()
             if self._unkept is not None:
+                began_s = self.clock.monotonic_s()
                 await asyncio.to_thread(self._keep, self._unkept)
+                # A table of thousands of endpoints may change many times a second: its copies take a small share of it.
+                await asyncio.sleep((self.clock.monotonic_s() - began_s) * KEEP_PAUSE)
 
     async def report(self) -> None:
         """Report every second, until cancelled."""
