@@ -41,6 +41,7 @@ from modelyard.fleet.records import ProcessRecord, Records
 CALL_TIMEOUT_S = 5.0
 HOST_START_S = 20.0
 _POLL_S = 0.02
+_DYING_S = 1.0
 _ANSWER_BYTES_MAX = 64 * 1024 * 1024
 
 
@@ -173,7 +174,7 @@ class SimulatedFleet:
     def _observe(self) -> list[Observed]:
         with self._lock:
             self._settle()
-            return [_observed(record) for _, record in sorted(self._known.items())]
+            return [_observed(record) for record in self._known.values()]
 
     # --- under the lock ----------------------------------------------------------------
 
@@ -214,11 +215,13 @@ class SimulatedFleet:
         """
         if record.boot_id == processes.boot_id() and processes.is_alive(record.pid, record.start_time):
             identity = read_identity(self._records.root)
-            if identity is not None and identity.pid == record.pid:
+            if identity is None or identity.pid != record.pid:
+                # A replica of ``fleet.kind = "local"``: this fleet cannot own it, and nobody else does.
+                processes.signal_group(record.pid, signal.SIGKILL)
+                return "ended: the fleet is simulated now"
+            # A process that is being killed closes its sockets first.
+            if not _wait(lambda: not processes.is_alive(record.pid, record.start_time), _DYING_S):
                 raise FleetError(f"The host of the simulated replicas (pid {record.pid}) does not answer.")
-            # A replica of ``fleet.kind = "local"``: this fleet cannot own it, and nobody else does.
-            processes.signal_group(record.pid, signal.SIGKILL)
-            return "ended: the fleet is simulated now"
         stored = self._records.read(record.replica_id)
         if stored is not None and stored.exit_reason:
             return stored.exit_reason  # of a host that was ended with all its replicas (``stop_all``)

@@ -1,6 +1,5 @@
 """From one routing table to the next: what changed, and the table that it makes again; pure."""
 
-import operator
 from collections.abc import Collection, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
