@@ -15,11 +15,15 @@ import socket
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from modelyard.clock import SystemClock
-from modelyard.config import Config, DataDirectory
+from modelyard.clock import Clock, SystemClock
+from modelyard.config import Config, DataDirectory, FleetConfig
 from modelyard.errors import StartupError
+
+if TYPE_CHECKING:
+    from modelyard.fleet import Fence, Fleet
+    from modelyard.fleet.machine import Machine
 
 BACKLOG = 2048
 UNSENT_BYTES = 32 * 1024
@@ -156,11 +160,11 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     from modelyard.engines.llamacpp import LlamaCppEngine
     from modelyard.engines.simulated import SimulatedEngine
     from modelyard.fleet import Fence, declared, processes
-    from modelyard.fleet.local import LocalFleet
     from modelyard.fleet.machine import Machine, weights_in
     from modelyard.metering.delivery import Delivery
     from modelyard.observe.logs import setup_logging
     from modelyard.stores.feed import FeedServer
+    from modelyard.stores.mirror import MirroredStore
     from modelyard.stores.sql import SqlControlStore, SqlLeaderStore, SqlRequestStore, SqlUsageStore, open_database
     from modelyard.web.addresses import networks
     from modelyard.web.fetcher import Fetcher
@@ -201,11 +205,11 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
         await run_control(
             config=config,
             data=data,
-            store=SqlControlStore(database),
+            store=MirroredStore(SqlControlStore(database), clock),
             usage=usage,
             requests=SqlRequestStore(database),
             fetcher=fetcher,
-            fleet=LocalFleet(data.replicas, clock, machine, fence),
+            fleet=_fleet(config.fleet, data, clock, machine, fence),
             leadership=leadership,
             engines=engines,
             feed=FeedServer(data.feed_socket, shared.internal_token),
@@ -220,11 +224,22 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     _run(serve)
 
 
+def _fleet(settings: FleetConfig, data: DataDirectory, clock: Clock, machine: "Machine", fence: "Fence") -> "Fleet":
+    if settings.kind == "simulated":
+        from modelyard.fleet.simulated import SimulatedFleet
+
+        return SimulatedFleet(data.replicas, clock, machine, fence)
+    from modelyard.fleet.local import LocalFleet
+
+    return LocalFleet(data.replicas, clock, machine, fence)
+
+
 def stop_engines(data: DataDirectory, *, grace_s: float) -> None:
     """Stop every engine that runs for this data directory; returns when they are gone."""
-    from modelyard.fleet.local import stop_all
+    from modelyard.fleet import local, simulated
 
-    stop_all(data.replicas, grace_s)
+    simulated.stop_all(data.replicas, grace_s)
+    local.stop_all(data.replicas, grace_s)
 
 
 def _run(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:

@@ -149,8 +149,8 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where replicas run."""
 
-    kind: Literal["local"] = "local"
-    """``local``: processes of this machine."""
+    kind: Literal["local", "simulated"] = "local"
+    """``local``: processes of this machine; ``simulated``: many simulated engines in one process, for trials."""
     threads: Count = 0
     """CPU threads a replica may use; 0: all cores of the machine."""
     memory_reserve_bytes: Count = 512 * 1024 * 1024

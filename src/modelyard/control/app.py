@@ -117,6 +117,7 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         recall=partial(feed.ask, timeout_s=RECALL_TIMEOUT_S),
         size=loops.size,
         forecast=forecasts.profile,
+        rounds=loops.times.status,
     )
     rollouts = Rollouts(
         store=store,

@@ -119,6 +119,15 @@ class Placer:
         first = [one.endpoint_id for one in eviction.turns(waiting, loads)]
         return [*first, *sorted(set(endpoint_ids) - set(first))]
 
+    def claimed_of(self, world: World) -> set[str]:
+        """Return the endpoints of which a replica must go."""
+        victims = {victim for claim in self._claims.values() for victim in claim.victims}
+        return (
+            {id for id, replicas in world.replicas.items() if any(one.id in victims for one in replicas)}
+            if victims
+            else set()
+        )
+
     def evicted(self, replica_ids: Iterable[str]) -> dict[str, str]:
         """Return which of these replicas must go, with the reason."""
         wanted = {victim: claim.reason for claim in self._claims.values() for victim in claim.victims}

@@ -67,6 +67,24 @@ class RoutingTable(msgspec.Struct, frozen=True, tag="table"):
     endpoints: tuple[EndpointRoute, ...]
 
 
+class TableChange(msgspec.Struct, frozen=True, tag="change"):
+    """What makes the table ``revision`` of the table ``base`` of the same ``epoch``.
+
+    Rows that are there already are replaced in their place, others come at the end; ``gone_…`` are ids of rows that
+    are no more.
+    """
+
+    epoch: str
+    base: int
+    revision: int
+    tenants: tuple[Tenant, ...] = ()
+    keys: tuple[ApiKey, ...] = ()
+    endpoints: tuple[EndpointRoute, ...] = ()
+    gone_tenants: tuple[str, ...] = ()
+    gone_keys: tuple[str, ...] = ()
+    gone_endpoints: tuple[str, ...] = ()
+
+
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """Sent every second. While ``is_authoritative`` is false (database locked or gone) a gateway must not
     judge keys it does not know: it answers 503 instead of 401."""

@@ -8,11 +8,8 @@ Its environment is minimal: nothing of the platform is in it.
 """
 
 import asyncio
-import contextlib
 import os
-import random
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -26,19 +23,15 @@ from modelyard.domain.nodes import Placement
 from modelyard.fleet import Address, Fence, FleetError, NodeSeen, Observed, StartOrder, processes
 from modelyard.fleet.accelerators import cuda_environment
 from modelyard.fleet.declared import LOCAL
+from modelyard.fleet.endings import STOPPED, exit_code, reason_of
 from modelyard.fleet.logs import last_lines, log_lines
 from modelyard.fleet.machine import Machine
+from modelyard.fleet.ports import HOST, free_port, is_free
 from modelyard.fleet.records import REPLICA_ID_VARIABLE, ProcessRecord, Records
-
-HOST = "127.0.0.1"
 
 _POLL_S = 0.02
 _KILLED_WITHIN_S = 10.0
 """How long a killed process may need to vanish (a big one unmaps its memory first)."""
-_PORT_FIRST = 20_000
-_PORT_TRIES = 200
-_STOPPED = "stopped"
-_UNSEEN = "exited (its exit code was not seen)"
 
 
 class LocalFleet:
@@ -99,9 +92,9 @@ class LocalFleet:
             port = self._records.read_port(replica_id)
             record = self._records.read(replica_id)
             runs = record is not None and _is_running(record)
-            if not port or not (runs or _is_free(port)):
+            if not port or not (runs or is_free(port)):
                 taken = {self._records.read_port(other) for other in self._records.replica_ids() if other != replica_id}
-                port = _free_port(taken)
+                port = free_port(taken)
                 self._records.write_port(replica_id, port)
             return Address(host=HOST, port=port, work_dir=str(folder))
 
@@ -185,7 +178,7 @@ class LocalFleet:
         if record.exit_reason or _is_running(record):
             return record
         _kill_rest(record)
-        record = _ended(record, _exit_code(record.pid), self._records.log(record.replica_id))
+        record = _ended(record, exit_code(record.pid), self._records.log(record.replica_id))
         self._records.write(record)
         return record
 
@@ -215,7 +208,7 @@ def stop_all(root: Path, grace_s: float) -> None:
         _kill_rest(record)
     _wait_sync(lambda: not any(_is_running(record) for record in running), _KILLED_WITHIN_S)
     for record in running:
-        records.write(msgspec.structs.replace(record, is_stopping=True, exit_reason=_STOPPED))
+        records.write(msgspec.structs.replace(record, is_stopping=True, exit_reason=STOPPED))
 
 
 def _spawn(order: StartOrder, folder: Path, log: Path) -> int:
@@ -278,22 +271,13 @@ def _kill_rest(record: ProcessRecord) -> None:
         processes.signal_group(record.pid, signal.SIGKILL)
 
 
-def _exit_code(pid: int) -> int | None:
-    """Reap a child of ours and return its exit code as ``subprocess`` counts; None for somebody else's child."""
-    try:
-        reaped, status = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return None
-    return os.waitstatus_to_exitcode(status) if reaped else None
-
-
 def _ended(record: ProcessRecord, code: int | None, log: Path) -> ProcessRecord:
     """Return the record of a process that ended: how, why as far as the kernel says, and its last words."""
     # The kernel counts for the whole machine; a SIGKILL that nobody of ours sent, while the count rose, was this.
     is_out_of_memory = (
         not record.is_stopping and code in (None, -signal.SIGKILL) and processes.oom_kills() > record.oom_kills
     )
-    reason = _reason(code, is_stopping=record.is_stopping)
+    reason = reason_of(code, is_stopping=record.is_stopping)
     if is_out_of_memory:
         reason = "killed by the kernel: out of memory"
     return msgspec.structs.replace(
@@ -302,52 +286,6 @@ def _ended(record: ProcessRecord, code: int | None, log: Path) -> ProcessRecord:
         is_out_of_memory=is_out_of_memory,
         last_lines=() if record.is_stopping else last_lines(log),
     )
-
-
-def _reason(code: int | None, *, is_stopping: bool) -> str:
-    if is_stopping:
-        return _STOPPED
-    if code is None:
-        return _UNSEEN
-    if code >= 0:
-        return f"exited with code {code}"
-    if -code == signal.SIGKILL:
-        return "killed by SIGKILL"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As servers do: connections of an earlier process in TIME_WAIT do not count.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with contextlib.suppress(OSError):
-            probe.bind((HOST, port))
-            return True
-    return False
-
-
-def _free_port(taken: set[int]) -> int:
-    """Return a port that nobody listens on, from below the range that the kernel gives to outgoing connections.
-
-    The engine binds it a moment later; a port of that range could go to any connection of the machine in between.
-    """
-    chance = random.SystemRandom()
-    for _ in range(_PORT_TRIES):
-        port = chance.randrange(_PORT_FIRST, _outgoing_first())
-        if port not in taken and _is_free(port):
-            return port
-    raise FleetError(f"No free port between {_PORT_FIRST} and {_outgoing_first()} for a replica.")
-
-
-def _outgoing_first() -> int:
-    try:
-        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        first = 0
-    return first if first >= _PORT_FIRST + 1000 else 65_536
 
 
 def _wait_sync(is_done: Callable[[], bool], limit_s: float) -> bool:

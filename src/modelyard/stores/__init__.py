@@ -176,6 +176,10 @@ class ControlStore(Protocol):
         """Return the last (at most 10) measured seconds from start to ready of this version."""
         ...
 
+    async def observed_loads(self) -> Mapping[str, list[float]]:
+        """Return the same of every version that was measured, by its id."""
+        ...
+
     async def add_observed_load(self, version_id: str, seconds: float) -> None:
         """Remember one measured load time."""
         ...
