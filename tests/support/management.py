@@ -20,6 +20,7 @@ from modelyard.console import build_console
 from modelyard.control.api import build_api
 from modelyard.control.context import Context
 from modelyard.control.requests import RequestDesk
+from modelyard.control.signals import Signals
 from modelyard.control.webhooks import WebhookSender
 from modelyard.domain.demand import Report
 from modelyard.domain.routing_table import Heartbeat
@@ -32,6 +33,7 @@ from modelyard.domain.tenants import (
     Scope,
     Tenant,
 )
+from modelyard.domain.why import RequestStory
 from modelyard.engines.simulated import SimulatedEngine
 from modelyard.fleet.local import LocalFleet
 from modelyard.ids import hash_secret, new_api_key
@@ -75,6 +77,7 @@ class Management:
     waked: list[float] = field(default_factory=list)
     refreshed: list[float] = field(default_factory=list)
     gateways: dict[str, Report] = field(default_factory=dict)
+    stories: dict[str, RequestStory] = field(default_factory=dict)
 
     def client(self, identity: Identity | None, *, token: str | None = TOKEN) -> httpx2.AsyncClient:
         """Return a client whose requests look like a gateway's for ``identity``."""
@@ -128,6 +131,10 @@ async def management(folder: Path, config: Config | None = None) -> AsyncIterato
     waked: list[float] = []
     refreshed: list[float] = []
     gateways: dict[str, Report] = {}
+    stories: dict[str, RequestStory] = {}
+
+    async def recall(request_id: str) -> RequestStory | None:
+        return stories.get(request_id)
 
     async def refresh() -> None:
         refreshed.append(clock.unix_s())
@@ -153,10 +160,12 @@ async def management(folder: Path, config: Config | None = None) -> AsyncIterato
         refresh=refresh,
         health=lambda: Heartbeat(is_authoritative=True),
         gateways=lambda: gateways,
+        signals=Signals(clock),
+        recall=recall,
     )
     await context.store.add_tenant(Tenant(id=PLATFORM, name=PLATFORM, created_at=int(clock.unix_s())))
     app = build_api(context, build_console(context))
     try:
-        yield Management(app, context, clock, waked, refreshed, gateways)
+        yield Management(app, context, clock, waked, refreshed, gateways, stories)
     finally:
         await context.store.close()

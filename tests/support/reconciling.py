@@ -17,6 +17,7 @@ from modelyard.config import Config, ControlConfig, PriceConfig
 from modelyard.control.artifacts import ArtifactStore
 from modelyard.control.bootstrap import ensure_platform
 from modelyard.control.loops import Loops, Parts
+from modelyard.control.signals import Signals
 from modelyard.control.table import TablePublisher
 from modelyard.domain.catalog import Artifact, ModelVersion
 from modelyard.domain.demand import EndpointDemand, ReplicaReport, Report
@@ -196,7 +197,9 @@ async def controller(
     await feed.start()
     publisher = TablePublisher(store=store, engines=site.engines, prices=site.config.prices, feed=feed)
     artifacts = ArtifactStore(site.root / "artifacts")
-    parts = Parts(site.config, store, fleet, site.engines, artifacts, feed, publisher, SystemClock())
+    parts = Parts(
+        site.config, store, fleet, site.engines, artifacts, feed, publisher, SystemClock(), Signals(SystemClock())
+    )
     loops = Loops(replace(parts, gateways_settle_s=0.5))
     gateway = Gateway(FeedClient(site.root / "feed.sock", TOKEN, "gateway-0"))
     stop = asyncio.Event()

@@ -1,4 +1,4 @@
-"""How endpoints are sized, on the command line: options for ``deploy`` and ``endpoints set``, and what is shown."""
+"""How endpoints are sized, on the command line: options for ``deploy`` and ``endpoints set``, and how it is shown."""
 
 import functools
 import re
@@ -10,7 +10,7 @@ import click
 from modelyard.cli.output import Item
 
 _WORDS = {"true": True, "false": False, "null": None}
-_TEXTS = {"idle", "burst_pool"}
+_TEXTS = {"idle", "burst_pool", "node_pool"}
 
 
 class Setting(click.ParamType[tuple[str, Any]]):

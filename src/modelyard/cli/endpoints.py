@@ -7,6 +7,7 @@ import click
 
 from modelyard.cli.autoscale import autoscale_options, size_text, tier_text
 from modelyard.cli.deploy import Scale, version_body
+from modelyard.cli.endpoint_stats import stats
 from modelyard.cli.exits import Exit, Refused
 from modelyard.cli.http import PAGE, Platform, close_names, connected, segment
 from modelyard.cli.nouns import DURATION, NounGroup
@@ -24,6 +25,7 @@ from modelyard.cli.output import (
     show_table,
     stage_text,
 )
+from modelyard.cli.rollouts import rollout_text
 from modelyard.cli.serving import Share, release_text, serving_options, serving_text
 
 
@@ -37,6 +39,9 @@ from modelyard.cli.serving import Share, release_text, serving_options, serving_
 )
 def command() -> None:
     """List all endpoints, show the one called NAME ('endpoints NAME'), change or remove it."""
+
+
+command.add_command(stats)
 
 
 @command.command("list", epilog="\b\nExample:\n  modelyard endpoints list --json")
@@ -83,6 +88,7 @@ def show(name: str, *, platform: Platform, is_json: bool, is_quiet: bool) -> Non
             "Scale": _scale(endpoint),
             "Tier": tier_text(endpoint),
             "Size": size_text(endpoint),
+            "Rollout": rollout_text(rollout) if (rollout := endpoint.get("rollout")) else "",
             "Served": serving_text(endpoint["serving"]),
             "Load": f"{endpoint['in_flight']} running, {endpoint['queued']} waiting",
             "Created": moment(endpoint["created_at"]),

@@ -21,17 +21,24 @@ _COMMANDS = {
     "status": "Show whether the platform is well.",
     "deploy": "Deploy a model and get an endpoint.",
     "endpoints": "List, show, change or remove endpoints.",
+    "canary": "Try a new version on a part of the traffic.",
+    "rollback": "Give the previous version all traffic again.",
+    "rollout": "Show, pause, resume or undo a change of versions.",
     "models": "List the models that this key may call.",
+    "nodes": "List nodes, what runs on their accelerators, and what is free.",
     "run": "Chat with a model.",
     "keys": "Create, list, limit, revoke and rotate API keys.",
     "tenants": "Create, list, show and change tenants.",
     "usage": "Show tokens and cost.",
     "forecast": "Show when requests are expected, and replay.",
     "requests": "List, show or cancel detached requests.",
+    "why": "Say why a request went the way it went.",
     "logs": "Show the logs of an endpoint or of the platform.",
     "completion": "Print the completion script of a shell.",
 }
 """Every command with its one line of help; the module ``cli/<name>.py`` has it as ``command``."""
+_ELSEWHERE = {name: ("rollouts", name) for name in ("canary", "rollback", "rollout")}
+"""Commands that share a module, with its name and theirs in it."""
 
 
 class _LazyGroup(click.Group):
@@ -43,7 +50,8 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"modelyard.cli.{cmd_name}").command
+        module, name = _ELSEWHERE.get(cmd_name, (cmd_name, "command"))
+        command: click.Command = getattr(importlib.import_module(f"modelyard.cli.{module}"), name)
         return command
 
     def resolve_command(

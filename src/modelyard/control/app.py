@@ -8,6 +8,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from starlette.types import ASGIApp
@@ -20,9 +21,12 @@ from modelyard.control.artifacts import ArtifactStore
 from modelyard.control.bootstrap import ensure_admin_key, keep_admin_key
 from modelyard.control.context import Context
 from modelyard.control.forecasts import Forecasts
+from modelyard.control.leadership import Leadership
 from modelyard.control.leases import LeaseOffice
 from modelyard.control.loops import Loops, Parts
 from modelyard.control.requests import RequestDesk
+from modelyard.control.rollouts import Rollouts
+from modelyard.control.signals import Signals
 from modelyard.control.table import TablePublisher
 from modelyard.control.tidings import TidingsPublisher
 from modelyard.control.webhooks import WebhookSender
@@ -37,6 +41,8 @@ __all__ = ["ensure_admin_key", "run_control"]
 DRAIN_TIMEOUT_S = 10.0
 """Longest that a stopping controller delivers; what is left stays in the journal for the next one."""
 BOOT_PAUSE_S = 0.5
+RECALL_TIMEOUT_S = 2.0
+"""Longest wait for what gateways remember of a request."""
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +68,7 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
     requests: RequestStore,
     fetcher: Fetcher,
     fleet: Fleet,
+    leadership: Leadership,
     engines: Engines,
     feed: ServedFeed,
     delivery: Delivery,
@@ -73,13 +80,19 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
 ) -> None:
     """Run the control plane until ``stop`` is set; closes ``store`` and ``feed``, leaves engines running.
 
+    Nothing is listened on before this controller leads; once another one does, it sets ``stop``.
+
     Raises:
         StartupError: a socket cannot be made.
     """
+    if not await leadership.acquire(stop):
+        await store.close()
+        return
     artifacts = ArtifactStore(data.artifacts)
     publisher = TablePublisher(store=store, engines=engines, prices=config.prices, feed=feed)
+    signals = Signals(clock)
     forecasts = Forecasts(store=store, reports=feed.reports, clock=clock)
-    loops = Loops(Parts(config, store, fleet, engines, artifacts, feed, publisher, clock, forecasts=forecasts))
+    loops = Loops(Parts(config, store, fleet, engines, artifacts, feed, publisher, clock, signals, forecasts))
     leases = LeaseOffice(feed=feed, table=lambda: publisher.table, workers=config.gateway.workers, clock=clock)
     tidings = TidingsPublisher(store=store, usage=usage, feed=feed, clock=clock, snapshots=loops.snapshots)
     webhooks = WebhookSender(store=requests, fetcher=fetcher, pepper=pepper, clock=clock, chance=random.Random().random)
@@ -100,8 +113,21 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         refresh=lambda: _refresh(tidings, publisher),
         health=loops.health,
         gateways=feed.reports,
+        signals=signals,
+        recall=partial(feed.ask, timeout_s=RECALL_TIMEOUT_S),
         size=loops.size,
         forecast=forecasts.profile,
+        rounds=loops.times.status,
+    )
+    rollouts = Rollouts(
+        store=store,
+        clock=clock,
+        changing=context.changing,
+        windows=signals,
+        passed=loops.passed,
+        refresh=publisher.refresh,
+        wake=loops.wake,
+        interval_s=config.control.rollout_interval_s,
     )
     api = build_api(context, console(context))
     listener = server.bind(data.control_socket)
@@ -111,11 +137,11 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         await _boot(store, pepper, clock, data, stop)
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve(api, listener, stop), name="the management API")
-            group.create_task(
-                loops.run(stop, delivery.run, tidings.run, leases.run, desk.run, webhooks.run, forecasts.run),
-                name="the loops",
-            )
+            keeping = partial(leadership.keep, stop)
+            others = (delivery.run, tidings.run, leases.run, desk.run, webhooks.run, forecasts.run, rollouts.run)
+            group.create_task(loops.run(stop, keeping, *others), name="the loops")
         await _deliver_rest(delivery)
+        await leadership.resign()
     finally:
         listener.close()
         await feed.close()

@@ -8,12 +8,12 @@ wanted. Each but the first may be missing: then it is unknown, never zero.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import msgspec
 
 from modelyard.control.forecasts import Forecasts
 from modelyard.control.observer import Observer
+from modelyard.control.signals import Signals
 from modelyard.control.speeds import Speeds
 from modelyard.control.views import size_of
 from modelyard.control.world import World
@@ -28,18 +28,6 @@ from modelyard.policy.releases import main_release
 WINDOW_S = 60.0
 """Time over which rates and quantiles are taken: shorter than any gate."""
 _NOTHING = Window(seconds=WINDOW_S)
-
-
-class Signals(Protocol):
-    """What gateways count of endpoints, as quantiles and rates (``control/signals.py``)."""
-
-    def window(self, endpoint_id: str, version_id: str | None, seconds: float) -> Window:
-        """Return what happened in the last ``seconds``, to one version or all."""
-        ...
-
-    def rate(self, endpoint_id: str, seconds: float) -> float | None:
-        """Return requests/s of the last ``seconds``; None when that is not known."""
-        ...
 
 
 @dataclass(slots=True)
@@ -92,7 +80,7 @@ class Sizing:
             self.forecasts.keep(world.endpoints)
 
     def _rate(self, endpoint_id: str) -> float | None:
-        rate = self.signals.rate(endpoint_id, WINDOW_S) if self.signals else None
+        rate = self.signals.arrival_rate(endpoint_id, WINDOW_S) if self.signals else None
         return self.forecasts.rate(endpoint_id, WINDOW_S) if rate is None and self.forecasts else rate
 
     def _capacity(self, endpoint: Endpoint, settings: Settings | None, window: Window) -> Capacity | None:

@@ -22,7 +22,20 @@ from modelyard.stores import ControlStore
 
 
 class SupplyError(Exception):
-    """Why no replica of a version can start, in our words."""
+    """Why no replica of a version can start, in our words; ``attempts`` to change that failed, None: none can help."""
+
+    def __init__(self, reason: str, *, attempts: int | None = None) -> None:
+        super().__init__(reason)
+        self.attempts = attempts
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What is known of a version before anything is fetched: who would run it, and what that takes."""
+
+    version: ModelVersion
+    engine: Engine
+    settings: Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +102,26 @@ class Supplies:
         except SupplyError:
             return None
 
+    def offer(self, version: ModelVersion) -> Offer:
+        """Return who would run ``version``, and what that takes.
+
+        Raises:
+            SupplyError: nobody can.
+        """
+        engine = self._engine(version)
+        if missing := engine.missing():
+            raise SupplyError(missing)
+        version = self.known(version)
+        return Offer(version, engine, self._settings(engine, version))
+
     def supply(self, version: ModelVersion) -> Supplied | Fetch:
         """Return what a replica of ``version`` needs, or how far its fetch is.
 
         Raises:
             SupplyError: it cannot be had.
         """
-        engine = self._engine(version)
-        if missing := engine.missing():
-            raise SupplyError(missing)
-        version = self.known(version)
-        settings = self._settings(engine, version)
+        offer = self.offer(version)
+        version, engine, settings = offer.version, offer.engine, offer.settings
         if not engine.needs_artifact:
             return Supplied(version, engine, settings, None)
         if file := self._artifacts.path(version.artifact):
@@ -108,11 +130,11 @@ class Supplies:
             return _fetch_of(copying, self._clock.monotonic_s())
         failed = self._failed.get(version.id)
         if failed is not None and self._clock.monotonic_s() < failed.retry_s:
-            raise SupplyError(failed.reason)
+            raise SupplyError(failed.reason, attempts=failed.times)
         self._copying[version.id] = copying = _Copying(self._clock.monotonic_s())
         self._tasks.spawn(f"fetch {version.id}", lambda: self._fetch(engine, version, copying))
         if failed is not None:
-            raise SupplyError(failed.reason)  # still the truth until the new try says otherwise
+            raise SupplyError(failed.reason, attempts=failed.times)  # still the truth until the new try says otherwise
         return _fetch_of(copying, self._clock.monotonic_s())
 
     async def _fetch(self, engine: Engine, version: ModelVersion, copying: _Copying) -> None:

@@ -1,7 +1,7 @@
 """What the policies are shown: the world of one endpoint in their words."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from modelyard.control.observer import Observer
 from modelyard.control.world import World
@@ -9,6 +9,7 @@ from modelyard.domain.endpoints import Endpoint, EndpointStatus
 from modelyard.domain.fleet import ReplicaState
 from modelyard.policy import scaling
 from modelyard.policy.reconcile import LIVE, ReplicaSeen, Situation, Stray
+from modelyard.policy.rollouts import spares
 
 _PROVEN = frozenset({EndpointStatus.RUNNING, EndpointStatus.SCALING, EndpointStatus.STOPPED})
 
@@ -21,12 +22,12 @@ def is_proven(endpoint: Endpoint) -> bool:
 def size_of(endpoint: Endpoint, world: World, *, slots: int) -> scaling.Seen:
     """Return what the scaling policy sees of ``endpoint``, whose replicas take ``slots`` requests at once."""
     running = {process.replica_id for process in world.processes.get(endpoint.id, ()) if process.is_running}
-    shadows = {release.version_id for release in endpoint.releases if release.shadow}
+    spare = {release.version_id for release in endpoint.releases if release.shadow} | spares(endpoint)
     live = [
         replica
         for replica in world.replicas.get(endpoint.id, ())
         if replica.state in LIVE
-        and replica.version_id not in shadows  # they take no demand off the others
+        and replica.version_id not in spare  # they take no demand off the others, or are there for a while only
         and (replica.id in running or replica.state is ReplicaState.STARTING)
     ]
     # What engines, signals and forecasts know on top of this is added in ``control/sizing.py``.
@@ -48,24 +49,33 @@ def size_of(endpoint: Endpoint, world: World, *, slots: int) -> scaling.Seen:
 
 
 def situation_of(
-    endpoint: Endpoint, wanted: Mapping[str, int], reason: str, world: World, observer: Observer, *, is_first: bool
+    endpoint: Endpoint,
+    wanted: Mapping[str, int],
+    reason: str,
+    world: World,
+    observer: Observer,
+    *,
+    is_first: bool,
+    evicted: Collection[str] = (),
 ) -> Situation:
-    """Return what the reconcile policy sees of ``endpoint``."""
+    """Return what the reconcile policy sees of ``endpoint``; ``evicted`` are replicas that go first."""
     processes = {process.replica_id: process for process in world.processes.get(endpoint.id, ())}
     replicas = []
     for record in world.replicas.get(endpoint.id, ()):
         process = processes.pop(record.id, None)
-        vital, reason = observer.vital(record.id)
+        vital, vital_reason = observer.vital(record.id)
         replicas.append(
             ReplicaSeen(
                 record=record,
                 is_known=process is not None,
                 is_running=process is not None and process.is_running,
                 exit_reason=process.exit_reason if process else "",
+                last_lines=process.last_lines if process else (),
                 vital=vital,
-                vital_reason=reason,
+                vital_reason=vital_reason,
                 in_flight=world.in_flight(record.id),
                 is_busy=record.id in world.busy,
+                is_evicted=record.id in evicted,
             )
         )
     return Situation(

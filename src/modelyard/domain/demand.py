@@ -51,5 +51,5 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
     revision: int = 0
     refused: list[tuple[int, float]] = []
     leases: LeaseReport = LeaseReport()
-    releases: list[ReleaseCounts] = []
-    """Only those that had requests in the last quarter of an hour."""
+    releases: list[ReleaseCounts] | None = None
+    """All that had requests in the last quarter of an hour; None: not said this time."""

@@ -119,6 +119,8 @@ class Autoscale(msgspec.Struct, frozen=True, omit_defaults=True):
 
     tier: Tier | None = None
     """Pinned by its owner; None: as its traffic has it."""
+    node_pool: str = "default"
+    """Nodes that its replicas run on."""
     check_s: float = 30.0
     """Gates are asked this often; what cannot wait (the fast path) is not held up by it."""
 

@@ -47,6 +47,8 @@ class ApiError(Exception):
         self.should_retry = should_retry
         self.limits = b""
         """``x-ratelimit-*`` header lines to send with it."""
+        self.facts: dict[str, str | int | float] | None = None
+        """The numbers behind it, for whoever asks why (``policy/stories.py`` knows their names)."""
 
     def body(self) -> bytes:
         """Return the JSON body."""

@@ -151,6 +151,10 @@ class Accounts:
         self.quotas.advance(now_unix_s)
         self.quotas.hear(tidings.spent, tidings.delivered)
 
+    def by_id(self, key_id: str) -> KeyState | None:
+        """Return the key of this id, whoever asks."""
+        return self._keys.get(key_id.encode())
+
     def key(self, token: bytes, pepper: bytes, *, now_unix_s: float) -> tuple[KeyState | None, bool]:
         """Return the key that ``token`` proves (or None), and whether its id is known at all.
 
@@ -297,7 +301,32 @@ def _limited(refusal: Refusal, prompt_tokens: int, allowances: tuple[Allowance, 
         whose = _WHOSE[min(refusal.place, len(_WHOSE) - 1)]
         error = errors.rate_limited(refusal.kind, limit=refusal.limit, retry_after_s=refusal.retry_after_s, whose=whose)
     error.limits = limit_lines(allowances, now_s)
+    error.facts = _facts(refusal, allowances[refusal.place], prompt_tokens)
     return error
+
+
+def _facts(refusal: Refusal, allowance: Allowance, prompt_tokens: int) -> dict[str, str | int | float]:
+    """Return the limit that was in the way, and how much of it was used."""
+    kind, limit = refusal.kind, refusal.limit
+    used: float = allowance.running
+    share = allowance.concurrency_limit
+    if kind == "requests":
+        share = allowance.requests_limit
+        used = (share or 0) - allowance.requests_left
+    elif kind == "tokens":
+        share = allowance.tokens_limit
+        used = (share or 0) - allowance.tokens_left
+    facts: dict[str, str | int | float] = {
+        "whose": _WHOSE[min(refusal.place, len(_WHOSE) - 1)],
+        "kind": kind,
+        "limit": limit,
+        "used": round(max(0.0, used), 1),
+    }
+    if share != limit and share is not None:
+        facts["share"] = share
+    if kind == "tokens":
+        facts["prompt_tokens"] = prompt_tokens
+    return facts
 
 
 def _out_of_quota(refused: QuotaRefusal, allowances: tuple[Allowance, ...], now_s: float) -> ApiError:
@@ -313,6 +342,13 @@ def _out_of_quota(refused: QuotaRefusal, allowances: tuple[Allowance, ...], now_
             left=refused.left,
             limit=refused.limit,
         )
+        error.facts = {
+            "whose": "the tenant" if refused.is_tenants else "this key",
+            "kind": f"{refused.kind}_per_{refused.period}",
+            "limit": refused.limit,
+            "used": refused.limit - refused.left,
+            "needed": refused.needed,
+        }
     error.limits = limit_lines(allowances, now_s)
     return error
 

@@ -104,6 +104,7 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
     presence.on_table(gateway.forget_heads)
     presence.on_tidings(gateway.take_tidings)
     presence.on_report(gateway.suspects.export)
+    presence.on_ask(gateway.tell_story)
     presence.recall()
     # What was imported stays for good; the collector need not look at it again.
     gc.freeze()

@@ -21,6 +21,7 @@ from modelyard.config import GatewayConfig
 from modelyard.domain.endpoints import Sticky
 from modelyard.domain.routing_table import Tidings
 from modelyard.domain.tenants import Scope
+from modelyard.domain.why import Ask, Told
 from modelyard.errors import ApiError
 from modelyard.gateway import answers, engine_request, preferences, recovery, side_requests, waiting
 from modelyard.gateway.accounts import KeyState
@@ -29,6 +30,7 @@ from modelyard.gateway.control_proxy import ControlProxy
 from modelyard.gateway.detached import KeptRequests
 from modelyard.gateway.exchange import Exchange
 from modelyard.gateway.failover import CONTINUES, PREFILL
+from modelyard.gateway.memory import RequestMemory
 from modelyard.gateway.openai import Call
 from modelyard.gateway.routes import COUNTS, body_of_error, decoder_of, spoken_on
 from modelyard.gateway.server import ClientConnection, Request
@@ -94,6 +96,7 @@ class Gateway:
         self.siblings: Siblings | None = None
         self.suspects = Suspects()
         self.overload = OverloadState()
+        self.memory = RequestMemory(journal.source, served=settings.why_served_max, refused=settings.why_refused_max)
         self._salts: dict[str, bytes] = {}
         self._salt_key = hmac.digest(pepper, b"cache salt", hashlib.sha256)
         self._pepper = pepper
@@ -101,7 +104,7 @@ class Gateway:
     def begin(self, client: ClientConnection, request: Request) -> None:
         """Answer ``request`` on ``client``, now or later."""
         request_id = self.ids.next()
-        exchange = None
+        exchange = key = call = endpoint = None
         try:
             if (decoder := decoder_of(request.path)) is None:
                 self._answer_other(client, request, request_id)
@@ -120,6 +123,8 @@ class Gateway:
             else:
                 self.admit(exchange, prefer.wait_s)
         except ApiError as refusal:
+            model, now_unix_s = call.model if call is not None else "", self.clock.unix_s()
+            self.memory.turned_away(request_id, request.path, refusal, key, model, endpoint, now_unix_s)
             self.refuse(client, refusal, request_id, route=spoken_on(request))
         except Exception:  # noqa: BLE001 - boundary: one request must not end the worker; the id finds the traceback in the log
             _log.exception("a request failed", extra={"request_id": request_id})
@@ -304,7 +309,7 @@ class Gateway:
         if is_cold:
             eta_s = endpoint.route.progress.eta_s
             return errors.model_loading(endpoint.route.name, retry_after_s=eta_s if eta_s is not None else 10.0)
-        return errors.queue_full(endpoint.route.name, retry_after_s=endpoint.retry_after_s(self.clock.monotonic_s()))
+        return waiting.line_is_full(endpoint, self.clock.monotonic_s())
 
     def deliver(self, exchange: Exchange, replica: ReplicaLoad) -> bool:
         """Take a freed slot to a waiting request; say whether it was still there."""
@@ -325,6 +330,10 @@ class Gateway:
         if salt is None:
             salt = self._salts[tenant_id] = engine_request.cache_salt(self._salt_key, tenant_id)
         return salt
+
+    def tell_story(self, ask: Ask) -> Told:
+        """Answer what is remembered of a request."""
+        return Told(ask.number, self.memory.story(ask.request_id, self.catalog))
 
     def take_tidings(self, tidings: Tidings) -> None:
         """Take over what changes too often for the table."""

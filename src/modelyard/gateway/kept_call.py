@@ -290,7 +290,12 @@ class KeptCall:
         self._drop()
         if (client := self._take_client()) is not None:
             exchange = self.exchange
-            self._kept.gateway.refuse(client, refusal, exchange.request_id, route=exchange.route)
+            gateway, endpoint = self._kept.gateway, exchange.endpoint
+            gateway.memory.turned_away(
+                exchange.request_id, exchange.route, refusal, exchange.key, endpoint.route.name, endpoint,
+                exchange.arrived_unix_s,
+            )  # fmt: skip
+            gateway.refuse(client, refusal, exchange.request_id, route=exchange.route)
 
     def _pass_on(self, refused: ControlRefusedError) -> None:
         """Answer with the controller's own refusal."""

@@ -17,6 +17,7 @@ from modelyard import errors
 from modelyard.clock import Clock
 from modelyard.domain.leases import Leases
 from modelyard.domain.routing_table import Heartbeat, RoutingTable, Tidings
+from modelyard.domain.why import Ask, Told
 from modelyard.gateway import waiting
 from modelyard.gateway.catalog import Catalog
 from modelyard.gateway.exchange import Exchange
@@ -25,6 +26,10 @@ from modelyard.stores import TableFollower
 SILENCE_S_MAX = 3.0
 """Heartbeats come every second; after this long without one the controller counts as away."""
 REPORT_INTERVAL_S = 1.0
+RELEASES_INTERVAL_S = 2.0
+"""Shortest pause between two reports that say what was counted of releases."""
+KEEP_PAUSE = 10
+"""Pause between two copies of the table on disk, in times of what one takes."""
 
 _log = logging.getLogger(__name__)
 _encode = msgspec.msgpack.Encoder().encode
@@ -46,6 +51,8 @@ class ControllerPresence:
         self._has_unkept = asyncio.Event()
         self._on_table: Callable[[], None] = lambda: None
         self._on_tidings: Callable[[Tidings], None] = lambda tidings: None
+        self._tell: Callable[[Ask], Told] = lambda ask: Told(ask.number)
+        self._releases_due_s = 0.0
         self._refused: Callable[[float], list[tuple[int, float]]] = lambda now_s: []
 
     def on_table(self, listener: Callable[[], None]) -> None:
@@ -55,6 +62,10 @@ class ControllerPresence:
     def on_report(self, refused: Callable[[float], list[tuple[int, float]]]) -> None:
         """Ask ``refused``, at each report, for what is refused because it takes engines down."""
         self._refused = refused
+
+    def on_ask(self, tell: Callable[[Ask], Told]) -> None:
+        """Have ``tell`` answer what the controller asks of single requests."""
+        self._tell = tell
 
     def on_tidings(self, listener: Callable[[Tidings], None]) -> None:
         """Call ``listener`` with what changes too often for the table."""
@@ -103,6 +114,9 @@ class ControllerPresence:
                 self._catalog.accounts.shares.take(update, now_s=self._heard_s)
                 self.report_now()
                 continue
+            if isinstance(update, Ask):
+                self._follower.send(self._tell(update))
+                continue
             if isinstance(update, Tidings):
                 self._on_tidings(update)
                 continue
@@ -120,7 +134,10 @@ class ControllerPresence:
             await self._has_unkept.wait()
             self._has_unkept.clear()
             if self._unkept is not None:
+                began_s = self.clock.monotonic_s()
                 await asyncio.to_thread(self._keep, self._unkept)
+                # A table of thousands of endpoints may change many times a second: its copies take a small share of it.
+                await asyncio.sleep((self.clock.monotonic_s() - began_s) * KEEP_PAUSE)
 
     async def report(self) -> None:
         """Report every second, until cancelled."""
@@ -140,8 +157,13 @@ class ControllerPresence:
         report = self._catalog.report(now_s=now_s)
         if refused := self._refused(now_s):
             report = msgspec.structs.replace(report, refused=refused)
-        leases = self._catalog.accounts.shares.report(now_s)
-        self._follower.send(report if leases is None else msgspec.structs.replace(report, leases=leases))
+        if (leases := self._catalog.accounts.shares.report(now_s)) is not None:
+            report = msgspec.structs.replace(report, leases=leases)
+        if now_s >= self._releases_due_s:
+            # Many reports are about something that just happened; what is counted can wait for one in a while.
+            self._releases_due_s = now_s + RELEASES_INTERVAL_S
+            report = msgspec.structs.replace(report, releases=self._catalog.releases(now_s=now_s))
+        self._follower.send(report)
 
     def _turn_away_hopeless(self, table: RoutingTable) -> None:
         """Refuse those who wait for an endpoint that is gone or cannot start."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from modelyard import errors
 from modelyard.errors import ApiError
-from modelyard.gateway import engine_request, failover
+from modelyard.gateway import engine_request, failover, memory
 from modelyard.gateway.progress import FIRST_TOKEN
 from modelyard.gateway.relay import as_chunk
 from modelyard.gateway.upstream import CONNECT_TIMEOUT
@@ -179,10 +179,12 @@ def retry(exchange: "Exchange", reason: str) -> bool:
     else:
         exchange.relay = None
     deadline_s = now_s + gateway.settings.queue_wait_s
+    service_s = now_s - exchange.job.dispatched_s
     verdict = dispatcher.retry(exchange, now_s=now_s, deadline_s=deadline_s)
     if verdict is None:
         exchange.replica = replica
         return False
+    memory.moved(exchange, replica, reason, service_s, now_s)
     fields = {"request_id": exchange.request_id, "replica_id": replica.route.id}
     _log.warning("%s on another replica: %s", "going on" if body else "retry", reason, extra=fields)
     gateway.metrics.retried(exchange.endpoint.route.name)

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING
 
 from modelyard import errors
 from modelyard.errors import ApiError
-from modelyard.gateway import answers
+from modelyard.gateway import answers, memory
 from modelyard.gateway.relay import as_chunk
 from modelyard.policy.dispatch import Verdict
 
 if TYPE_CHECKING:
+    from modelyard.gateway.catalog import EndpointState
     from modelyard.gateway.exchange import Exchange
 
 
 def begin(exchange: "Exchange", *, is_cold: bool) -> None:
     """Stand in line."""
+    memory.joined(exchange, is_cold=is_cold)
     if not exchange.call.is_stream:
         return
     if is_cold:
@@ -63,8 +65,21 @@ def turned_away(exchange: "Exchange", verdict: Verdict) -> None:
     if verdict is Verdict.NEVER:
         refuse(exchange, errors.no_capacity(endpoint.route.name))
     else:
-        retry_after_s = endpoint.retry_after_s(exchange.gateway.clock.monotonic_s())
-        refuse(exchange, errors.queue_full(endpoint.route.name, retry_after_s=retry_after_s))
+        refuse(exchange, line_is_full(endpoint, exchange.gateway.clock.monotonic_s()))
+
+
+def line_is_full(endpoint: "EndpointState[Exchange]", now_s: float) -> ApiError:
+    """Return the error for a request that would wait too long, or for which there is no place."""
+    error = errors.queue_full(endpoint.route.name, retry_after_s=endpoint.retry_after_s(now_s))
+    dispatcher = endpoint.dispatcher
+    error.facts = {
+        "waiting": len(dispatcher.line),
+        "places": dispatcher.line.places,
+        "running": dispatcher.running,
+        "slots": sum(replica.slots for replica in dispatcher.replicas),
+        "predicted_wait_s": round(endpoint.wait_s(now_s), 3),
+    }
+    return error
 
 
 def refuse(exchange: "Exchange", error: ApiError) -> None:

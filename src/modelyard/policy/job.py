@@ -1,6 +1,7 @@
 """What policies may know of a request: the one thing that the line, the admission and the routing share."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from modelyard.domain.tenants import Plan
 
@@ -8,6 +9,22 @@ NEVER_S = float("inf")
 
 BANDS = (Plan.PRIORITY, Plan.STANDARD, Plan.BATCH)
 """Priority bands, the most urgent first; a job's ``band`` is an index into it."""
+
+Looks = list[tuple[int, int, int, int, float, float, float]]
+"""What ``choose`` saw of each replica it looked at, as ``Look`` has it: raw, because nearly nobody ever asks."""
+
+
+class Look(NamedTuple):
+    """One of ``Looks``. ``total_s`` is infinite for a replica without room, or to be left alone."""
+
+    identity: int
+    running: int
+    slots: int
+    matched: int
+    """Leading blocks of the prompt that it has cached."""
+    wait_s: float
+    prefill_s: float
+    total_s: float
 
 
 @dataclass(slots=True, eq=False)
@@ -36,5 +53,9 @@ class Job:
     dispatched_s: float = 0.0
     passed: int = 0
     """How often others of its tenant were served before it."""
+    looks: Looks | None = None
+    """What was seen of the replicas when it got one of several; for whoever asks why."""
+    beside: int = 0
+    """Requests that ran on its replica when it came."""
     was_first: bool = False
     """Whether nothing was pending on its replica when it came: then its first token tells how fast that is."""

@@ -14,7 +14,7 @@ import msgspec
 
 from modelyard.domain.endpoints import Autoscale, Tier
 from modelyard.policy.forecast import SLOT_S, Profile, Score, Slot, expected, slot_of
-from modelyard.policy.tiers import kept
+from modelyard.policy.tiers import may_be_expected
 
 HOUR_S = 3600.0
 _DAY_S = 86_400
@@ -67,7 +67,7 @@ def expect(rules: Autoscale, memory: Memory, seen: Situation) -> Expected:
     """Return what is to be had for requests to come."""
     memory = _account(memory, seen)
     memory = _judge(memory, seen)
-    if not rules.prewarm or not kept(rules).is_expected:
+    if not rules.prewarm or not may_be_expected(rules):
         why = "pinned cold" if rules.tier is Tier.COLD else "pre-warming is off"
         return _answer(memory, seen, 0, why)
     limit = threshold(rules, seen.load_s)

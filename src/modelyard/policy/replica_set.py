@@ -11,7 +11,7 @@ from modelyard.domain.routing_table import ReplicaRoute, ReplicaSnapshot
 from modelyard.policy import breaker
 from modelyard.policy.admission import can_ever_fit
 from modelyard.policy.breaker import Failure, Tolerance
-from modelyard.policy.job import NEVER_S, Job
+from modelyard.policy.job import NEVER_S, Job, Looks
 from modelyard.policy.prefixes import PrefixHolders
 from modelyard.policy.replica_load import ReplicaLoad
 from modelyard.policy.retries import RetryBudget
@@ -27,6 +27,8 @@ from modelyard.policy.routing import (
 )
 
 HOLDER_BLOCKS_MAX = 200_000
+NAMES_MAX = 64
+"""Ids of replicas that are kept, those of gone ones among them."""
 
 
 class Release(msgspec.Struct):
@@ -61,6 +63,7 @@ class ReplicaSet:
         "is_cold",
         "is_crowd",
         "model",
+        "names",
         "retries",
     )
 
@@ -87,6 +90,8 @@ class ReplicaSet:
         self._holders: PrefixHolders[ReplicaLoad] | None = None
         self._dispatches = 0
         self._has_kv = False
+        self.names: dict[int, str] = {}
+        """Ids of replicas by their ``identity``, of late ones too, for whoever asks why a request went where it did."""
 
     @property
     def replicas(self) -> Collection[ReplicaLoad]:
@@ -120,6 +125,8 @@ class ReplicaSet:
                     load.health.roll(now_s)
                 load.take_route(route, slots)
                 seen[route.id] = load
+                self.names.pop(load.identity, None)  # so that those of today are the last to be forgotten
+                self.names[load.identity] = route.id
                 release.replicas.append(load)
             self._releases.append(release)
         for replica_id, load in self._by_id.items():
@@ -127,6 +134,8 @@ class ReplicaSet:
                 load.is_draining = load.is_gone = True
                 seen[replica_id] = load
         self._by_id = seen
+        for identity in list(self.names)[: -max(NAMES_MAX, 2 * len(seen))]:
+            del self.names[identity]
         self.is_crowd = len(seen) > 1
         of_weight = [release for release in self._releases if release.weight or len(self._releases) == 1]
         self._serving = [replica for release in of_weight for replica in release.replicas]
@@ -293,6 +302,8 @@ class ReplicaSet:
         return None
 
     def _choose(self, release: Release, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
+        looks: Looks = []
+        job.looks = looks
         return choose(
             release.replicas,
             job,
@@ -302,6 +313,7 @@ class ReplicaSet:
             fits=self._fits(job) if self._has_kv else None,
             chance=self._chance,
             holders=self._holders,
+            looks=looks,
         )
 
     def _is_held(self, replica: ReplicaLoad, job: Job) -> bool:
@@ -315,6 +327,7 @@ class ReplicaSet:
         pending = replica.pending_tokens
         tokens = job.prompt_tokens
         job.dispatched_s = now_s
+        job.beside = replica.running
         if not pending:
             job.was_first = True
             replica.reading_since_s = now_s

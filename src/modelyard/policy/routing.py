@@ -23,7 +23,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from modelyard.policy.job import Job
+from modelyard.policy.job import Job, Looks
 from modelyard.policy.prefixes import PrefixHolders, PrefixIndex
 
 DECODE_DRAG = 0.5
@@ -161,7 +161,7 @@ def behind_share(replicas: Iterable[Candidate], model: EngineModel, *, now_s: fl
     return BEHIND_SHARE + BEHIND_PER_S * least / model.prefill_tokens_per_s
 
 
-def choose(
+def choose(  # noqa: PLR0913 - what a choice depends on, by name
     replicas: Sequence[C],
     job: Job,
     *,
@@ -171,11 +171,13 @@ def choose(
     fits: Callable[[C], bool] | None = None,
     chance: Callable[[], float],
     holders: PrefixHolders[C] | None = None,
+    looks: Looks | None = None,
 ) -> C | None:
     """Return the replica to use, or None when none has room.
 
     ``avoid``: those this request failed on. ``fits``: whether the request fits a replica's memory; asked only of those
-    that would be chosen. ``holders``: who has which prefix, for more than ``CROWD`` replicas.
+    that would be chosen. ``holders``: who has which prefix, for more than ``CROWD`` replicas. ``looks`` gets what was
+    seen of those it chose from.
     """
     if len(replicas) <= 1:
         only = replicas[0] if replicas else None
@@ -184,9 +186,9 @@ def choose(
         return only if fits is None or fits(only) else None
     looked_at: Collection[C] = replicas if len(replicas) <= CROWD else _some(replicas, job, chance, holders)
     behind = behind_share(looked_at, model, now_s=now_s) if job.prefix else 0.0
-    best = _least(looked_at, job, now_s, model, avoid, fits, behind)
+    best = _least(looked_at, job, now_s, model, avoid, fits, behind, looks)
     if best is None and looked_at is not replicas:
-        best = _least(replicas, job, now_s, model, avoid, fits, behind)
+        best = _least(replicas, job, now_s, model, avoid, fits, behind, None)
     if best is None or not job.session:
         return best
     home = _home(replicas, job.session, holders)
@@ -206,6 +208,7 @@ def _least(
     avoid: Collection[C],
     fits: Callable[[C], bool] | None,
     behind: float,
+    looks: Looks | None,
 ) -> C | None:
     # ``added_seconds`` written out in the loop: calling it costs as much as all the rest. A test compares them.
     token_s = 1.0 / model.prefill_tokens_per_s
@@ -219,10 +222,14 @@ def _least(
         batch = replica.running
         slots = replica.slots
         if batch >= slots or replica.is_draining or replica.ejected_until_s > now_s or (avoid and replica in avoid):
+            if looks is not None:
+                looks.append((replica.identity, batch, slots, 0, 0.0, 0.0, inf))
             continue
         batch += replica.running_elsewhere
         load = batch / slots
         need_s = prompt_s
+        matched = 0
+        ahead_s = 0.0
         if prefix and (matched := replica.prefixes.matched(prefix)):
             need_s = max(1, job.prompt_tokens - int(matched * model.block_tokens)) * token_s
         stall = STALL_SHARE if load > 0.5 else 2.0 * STALL_SHARE * load
@@ -236,6 +243,8 @@ def _least(
             cost += ahead_s
         if adapter:
             cost += replica.adapter_s(adapter)
+        if looks is not None:
+            looks.append((replica.identity, batch, slots, matched, ahead_s, need_s, cost))
         if (
             best is None or cost < best_cost or (cost == best_cost and replica.last_dispatch < best.last_dispatch)
         ) and (fits is None or fits(replica)):

@@ -18,14 +18,22 @@ from modelyard.domain.requests import Finish, KeptRequest, Webhook, WebhookSecre
 from modelyard.domain.routing_table import Heartbeat, RoutingTable, Tidings
 from modelyard.domain.tenants import ApiKey, Tenant
 from modelyard.domain.usage import JournalRecord, UsageBucket, UsageRow
+from modelyard.domain.why import Ask, RequestStory, Told
 
 
 class StoreUnavailableError(Exception):
     """The store is locked or gone; nothing was changed. Becomes 503 ``storage_unavailable``."""
 
 
+class SupersededError(StoreUnavailableError):
+    """Another controller leads; nothing was changed, and nothing of this one's will be."""
+
+
 class AlreadyExistsError(Exception):
     """A row with this id or name exists. Becomes 409."""
+
+
+EventData = dict[str, str | int | float | bool | None]
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -36,8 +44,39 @@ class Event(msgspec.Struct, frozen=True):
     kind: str
     reason: str
     replica_id: str = ""
-    data: dict[str, str | int | float | bool | None] = {}
+    data: EventData = {}
     """The numbers behind the reason, for ``modelyard why``."""
+
+
+class Leader(msgspec.Struct, frozen=True):
+    """The controller that may act. ``epoch`` grows with each change of leader, ``beat`` while one lives."""
+
+    holder: str
+    epoch: int
+    beat: int
+
+
+class LeaderStore(Protocol):
+    """Which of several controllers leads. All methods raise ``StoreUnavailableError``."""
+
+    async def leader(self) -> Leader | None:
+        """Return the leader of now, None if there never was one."""
+        ...
+
+    async def lead(self, holder: str, *, after: int) -> bool:
+        """Make ``holder`` the leader of epoch ``after + 1``, if ``after`` is still the epoch; say whether it is.
+
+        From then on every write through this store is refused with ``SupersededError`` once another one leads.
+        """
+        ...
+
+    async def beat(self, epoch: int) -> bool:
+        """Show that the leader of ``epoch`` lives; say whether it still leads."""
+        ...
+
+    async def resign(self, epoch: int) -> None:
+        """Let the next one lead at once."""
+        ...
 
 
 class ControlStore(Protocol):
@@ -135,6 +174,10 @@ class ControlStore(Protocol):
 
     async def observed_load_s(self, version_id: str) -> list[float]:
         """Return the last (at most 10) measured seconds from start to ready of this version."""
+        ...
+
+    async def observed_loads(self) -> Mapping[str, list[float]]:
+        """Return the same of every version that was measured, by its id."""
         ...
 
     async def add_observed_load(self, version_id: str, seconds: float) -> None:
@@ -321,6 +364,10 @@ class TableFeed(Protocol):
         """Push leases to one gateway; nothing happens when it is not connected."""
         ...
 
+    async def ask(self, request_id: str, *, timeout_s: float) -> RequestStory | None:
+        """Return what the first gateway that remembers a request tells of it; None: none does, or not in time."""
+        ...
+
     def reports(self) -> dict[str, Report]:
         """Return the last report of each connected gateway by its id."""
         ...
@@ -333,12 +380,12 @@ class TableFeed(Protocol):
 class TableFollower(Protocol):
     """A gateway's end of the feed. It reconnects for ever, with a growing pause up to a second."""
 
-    def updates(self) -> AsyncIterator[RoutingTable | Heartbeat | Tidings | Leases | None]:
+    def updates(self) -> AsyncIterator[RoutingTable | Heartbeat | Tidings | Leases | Ask | None]:
         """Yield what arrives; None when the connection was lost."""
         ...
 
-    def send(self, report: Report) -> None:
-        """Send a report at once if connected, else drop it (the next one has the whole state)."""
+    def send(self, report: Report | Told) -> None:
+        """Send at once if connected, else drop it (the next report has the whole state)."""
         ...
 
     async def close(self) -> None:

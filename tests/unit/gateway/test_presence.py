@@ -11,6 +11,7 @@ from modelyard.clock import SystemClock
 from modelyard.config import GatewayConfig
 from modelyard.domain.demand import Report
 from modelyard.domain.routing_table import Heartbeat, RoutingTable
+from modelyard.domain.why import Told
 from modelyard.gateway.catalog import Catalog
 from modelyard.gateway.exchange import Exchange
 from modelyard.gateway.presence import ControllerPresence
@@ -26,7 +27,7 @@ class Feed:
         while True:
             yield await self.queue.get()
 
-    def send(self, report: Report) -> None:
+    def send(self, report: Report | Told) -> None:
         pass
 
     async def close(self) -> None:

@@ -12,17 +12,23 @@ from starlette.types import ASGIApp
 
 import modelyard
 from modelyard.control.api.deploy import Deployments
+from modelyard.control.api.endpoint_stats import Stats
+from modelyard.control.api.endpoint_why import EndpointWhy
 from modelyard.control.api.endpoints import Endpoints
 from modelyard.control.api.forecast import ForecastPages
 from modelyard.control.api.keys import Keys
 from modelyard.control.api.logs import Logs
+from modelyard.control.api.nodes import Nodes
+from modelyard.control.api.plan import Plans
 from modelyard.control.api.registry import Registry
 from modelyard.control.api.releases import Releases
 from modelyard.control.api.requests import Requests
+from modelyard.control.api.rollouts import Rollouts
 from modelyard.control.api.status import StatusPage
 from modelyard.control.api.tenants import Tenants
 from modelyard.control.api.usage import Usage
 from modelyard.control.api.webhooks import Webhooks
+from modelyard.control.api.why import Why
 from modelyard.control.context import Context
 from modelyard.control.internal import internal_routes
 from modelyard.web.app import build_app, json_response
@@ -48,8 +54,12 @@ def declared_routes(context: Context) -> list[AnyRoute]:
     """Return every route that needs an identity. Endpoints come last of their paths: their names may hold slashes."""
     nouns = (
         Deployments,
+        Plans,
         Logs,
         Releases,
+        Rollouts,
+        Stats,
+        EndpointWhy,
         ForecastPages,
         Endpoints,
         Registry,
@@ -59,6 +69,8 @@ def declared_routes(context: Context) -> list[AnyRoute]:
         StatusPage,
         Requests,
         Webhooks,
+        Why,
+        Nodes,
     )
     return [route for noun in nouns for route in noun(context).routes()]
 

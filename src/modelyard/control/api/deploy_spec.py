@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated, Any
 
 import msgspec
@@ -85,12 +85,15 @@ EXAMPLE = {
 }
 
 
-def endpoint_faults(wanted: DeployRequest, engine: Engine | None) -> list[Fault]:
-    """Return the faults of the endpoint that is to be; those of its version are another's to find."""
+def endpoint_faults(wanted: DeployRequest, engine: Engine | None, kinds: Collection[str]) -> list[Fault]:
+    """Return the faults of the endpoint that is to be; those of its version are another's to find.
+
+    ``kinds`` are the accelerators of the fleet that can run an engine with weights.
+    """
     hardware, scaling = wanted.hardware, wanted.scaling
     return [
         *_name_faults(wanted.model_name),
-        *_hardware_faults(hardware, engine),
+        *_hardware_faults(hardware, engine, kinds),
         *replica_faults("hardware.", hardware.min_replicas, hardware.max_replicas, zero=scaling.scale_to_zero),
         *_scaling_faults(scaling),
     ]
@@ -123,10 +126,11 @@ def engine_faults(framework: str, engine: Engine | None, engines: Engines) -> It
         yield Fault("framework", why)
 
 
-def _hardware_faults(hardware: HardwareBody, engine: Engine | None) -> Iterator[Fault]:
+def _hardware_faults(hardware: HardwareBody, engine: Engine | None, kinds: Collection[str]) -> Iterator[Fault]:
     # An engine without weights computes nothing, so it has whatever accelerator it is said to have.
-    if engine is not None and engine.needs_artifact and hardware.gpu_type != "cpu":
-        yield Fault("hardware.gpu_type", f"there is no accelerator '{hardware.gpu_type[:64]}' here; available: 'cpu'")
+    if engine is not None and engine.needs_artifact and hardware.gpu_type not in kinds:
+        known = ", ".join(f"'{kind}'" for kind in sorted(kinds))
+        yield Fault("hardware.gpu_type", f"there is no accelerator '{hardware.gpu_type[:64]}' here; available: {known}")
     elif not re.fullmatch(r"[A-Za-z0-9._-]{1,32}", hardware.gpu_type):
         yield Fault("hardware.gpu_type", "use letters, digits, '.', '_' or '-'")
     if not 1 <= hardware.gpu_count <= ACCELERATORS_MAX:

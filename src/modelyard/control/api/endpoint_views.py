@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 from starlette.requests import Request
 
+from modelyard.control.api.rollout_views import RolloutView, rollout_view
 from modelyard.control.api.serving import ServingView, serving_view
 from modelyard.control.context import Context
 from modelyard.domain.catalog import ModelVersion
@@ -14,7 +15,7 @@ from modelyard.domain.demand import EndpointDemand, Report
 from modelyard.domain.endpoints import Autoscale, Endpoint, EndpointStatus, IdleTime, Progress, Tier
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.policy import scaling
-from modelyard.stores import Event
+from modelyard.stores import Event, EventData
 
 URL_HEADER = "x-modelyard-url"
 """Where the caller reached the gateway (``http://127.0.0.1:8484``); set by the gateway only."""
@@ -47,8 +48,8 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     reason: str
     replica_id: str
-    data: dict[str, str | int | float | bool | None]
-    """The numbers behind the reason."""
+    data: EventData = {}
+    """The numbers behind the reason; the end of a crashed replica's log."""
 
 
 class SizeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,13 +57,14 @@ class SizeView(msgspec.Struct, frozen=True, kw_only=True):
 
     replicas: int
     reason: str
-    seen: dict[str, str | int | float | bool | None]
+    seen: EventData
 
 
 class AutoscaleView(msgspec.Struct, frozen=True, kw_only=True):
     """When the size changes and how far; see ``PATCH``, which takes the same names."""
 
     tier: Tier | None
+    node_pool: str
     check_s: float
     up_queue: int
     up_queue_s: float
@@ -111,6 +113,8 @@ class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
     scale_to_zero_after_idle_seconds: float
     canary_weight: int
     releases: list[ReleaseView]
+    rollout: RolloutView | None
+    """A rollout that is under way, or the last one that ended."""
     owner_id: str
     scaling_metric: str
     scaling_target: float
@@ -172,6 +176,7 @@ def endpoint_view(
             for release in endpoint.releases
             for version in (versions.get(release.version_id),)
         ],
+        rollout=rollout_view(endpoint, versions),
         owner_id=endpoint.tenant_id,
         scaling_metric=endpoint.scaling.metric,
         scaling_target=endpoint.scaling.target_value,

@@ -1,5 +1,6 @@
 """Endpoints: list, get, change, delete, events."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -13,6 +14,7 @@ from modelyard.control.context import Context
 from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.tenants import Scope
 from modelyard.errors import conflict
+from modelyard.policy.rollouts import NotPossibleError, check_free, settled
 from modelyard.stores import Event
 from modelyard.web.paging import Page, Paging, page_of
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
@@ -77,6 +79,9 @@ class Endpoints:
             after, faults = changed(endpoint, call.body, names, context.config.gateway)
             if faults:
                 raise refusal("This endpoint cannot be changed so.", faults)
+            if after.releases != endpoint.releases:
+                _check_free(endpoint, names)
+                after = settled(after, {one.version_id for one in after.releases if one.weight or one.shadow})
             if after != endpoint:
                 await store.put_endpoint(after)
                 reason = f"asked for with key {call.identity.key_id}"
@@ -105,6 +110,13 @@ class Endpoints:
         endpoint = await find_endpoint(store, call.identity, call.path("endpoint"))
         events = await store.events(endpoint.id, limit=call.query.limit)
         return Page([event_view(event) for event in events])
+
+
+def _check_free(endpoint: Endpoint, names: Mapping[str, str]) -> None:
+    try:
+        check_free(endpoint, names)
+    except NotPossibleError as error:
+        raise conflict(f"The shares cannot be changed: {error}.", param="releases") from None
 
 
 async def find_living(context: Context, call: Call[Any, Empty]) -> Endpoint:

@@ -15,7 +15,8 @@ from modelyard.domain.endpoints import Endpoint, Release
 from modelyard.domain.tenants import Scope
 from modelyard.engines import Options
 from modelyard.errors import conflict
-from modelyard.policy.releases import SharesError, main_release, with_release, without_release
+from modelyard.policy.releases import WHOLE, SharesError, main_release, with_release, without_release
+from modelyard.policy.rollouts import NotPossibleError, check_free, rolling, settled, stable_of
 from modelyard.stores import AlreadyExistsError, Event, StoreUnavailableError
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
 
@@ -34,7 +35,11 @@ class ReleaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Annotated[str | None, msgspec.Meta(description="Left out: the next of v1, v2, …")] = None
     options: Annotated[Options, msgspec.Meta(description="The engine's own settings.")] = {}
     weight: Annotated[
-        int, msgspec.Meta(description="Percent of the requests that it answers; the other releases share the rest.")
+        int,
+        msgspec.Meta(
+            description="Percent of the requests that it answers; the other releases share the rest. "
+            "With 100 it takes over replica by replica."
+        ),
     ] = 0
     shadow: Annotated[
         int, msgspec.Meta(description="Percent of the requests that are copied to it; nobody gets its answers.")
@@ -62,15 +67,20 @@ class Releases:
         findings = await examine(context, call.identity, wanted)
         async with context.changing:
             endpoint = await find_living(context, call)
+            await refuse_beside_rollout(context, endpoint)
             faults = list(findings.faults)
             try:
                 with_release(endpoint.releases, Release("", wanted.weight, wanted.shadow))
             except SharesError as error:
                 faults.append(Fault(error.param, str(error)))
+            if wanted.weight == WHOLE:
+                await self._check_rolling(endpoint)
             if faults:
                 raise refusal("This release cannot be added.", faults)
             endpoint, version_name = await self._add(endpoint, wanted, findings)
             share = f"shadows {wanted.shadow} %" if wanted.shadow else f"weight {wanted.weight}"
+            if wanted.weight == WHOLE:
+                share = "takes over replica by replica"
             await self._announce(endpoint, "release_added", f"version {version_name} on {wanted.framework}, {share}")
         return await whole_view(context, call.request, endpoint)
 
@@ -79,6 +89,7 @@ class Releases:
         context, reference = self._context, call.path("version")
         async with context.changing:
             endpoint = await find_living(context, call)
+            await refuse_beside_rollout(context, endpoint)
             names = {one.id: one.version for one in await context.store.versions(tenant_id=endpoint.tenant_id)}
             release = release_named(endpoint, reference, names)
             if release is None:
@@ -87,11 +98,18 @@ class Releases:
                 releases = without_release(endpoint.releases, release.version_id)
             except SharesError as error:
                 raise conflict(f"This release cannot be taken away: {error}.") from None
-            endpoint = msgspec.structs.replace(endpoint, releases=releases)
+            endpoint = settled(msgspec.structs.replace(endpoint, releases=releases))
             name = names.get(release.version_id, release.version_id)
             await context.store.put_endpoint(endpoint)
             await self._announce(endpoint, "release_removed", f"version {name}, with key {call.identity.key_id}")
         return await whole_view(context, call.request, endpoint)
+
+    async def _check_rolling(self, endpoint: Endpoint) -> None:
+        names = {one.id: one.version for one in await self._context.store.versions(tenant_id=endpoint.tenant_id)}
+        try:
+            stable_of(endpoint, names)
+        except NotPossibleError as error:
+            raise conflict(f"The version cannot take over: {error}.", param="weight") from None
 
     async def _announce(self, endpoint: Endpoint, kind: str, reason: str) -> None:
         context = self._context
@@ -115,10 +133,27 @@ class Releases:
             name=endpoint.name,
             gpus=(first.gpu_type, first.gpu_count) if first else ("cpu", 1),
         )
-        releases = with_release(endpoint.releases, Release(version.id, wanted.weight, wanted.shadow))
-        endpoint = msgspec.structs.replace(endpoint, releases=releases)
+        if wanted.weight == WHOLE:
+            endpoint = rolling(endpoint, version.id, context.clock.unix_s())
+        else:
+            releases = with_release(endpoint.releases, Release(version.id, wanted.weight, wanted.shadow))
+            endpoint = msgspec.structs.replace(endpoint, releases=releases)
+            endpoint = settled(endpoint) if wanted.weight else endpoint
         try:
             await context.store.add_release(version, endpoint)
         except AlreadyExistsError as error:
             raise conflict(f"{error}. Choose another version.", param="version") from None
         return endpoint, version.version
+
+
+async def refuse_beside_rollout(context: Context, endpoint: Endpoint) -> None:
+    """Refuse to change releases while a rollout moves them.
+
+    Raises:
+        ApiError: 409.
+    """
+    names = {one.id: one.version for one in await context.store.versions(tenant_id=endpoint.tenant_id)}
+    try:
+        check_free(endpoint, names)
+    except NotPossibleError as error:
+        raise conflict(f"The releases of '{endpoint.name}' cannot be changed now: {error}.") from None

@@ -185,6 +185,19 @@ class SqlControlStore:
         query = sa.select(table.c.seconds).where(table.c.model_id == version_id).order_by(table.c.sequence)
         return await self._all(query, lambda row: float(row["seconds"]))
 
+    async def observed_loads(self) -> dict[str, list[float]]:
+        """Return the same of every version that was measured, by its id."""
+        table = schema.observed_loads
+        query = sa.select(table.c.model_id, table.c.seconds).order_by(table.c.sequence)
+
+        def read(connection: sa.Connection) -> dict[str, list[float]]:
+            found: dict[str, list[float]] = {}
+            for model_id, seconds in connection.execute(query):
+                found.setdefault(model_id, []).append(float(seconds))
+            return found
+
+        return await self._database.read(read)
+
     async def add_observed_load(self, version_id: str, seconds: float) -> None:
         """Remember one measured load time."""
         table = schema.observed_loads
