@@ -97,20 +97,22 @@ async def look(
         reports=reports,
         known_to_drain=known_to_drain,
         are_gateways_known=are_gateways_known,
-        demands=_demands(reports.values()),
+        demands=demands_of(reports.values()),
     )
 
 
-def _demands(reports: Iterable[Report]) -> Mapping[str, Demand]:
+def demands_of(reports: Iterable[Report]) -> Mapping[str, Demand]:
+    """Return what all gateways want of each endpoint that one of them reports."""
     found: dict[str, Demand] = {}
     for report in reports:
         for row in report.endpoints:
             so_far = found.get(row.endpoint_id)
             if so_far is None or so_far.idle_s is None:
-                found[row.endpoint_id] = Demand(row.queued, row.in_flight, row.idle_s)
+                found[row.endpoint_id] = Demand(row.queued, row.in_flight, row.idle_s, row.wait_s)
             else:
                 queued, in_flight = so_far.queued + row.queued, so_far.in_flight + row.in_flight
-                found[row.endpoint_id] = Demand(queued, in_flight, min(so_far.idle_s, row.idle_s))
+                idle_s, wait_s = min(so_far.idle_s, row.idle_s), max(so_far.wait_s, row.wait_s)
+                found[row.endpoint_id] = Demand(queued, in_flight, idle_s, wait_s)
     return found
 
 

@@ -245,13 +245,12 @@ def _by_slots(seen: Seen) -> int:
 
 def _grown(spec: Scaling, memory: Memory, seen: Seen, rules: Autoscale, *, current: int, is_due: bool) -> _Size:
     """Return the largest size that anything asks for; ``current`` or less means that nothing grows."""
+    sized = _sized(spec, seen, rules)
     asked = _Size(_by_slots(seen), "")
     if asked.replicas > current:
-        text = f"{_requests(seen)} need {asked.replicas} x {seen.slots} slots"
-        asked = _Size(asked.replicas, text)
+        asked = _at_once(seen, rules, asked.replicas, sized)
     if cause := _cause(memory, seen, rules, is_due=is_due):
         is_cooling = seen.replicas > seen.ready or seen.now_s - memory.raised_s < seen.load_s
-        sized = _sized(spec, seen, rules)
         # Those that load may be enough; only what the load itself asks for comes on top of them.
         larger = sized if is_cooling else max(sized, current + 1)
         if larger > max(asked.replicas, current):
@@ -262,6 +261,16 @@ def _grown(spec: Scaling, memory: Memory, seen: Seen, rules: Autoscale, *, curre
     if seen.expected > max(asked.replicas, current):
         return _Size(seen.expected, f"expected: {seen.expected_reason}")
     return asked
+
+
+def _at_once(seen: Seen, rules: Autoscale, by_slots: int, sized: int) -> _Size:
+    """Return what requests without a slot ask for: slots for all, or as many as serve them within ``backlog_s``."""
+    text = f"{_requests(seen)} need {by_slots} x {seen.slots} slots"
+    if seen.capacity is None or sized >= by_slots:
+        return _Size(by_slots, text)
+    # A queue that grew while replicas loaded asks for far more slots than it takes to work it off.
+    size = max(sized, 1)
+    return _Size(size, f"{text}; {size} serve them within {rules.backlog_s:g} s by {seen.capacity.source}")
 
 
 def _cause(memory: Memory, seen: Seen, rules: Autoscale, *, is_due: bool) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from modelyard.control.sizing import Sizing
-from modelyard.control.world import World
+from modelyard.control.world import Demand, World
 from modelyard.domain.catalog import Artifact, ModelVersion
 from modelyard.domain.demand import EndpointDemand, Report
 from modelyard.domain.endpoints import Endpoint, EndpointStatus, Release, Scaling
@@ -40,7 +40,7 @@ class Counted:
     def window(self, endpoint_id: str, version_id: str | None, seconds: float) -> Window:
         return self.seen
 
-    def rate(self, endpoint_id: str, seconds: float) -> float | None:
+    def arrival_rate(self, endpoint_id: str, seconds: float) -> float:
         return self.seen.requests / seconds
 
 
@@ -62,6 +62,7 @@ def world(
         reports={"g": Report([demand] if demand else [], [])},
         known_to_drain=frozenset(),
         are_gateways_known=True,
+        demands={"ep-1": Demand(demand.queued, demand.in_flight, demand.idle_s, demand.wait_s)} if demand else {},
     )
 
 
@@ -119,6 +120,6 @@ def test_what_is_gone_is_forgotten() -> None:
     sizing.keep(present)
     assert "ep-1" in sizing.decisions
     assert repr(sizing.speeds) == "<Speeds of 0 versions, 1 replicas>"
-    sizing.keep(World(1e9, 100.0, {}, {}, {}, {}, frozenset(), {}, frozenset(), are_gateways_known=True))
+    sizing.keep(World(1e9, 100.0, {}, {}, {}, {}, frozenset(), {}, frozenset(), are_gateways_known=True, demands={}))
     assert not sizing.decisions
     assert repr(sizing.speeds) == "<Speeds of 0 versions, 0 replicas>"

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from modelyard.domain.catalog import Artifact, ModelVersion
 from modelyard.domain.endpoints import Autoscale, Tier
-from modelyard.policy.tiers import kept, tier_of
 from modelyard.policy.warm_pool import (
     Base,
     Plan,
@@ -158,17 +157,6 @@ def test_it_bursts_only_when_all_is_full_and_callers_wait_and_comes_back_when_ca
         since = answer.calm_since_s
         pools.append(answer.pool)
     assert pools == ["cloud"] * 6 + [""]
-
-
-def test_tiers_say_what_may_be_taken_from_whom() -> None:
-    assert not kept(Autoscale(tier=Tier.HOT)).is_evictable
-    assert kept(Autoscale(tier=Tier.WARM)).keeps_weights
-    assert not kept(Autoscale(tier=Tier.COLD)).is_expected
-    found = [
-        tier_of(ready=ready, quiet_s=quiet_s, idle_s=300, has_weights=has_weights)
-        for ready, quiet_s, has_weights in ((1, 5, False), (1, 900, False), (0, 900, True), (0, 900, False))
-    ]
-    assert found == [Tier.HOT, Tier.WARM, Tier.WARM, Tier.COLD]
 
 
 def test_bases_differ_by_what_an_engine_would_notice() -> None:
