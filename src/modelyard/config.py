@@ -125,6 +125,8 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Time a replica gets between SIGTERM and SIGKILL, after it was drained."""
     drain_timeout_s: Positive = 120.0
     """Longest time a replica may drain before it is stopped all the same."""
+    warm_pool_accelerators: Count = 8
+    """Most accelerators that warm pools hold together."""
     min_residency_s: Positive = 60.0
     """Time a replica stays once it is ready, before an endpoint that has no room may take its place; twice as long is
     the most that one waits for idle ones that are dearer to load."""

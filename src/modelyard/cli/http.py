@@ -111,6 +111,10 @@ class Platform:
         """Return the JSON that POST answers."""
         return self._json("POST", path, body, {})
 
+    def put(self, path: str, body: Item) -> Any:
+        """Return the JSON that PUT answers."""
+        return self._json("PUT", path, body, {})
+
     def patch(self, path: str, body: Item) -> Any:
         """Return the JSON that PATCH answers."""
         return self._json("PATCH", path, body, {})

@@ -26,6 +26,7 @@ _COMMANDS = {
     "rollout": "Show, pause, resume or undo a change of versions.",
     "models": "List the models that this key may call.",
     "nodes": "List nodes, what runs on their accelerators, and what is free.",
+    "pools": "List, set and remove warm pools of loaded models.",
     "run": "Chat with a model.",
     "keys": "Create, list, limit, revoke and rotate API keys.",
     "tenants": "Create, list, show and change tenants.",

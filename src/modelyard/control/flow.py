@@ -6,7 +6,7 @@ do. Policies decide (``policy/scaling.py``, ``policy/reconcile.py``), this file
 only carries answers from one to the next.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -16,16 +16,18 @@ from modelyard.control.executor import Executor
 from modelyard.control.loadtimes import LoadTimes
 from modelyard.control.observer import Observer
 from modelyard.control.placing import Need, Placer
+from modelyard.control.pools import Pools
 from modelyard.control.remember import remember
 from modelyard.control.sizing import Sizing
 from modelyard.control.supplies import Supplies, SupplyError
 from modelyard.control.views import is_proven, situation_of
 from modelyard.control.world import World
+from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.engines import Settings
 from modelyard.policy import scaling
-from modelyard.policy.actions import StartReplica, Wait
+from modelyard.policy.actions import Action, StartReplica, Wait
 from modelyard.policy.eviction import Resident
 from modelyard.policy.packing import NoRoom
 from modelyard.policy.progress import Fetch, View
@@ -54,6 +56,7 @@ class Tools:
     supplies: Supplies
     loads: LoadTimes
     placer: Placer
+    pools: Pools
     sizing: Sizing
     pace: Pace
     publish: Callable[[], Awaitable[None]]
@@ -69,19 +72,30 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
     seen = tools.sizing.look(endpoint, world, settings, load_s, memory)
 
     decision = scaling.decide(endpoint.scaling, memory, seen, endpoint.autoscale)
+    if endpoint.pool:
+        decision = tools.pools.decide(endpoint, decision)
     evicted = tools.placer.evicted(replica.id for replica in world.replicas.get(endpoint.id, ()))
     if evicted:
         decision = without(decision, evicted)
     tools.sizing.note(endpoint.id, seen, decision)
     wanted = sizes(decision.replicas, endpoint, world.unix_s)
     situation = situation_of(
-        endpoint, wanted, decision.reason, world, tools.observer, is_first=memory is None, evicted=evicted.keys()
+        endpoint,
+        wanted,
+        decision.reason,
+        world,
+        tools.observer,
+        is_first=memory is None,
+        evicted=evicted.keys(),
+        taken=tools.pools.taken_from(endpoint.id) if endpoint.pool else (),
     )
     actions = plan(situation, tools.pace)
 
     records = {seen.record.id: seen.record for seen in situation.replicas}
     has_changed = False
     starts = Starts(endpoint, world, tools, records)
+    touched = touched_by(actions) if endpoint.pool else frozenset()
+    tools.pools.touch(touched)
     tools.placer.begin(endpoint.id)
     try:
         for action in actions:
@@ -91,6 +105,7 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
                 has_changed |= await tools.executor.carry_out(action, endpoint.id, records)
     finally:
         tools.placer.end(endpoint.id, starts.recorded)
+        tools.pools.let_go(touched)
 
     for version_id in {record.version_id for record in records.values() if record.state is ReplicaState.READY}:
         await tools.executor.activate(tools.supplies.known(world.versions[version_id]))
@@ -115,6 +130,11 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
     has_changed |= await remember(endpoint, view, memory, decision, seen, tools.store)
     tools.memories[endpoint.id] = decision.memory
     return has_changed
+
+
+def touched_by(actions: Iterable[Action]) -> frozenset[str]:
+    """Return the replicas that ``actions`` are about."""
+    return frozenset(action.replica_id for action in actions if hasattr(action, "replica_id"))
 
 
 def without(decision: scaling.Decision, evicted: Mapping[str, str]) -> scaling.Decision:
@@ -142,6 +162,8 @@ class Starts:
         """Place, supply and start; say whether it was started. What is missing is noted, and asked for by supply."""
         tools, replica = self.tools, action.replica
         version = self.world.versions[replica.version_id]
+        if await self._take(replica, version):
+            return True
         try:
             offer = tools.supplies.offer(version)
             is_spare = replica.ordinal >= max(self.endpoint.scaling.floor, 1)
@@ -161,6 +183,26 @@ class Starts:
             return False
         await tools.executor.start(action, self.endpoint, supply, placed, self.records)
         self.recorded.append(replica.id)
+        return True
+
+    async def _take(self, replica: Replica, version: ModelVersion) -> bool:
+        """Take a replica of a warm pool where nothing of the endpoint answers; say whether there was one."""
+        tools, endpoint = self.tools, self.endpoint
+        is_cold = not any(record.state is ReplicaState.READY for record in self.records.values())
+        if endpoint.pool or not is_cold or replica.placement.parts:
+            return False
+        found = tools.pools.take(endpoint, version, self.world.versions, replica)
+        if found is None:
+            return False
+        taken, reason = found
+        if tools.placer.over_quota(endpoint.tenant_id, taken.placement):
+            tools.pools.give_back(taken)
+            return False
+        try:
+            await tools.executor.adopt(taken, reason, self.records)
+        except BaseException:
+            tools.pools.give_back(taken)
+            raise
         return True
 
     def _residents(self) -> list[Resident]:

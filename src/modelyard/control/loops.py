@@ -24,6 +24,7 @@ from modelyard.control.forecasts import Forecasts
 from modelyard.control.loadtimes import LoadTimes
 from modelyard.control.observer import Observer, Target
 from modelyard.control.placing import Placer
+from modelyard.control.pools import Pools
 from modelyard.control.signals import Signals
 from modelyard.control.sizing import Sizing
 from modelyard.control.supplies import Supplies
@@ -157,6 +158,7 @@ class Loops:
                 threads=parts.config.fleet.threads,
             ),
             placer=Placer(Rule(min_residency_s=control.min_residency_s, patience_s=2 * control.min_residency_s)),
+            pools=Pools(control.warm_pool_accelerators),
             supplies=Supplies(
                 store=parts.store,
                 engines=parts.engines,
@@ -211,6 +213,7 @@ class Loops:
                 for tenant in await parts.store.tenants()
                 if tenant.limits.accelerators is not None
             }
+            tools.pools.see(world, tools.loads.known())
             tools.placer.see(world, await parts.fleet.nodes(), limits)
         tools.observer.watch(self._targets(world, tools))
         tools.sizing.keep(world)

@@ -129,6 +129,10 @@ class ControlStore(Protocol):
         """Add both in one transaction; raises ``AlreadyExistsError`` for a taken endpoint name of the tenant."""
         ...
 
+    async def add_endpoint(self, endpoint: Endpoint) -> None:
+        """Add one of versions that exist; raises ``AlreadyExistsError`` for a taken name of the tenant."""
+        ...
+
     async def add_release(self, version: ModelVersion, endpoint: Endpoint) -> None:
         """Add the version and replace the endpoint of this id; raises ``AlreadyExistsError`` for a taken version."""
         ...

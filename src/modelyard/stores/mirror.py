@@ -191,6 +191,10 @@ class MirroredStore:
             (self._endpoints, lambda: self._endpoints.set(endpoint)),
         )
 
+    async def add_endpoint(self, endpoint: Endpoint) -> None:
+        """Add one of versions that exist; raises ``AlreadyExistsError`` for a taken name of the tenant."""
+        await self._write(self._store.add_endpoint(endpoint), (self._endpoints, lambda: self._endpoints.set(endpoint)))
+
     async def add_release(self, version: ModelVersion, endpoint: Endpoint) -> None:
         """Add the version and replace the endpoint of this id; raises ``AlreadyExistsError`` for a taken version."""
         await self._write(

@@ -20,6 +20,7 @@ from modelyard.control.api.keys import Keys
 from modelyard.control.api.logs import Logs
 from modelyard.control.api.nodes import Nodes
 from modelyard.control.api.plan import Plans
+from modelyard.control.api.pools import WarmPools
 from modelyard.control.api.registry import Registry
 from modelyard.control.api.releases import Releases
 from modelyard.control.api.requests import Requests
@@ -71,6 +72,7 @@ def declared_routes(context: Context) -> list[AnyRoute]:
         Webhooks,
         Why,
         Nodes,
+        WarmPools,
     )
     return [route for noun in nouns for route in noun(context).routes()]
 

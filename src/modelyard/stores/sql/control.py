@@ -96,6 +96,16 @@ class SqlControlStore:
 
         await self._database.write(add)
 
+    async def add_endpoint(self, endpoint: Endpoint) -> None:
+        """Add one of versions that exist; raises ``AlreadyExistsError`` for a taken name of the tenant."""
+
+        def add(connection: sa.Connection) -> None:
+            with _taken(f"An endpoint named '{endpoint.name}' exists"):
+                connection.execute(sa.insert(schema.endpoints).values(mapping.endpoint_values(endpoint)))
+            _add_releases(connection, endpoint)
+
+        await self._database.write(add)
+
     async def add_release(self, version: ModelVersion, endpoint: Endpoint) -> None:
         """Add the version and replace the endpoint of this id; raises ``AlreadyExistsError`` for a taken version."""
 
