@@ -50,12 +50,11 @@ def find(ask: Ask, cluster: Cluster, mix: Mix = STANDARD_MIX, weights: Weights =
 class _Book:
     """Scores of the cluster's classes for one ask; what holds for the next one of its kind stays in the cluster."""
 
-    __slots__ = ("_ask", "_cluster", "_fragmentation", "_mix", "_nodes", "_weights")
+    __slots__ = ("_ask", "_cluster", "_fragmentation", "_nodes", "_weights")
 
     def __init__(self, ask: Ask, cluster: Cluster, mix: Mix, weights: Weights) -> None:
         self._ask = ask
         self._cluster = cluster
-        self._mix = mix
         self._weights = weights
         self._fragmentation = _fragmentation(cluster, mix)
         self._nodes = self._scores_of_nodes()
@@ -118,7 +117,7 @@ class _Book:
     def _scores(self, count: int) -> dict[BlockClass, _Found | None]:
         ask = self._ask
         key = (ask.memory_bytes, count, ask.count > 1, ask.kinds, ask.pool, ask.may_use_spot, ask.may_be_simulated)
-        found = self._cluster.scores.setdefault((*key, self._mix, self._weights), {})
+        found = self._cluster.scores.setdefault((*key, self._weights), {})
         return cast("dict[BlockClass, _Found | None]", found)
 
     def _look(self, klass: BlockClass, count: int, scores: dict[BlockClass, _Found | None]) -> _Found | None:
@@ -138,12 +137,13 @@ class _Book:
         """Choose the accelerator whose rest is of most use."""
         best: _Found | None = None
         tried = set()
+        before = [quantum(slot, shape.memory_bytes) for slot in slots]
         for position in fits:
             slot = slots[position]
             if (slot.free, slot.is_empty) in tried:
                 continue
             tried.add((slot.free, slot.is_empty))
-            score = self._cost(shape, slots, {position: slot.free - self._ask.memory_bytes})
+            score = self._cost(shape, slots, before, {position: slot.free - self._ask.memory_bytes})
             found = _Found(score, slot.free, (position,))
             best = found if best is None else min(best, found)
         return best
@@ -162,13 +162,13 @@ class _Book:
             chosen = sorted(islands, key=lambda island: (-len(islands[island]), island))
         positions = [position for island in chosen for position in islands[island]][:count]
         used = len({slots[position].island for position in positions})
-        score = self._cost(shape, slots, dict.fromkeys(positions, 0)) + self._weights.islands * (used - 1)
+        before = [quantum(slot, shape.memory_bytes) for slot in slots]
+        score = self._cost(shape, slots, before, dict.fromkeys(positions, 0)) + self._weights.islands * (used - 1)
         return _Found(score, sum(slot.free for slot in slots), tuple(positions))
 
-    def _cost(self, shape: Shape, slots: tuple[Slot, ...], left: dict[int, int]) -> float:
+    def _cost(self, shape: Shape, slots: tuple[Slot, ...], before: list[int], left: dict[int, int]) -> float:
         """Return what it costs to leave ``left`` bytes free of some accelerators."""
         memory = shape.memory_bytes
-        before = [quantum(slot, memory) for slot in slots]
         after = list(before)
         share = 0.0
         for position, free in left.items():
@@ -183,9 +183,11 @@ class _Book:
 
 def _fragmentation(cluster: Cluster, mix: Mix) -> Fragmentation:
     """Return the cluster's fragmentation under ``mix``, with all that was worked out before."""
-    found = cluster.scores.get(mix)
-    if not isinstance(found, Fragmentation):
-        found = cluster.scores[mix] = Fragmentation(mix)
+    # By identity first: a round has one mix, and comparing a long one costs more than a decision.
+    found = cluster.scores.get("fragmentation")
+    if not isinstance(found, Fragmentation) or (found.mix is not mix and found.mix != mix):
+        cluster.scores.clear()
+        found = cluster.scores["fragmentation"] = Fragmentation(mix)
     return found
 
 
