@@ -61,12 +61,12 @@ class Machine:
         """Look again; where that hangs, keep the last look and say so. No second look begins before the first ended."""
         if self._looking is None:
             self._looking = asyncio.create_task(asyncio.to_thread(self._see), name="a look at this machine")
-        done, _ = await asyncio.wait([self._looking], timeout=LOOK_TIMEOUT_S)
+        looking = self._looking
+        done, _ = await asyncio.wait([looking], timeout=LOOK_TIMEOUT_S)
         if not done:
             return f"its accelerators were not seen for {LOOK_TIMEOUT_S:.0f} s: the driver does not answer"
-        looking, self._looking = self._looking, None
-        if looking.cancelled():
-            return ""
+        if self._looking is looking:  # else somebody who waited for the same look was first
+            self._looking = None
         self._last = looking.result()
         return ""
 
