@@ -59,14 +59,17 @@ class Machine:
 
     async def _refresh(self) -> str:
         """Look again; where that hangs, keep the last look and say so. No second look begins before the first ended."""
-        if self._looking is None:
-            self._looking = asyncio.create_task(asyncio.to_thread(self._see), name="a look at this machine")
         looking = self._looking
+        if looking is None:
+            looking = asyncio.create_task(asyncio.to_thread(self._see), name="a look at this machine")
+            self._looking = looking
         done, _ = await asyncio.wait([looking], timeout=LOOK_TIMEOUT_S)
         if not done:
             return f"its accelerators were not seen for {LOOK_TIMEOUT_S:.0f} s: the driver does not answer"
-        if self._looking is looking:  # else somebody who waited for the same look was first
+        if self._looking is looking:  # of several who waited for this look, the first ends it
             self._looking = None
+        if looking.cancelled():
+            return ""
         self._last = looking.result()
         return ""
 

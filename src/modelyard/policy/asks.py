@@ -1,10 +1,7 @@
 """What is asked of a packer, and what it answers when nothing fits."""
 
-from collections.abc import Collection
-
 import msgspec
 
-from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.endpoints import Tier
 from modelyard.policy.cluster import Shape
 
@@ -68,27 +65,6 @@ class NoRoom(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """The reason with what would help."""
         return "; ".join((self.reason, *self.helps))
-
-
-def ask_of(
-    version: ModelVersion, present: Collection[str], *, memory_bytes: int, needs_weights: bool, pool: str = "default"
-) -> Ask:
-    """Return what a replica of ``version`` asks for; ``memory_bytes`` is all that it needs, ``present`` all kinds.
-
-    An engine without weights may pretend to have accelerators that no node has, found or declared: it runs anywhere.
-    """
-    kind, count = version.gpu_type.lower(), max(version.gpu_count, 1)
-    if not needs_weights and kind not in present:
-        return Ask(memory_bytes=memory_bytes, pool=pool, tenant_id=version.tenant_id, may_be_simulated=True)
-    return Ask(
-        memory_bytes=-(-memory_bytes // count),
-        count=count,
-        kinds=frozenset({kind}),
-        digest=version.artifact.digest,
-        pool=pool,
-        may_be_simulated=not needs_weights,
-        tenant_id=version.tenant_id,
-    )
 
 
 def refused(ask: Ask, shape: Shape) -> str:

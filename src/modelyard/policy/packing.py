@@ -14,11 +14,11 @@ from typing import NamedTuple, cast
 import msgspec
 
 from modelyard.domain.nodes import Part, Placement
-from modelyard.policy.asks import STANDARD, Ask, NoRoom, Weights, ask_of, gib, refused
+from modelyard.policy.asks import STANDARD, Ask, NoRoom, Weights, gib, refused
 from modelyard.policy.cluster import Block, BlockClass, Cluster, Shape, Slot, quantum
 from modelyard.policy.fragmentation import STANDARD_MIX, Fragmentation, Mix
 
-__all__ = ["Ask", "NoRoom", "Weights", "ask_of", "find", "no_room", "place"]
+__all__ = ["Ask", "NoRoom", "Weights", "find", "no_room", "place"]
 
 
 class _Found(NamedTuple):

@@ -3,9 +3,8 @@
 import pytest
 from tests.support.clusters import GIB, ask, at, node
 
-from modelyard.domain.catalog import Artifact, ModelVersion
 from modelyard.domain.nodes import NodeSeen, Placement
-from modelyard.policy.asks import Ask, NoRoom, Weights, ask_of
+from modelyard.policy.asks import Ask, NoRoom, Weights
 from modelyard.policy.cluster import Cluster
 from modelyard.policy.fragmentation import Typical
 from modelyard.policy.packing import find, place
@@ -167,23 +166,6 @@ def test_memory_that_strangers_use_is_not_free() -> None:
     assert refusal(ask(40), nodes).largest_free_bytes == 30 * GIB
     # Of what is measured, 40 GiB are our own replica's: strangers have 10.
     assert refusal(ask(40), nodes, at("a", 0, memory=40)).largest_free_bytes == 30 * GIB
-
-
-@pytest.mark.parametrize(
-    ("gpu_type", "count", "needs_weights", "asked"),
-    [
-        ("H100", 4, True, ask(30, 4, kinds=["h100"], digest="sha256:x", tenant_id="t")),
-        ("h100", 4, False, ask(30, 4, kinds=["h100"], digest="sha256:x", tenant_id="t", may_be_simulated=True)),
-        ("b200", 4, True, ask(30, 4, kinds=["b200"], digest="sha256:x", tenant_id="t")),
-        ("b200", 4, False, ask(120, tenant_id="t", may_be_simulated=True)),
-    ],
-)
-def test_a_version_asks_for_its_memory_divided_over_its_accelerators(
-    gpu_type: str, count: int, needs_weights: bool, asked: Ask
-) -> None:
-    artifact = Artifact("file:///m", "sha256:x", 5)
-    version = ModelVersion("v", "t", "m", "1", "vllm", artifact, {}, 0, gpu_type=gpu_type, gpu_count=count)
-    assert ask_of(version, {"cpu", "h100"}, memory_bytes=120 * GIB, needs_weights=needs_weights) == asked
 
 
 def test_what_is_placed_on_a_node_that_is_gone_counts_nowhere() -> None:
