@@ -193,21 +193,24 @@ def _fragmentation(cluster: Cluster, mix: Mix) -> Fragmentation:
 
 def no_room(ask: Ask, cluster: Cluster) -> NoRoom:
     """Say why nothing fits ``ask``, and what would help."""
-    blocks = [block for block in cluster.blocks if block.is_open and not refused(ask, block.shape)]
     helps = tuple(_helps(ask, cluster))
-    if not blocks:
+    largest = (-1, 0)
+    most = (-1, 0)
+    for klass, members in cluster.classes.items():
+        if not refused(ask, klass.shape):
+            order = -min(members)  # of equals, the first node
+            largest = max(largest, (max(slot.free for slot in klass.slots), order))
+            most = max(most, (_whole(ask, klass.slots), order))
+    free, order = largest
+    if free < 0:
         return NoRoom(f"needs {_wanted(ask)}; no node that it may be on has that", ask.memory_bytes, helps=helps)
-    largest, widest = max(
-        ((slot.free, block) for block in blocks for slot in block.slots()),
-        key=lambda found: (found[0], -found[1].order),
-    )
-    node_id = widest.node.id
+    node_id = cluster.blocks[-order].node.id
     if ask.count == 1:
-        reason = f"needs {gib(ask.memory_bytes)} GiB on one node; largest free {gib(largest)} on {node_id}"
-        return NoRoom(reason, ask.memory_bytes, largest, node_id, helps)
-    most, block = max(((_whole(ask, block), block) for block in blocks), key=lambda found: (found[0], -found[1].order))
-    free = f"the most that are free are {most}, on {block.node.id}" if most else "none is free"
-    return NoRoom(f"needs {_wanted(ask)}; {free}", ask.memory_bytes, largest, node_id, helps)
+        reason = f"needs {gib(ask.memory_bytes)} GiB on one node; largest free {gib(free)} on {node_id}"
+        return NoRoom(reason, ask.memory_bytes, free, node_id, helps)
+    number, order = most
+    said = f"the most that are free are {number}, on {cluster.blocks[-order].node.id}" if number else "none is free"
+    return NoRoom(f"needs {_wanted(ask)}; {said}", ask.memory_bytes, free, node_id, helps)
 
 
 def _wanted(ask: Ask) -> str:
@@ -219,14 +222,14 @@ def _wanted(ask: Ask) -> str:
     return f"{ask.count} whole {kinds} with {gib(ask.memory_bytes)} GiB each on {nodes}{pool}"
 
 
-def _whole(ask: Ask, block: Block) -> int:
-    return sum(slot.is_empty and slot.free >= ask.memory_bytes for slot in block.slots())
+def _whole(ask: Ask, slots: tuple[Slot, ...]) -> int:
+    return sum(slot.is_empty and slot.free >= ask.memory_bytes for slot in slots)
 
 
 def _helps(ask: Ask, cluster: Cluster) -> Iterator[str]:
     """Yield what would make room by another setting or at another node."""
-    for block in cluster.blocks:
-        if not block.is_open and not refused(ask, block.shape) and _holds(ask, block):
+    for block in (block for node_id in cluster.closed for block in cluster.blocks_of(node_id)):
+        if not refused(ask, block.shape) and _holds(ask, block):
             yield f"{block.node.id} has room but takes nothing: {cluster.closed[block.node.id]}"
             break
     if found := _elsewhere(ask, cluster, may_use_spot=True):
@@ -245,7 +248,7 @@ def _helps(ask: Ask, cluster: Cluster) -> Iterator[str]:
 
 def _holds(ask: Ask, block: Block) -> bool:
     if ask.count > 1:
-        return _whole(ask, block) >= ask.count
+        return _whole(ask, block.slots()) >= ask.count
     return any(slot.free >= ask.memory_bytes for slot in block.slots())
 
 
