@@ -7,9 +7,10 @@ controller takes them over.
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.types import ASGIApp
 
@@ -96,13 +97,12 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
     leases = LeaseOffice(feed=feed, table=lambda: publisher.table, workers=config.gateway.workers, clock=clock)
     tidings = TidingsPublisher(store=store, usage=usage, feed=feed, clock=clock, snapshots=loops.snapshots)
     webhooks = WebhookSender(store=requests, fetcher=fetcher, pepper=pepper, clock=clock, chance=random.Random().random)
-    desk = RequestDesk(store=requests, webhooks=webhooks, settings=config.control, clock=clock)
     context = Context(
         config=config,
         data=data,
         store=store,
         usage=usage,
-        requests=desk,
+        requests=RequestDesk(store=requests, webhooks=webhooks, settings=config.control, clock=clock),
         webhooks=webhooks,
         fleet=fleet,
         engines=engines,
@@ -135,17 +135,21 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         await asyncio.to_thread(artifacts.clear_leftovers)
         await feed.start()
         await _boot(store, pepper, clock, data, stop)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(server.serve(api, listener, stop), name="the management API")
-            keeping = partial(leadership.keep, stop)
-            others = (delivery.run, tidings.run, leases.run, desk.run, webhooks.run, forecasts.run, rollouts.run)
-            group.create_task(loops.run(stop, keeping, *others), name="the loops")
+        keeping = partial(leadership.keep, stop)
+        works = (delivery.run, tidings.run, leases.run, context.requests.run, webhooks.run, forecasts.run, rollouts.run)
+        await _serve(api, listener, stop, loops.run(stop, keeping, *works))
         await _deliver_rest(delivery)
         await leadership.resign()
     finally:
         listener.close()
         await feed.close()
         await store.close()
+
+
+async def _serve(api: ASGIApp, listener: socket.socket, stop: asyncio.Event, loops: Coroutine[Any, Any, None]) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(server.serve(api, listener, stop), name="the management API")
+        group.create_task(loops, name="the loops")
 
 
 async def _refresh(tidings: TidingsPublisher, publisher: TablePublisher) -> None:

@@ -332,8 +332,11 @@ class Gateway:
         return salt
 
     def tell_story(self, ask: Ask) -> Told:
-        """Answer what is remembered of a request."""
-        return Told(ask.number, self.memory.story(ask.request_id, self.catalog))
+        """Answer what is remembered of a request. Ids that this process did not give are none of its own."""
+        story = None
+        if ask.request_id.startswith(self.ids.prefix):
+            story = self.memory.story(ask.request_id, self.catalog, now_s=self.clock.monotonic_s())
+        return Told(ask.number, story)
 
     def take_tidings(self, tidings: Tidings) -> None:
         """Take over what changes too often for the table."""
@@ -367,6 +370,7 @@ class Gateway:
             request.check_time(now_s)
         self.kept.check_time(now_s)
         self.suspects.forget_old(now_s)
+        self.memory.tidy(now_s)
 
     def note_refusal(self, refusal: ApiError, request_id: str) -> None:
         """Count a refusal, and log it under its id so that a caller's report can be found."""
