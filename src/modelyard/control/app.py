@@ -107,16 +107,7 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         signals=signals,
         recall=partial(feed.ask, timeout_s=RECALL_TIMEOUT_S),
     )
-    rollouts = Rollouts(
-        store=store,
-        clock=clock,
-        changing=context.changing,
-        windows=signals,
-        passed=loops.passed,
-        refresh=publisher.refresh,
-        wake=loops.wake,
-        interval_s=config.control.rollout_interval_s,
-    )
+    others = (delivery, tidings, leases, desk, webhooks, _rollouts(context, loops, publisher))
     api = build_api(context, console(context))
     listener = server.bind(data.control_socket)
     try:
@@ -125,15 +116,25 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         await _boot(store, pepper, clock, data, stop)
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve(api, listener, stop), name="the management API")
-            group.create_task(
-                loops.run(stop, delivery.run, tidings.run, leases.run, desk.run, webhooks.run, rollouts.run),
-                name="the loops",
-            )
+            group.create_task(loops.run(stop, *(one.run for one in others)), name="the loops")
         await _deliver_rest(delivery)
     finally:
         listener.close()
         await feed.close()
         await store.close()
+
+
+def _rollouts(context: Context, loops: Loops, publisher: TablePublisher) -> Rollouts:
+    return Rollouts(
+        store=context.store,
+        clock=context.clock,
+        changing=context.changing,
+        windows=context.signals,
+        passed=loops.passed,
+        refresh=publisher.refresh,
+        wake=context.wake,
+        interval_s=context.config.control.rollout_interval_s,
+    )
 
 
 async def _refresh(tidings: TidingsPublisher, publisher: TablePublisher) -> None:

@@ -105,11 +105,7 @@ class TablePublisher:
         self, endpoint: Endpoint, versions: Mapping[str, ModelVersion], replicas: Sequence[Replica]
     ) -> EndpointRoute:
         routes, extras, context_length = self._capabilities(
-            [
-                version
-                for release in _answering(endpoint)
-                if (version := versions.get(release.version_id))
-            ]
+            [version for release in _answering(endpoint) if (version := versions.get(release.version_id))]
         )
         kv_tokens = {replica.version_id: self._kv_tokens(versions.get(replica.version_id)) for replica in replicas}
         return EndpointRoute(
