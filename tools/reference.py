@@ -225,7 +225,7 @@ def _docstring_after(node: ast.stmt | None) -> str:
 def _readable_type(kind: str) -> str:
     names = {"Positive": "number > 0", "PositiveInt": "integer ≥ 1", "Port": "integer 0–65535", "Usd": "number ≥ 0"}
     names |= {"Count": "integer ≥ 0", "str": "text", "int": "integer", "bool": "true or false", "None": "unset"}
-    names |= {"Share": "number 0–1", "tuple[str, ...]": "list of texts"}
+    names |= {"Share": "number 0–1", "tuple[str, ...]": "list of texts", "tuple[dict[str, Any], ...]": "list of tables"}
     if kind.startswith("Literal["):
         return " or ".join(f"`{choice}`" for choice in ast.literal_eval(f"({kind[8:-1]},)"))
     return ", ".join(names.get(part, part) for part in kind.split(" | "))

@@ -15,11 +15,15 @@ import socket
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from modelyard.clock import SystemClock
-from modelyard.config import Config, DataDirectory
+from modelyard.clock import Clock, SystemClock
+from modelyard.config import Config, DataDirectory, FleetConfig
 from modelyard.errors import StartupError
+
+if TYPE_CHECKING:
+    from modelyard.fleet import Fence, Fleet
+    from modelyard.fleet.machine import Machine
 
 BACKLOG = 2048
 UNSENT_BYTES = 32 * 1024
@@ -152,13 +156,16 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     """Run the controller until SIGTERM or SIGINT; engines go on running."""
     from modelyard.console.app import build_console
     from modelyard.control.app import run_control
+    from modelyard.control.leadership import Candidate, Leadership
     from modelyard.engines.llamacpp import LlamaCppEngine
     from modelyard.engines.simulated import SimulatedEngine
-    from modelyard.fleet.local import LocalFleet
+    from modelyard.fleet import Fence, declared, processes
+    from modelyard.fleet.machine import Machine, weights_in
     from modelyard.metering.delivery import Delivery
     from modelyard.observe.logs import setup_logging
     from modelyard.stores.feed import FeedServer
-    from modelyard.stores.sql import SqlControlStore, SqlRequestStore, SqlUsageStore, open_database
+    from modelyard.stores.mirror import MirroredStore
+    from modelyard.stores.sql import SqlControlStore, SqlLeaderStore, SqlRequestStore, SqlUsageStore, open_database
     from modelyard.web.addresses import networks
     from modelyard.web.fetcher import Fetcher
 
@@ -173,19 +180,37 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     except ValueError as error:
         raise StartupError(f"Bad setting fetch.private_networks: {error}. Example: 10.1.0.0/16") from error
 
+    nodes_file = data.root / config.fleet.nodes_file if config.fleet.nodes_file else None
+    machine = Machine(
+        declared.load(config.fleet.nodes, nodes_file),
+        cached=partial(weights_in, data.artifacts),
+        reserve_bytes=config.fleet.memory_reserve_bytes,
+    )
+
     # Opening blocks and may migrate, so it comes before the loop; what it refuses becomes one line of ``up``.
     database = open_database(url, timeout_s=config.control.database_timeout_s, clock=clock)
 
+    fence = Fence()
+    candidate = Candidate(processes.identity(), processes.is_gone)
+
     async def serve(stop: asyncio.Event) -> None:
         usage = SqlUsageStore(database)
+        leadership = Leadership(
+            store=SqlLeaderStore(database),
+            candidate=candidate,
+            fence=fence,
+            clock=clock,
+            lease_s=config.control.lease_s,
+        )
         await run_control(
             config=config,
             data=data,
-            store=SqlControlStore(database),
+            store=MirroredStore(SqlControlStore(database), clock),
             usage=usage,
             requests=SqlRequestStore(database),
             fetcher=fetcher,
-            fleet=LocalFleet(data.replicas, clock),
+            fleet=_fleet(config.fleet, data, clock, machine, fence),
+            leadership=leadership,
             engines=engines,
             feed=FeedServer(data.feed_socket, shared.internal_token),
             delivery=Delivery(data.journal, usage, config.control.delivery_interval_s),
@@ -199,11 +224,22 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     _run(serve)
 
 
+def _fleet(settings: FleetConfig, data: DataDirectory, clock: Clock, machine: "Machine", fence: "Fence") -> "Fleet":
+    if settings.kind == "simulated":
+        from modelyard.fleet.simulated import SimulatedFleet
+
+        return SimulatedFleet(data.replicas, clock, machine, fence)
+    from modelyard.fleet.local import LocalFleet
+
+    return LocalFleet(data.replicas, clock, machine, fence)
+
+
 def stop_engines(data: DataDirectory, *, grace_s: float) -> None:
     """Stop every engine that runs for this data directory; returns when they are gone."""
-    from modelyard.fleet.local import stop_all
+    from modelyard.fleet import local, simulated
 
-    stop_all(data.replicas, grace_s)
+    simulated.stop_all(data.replicas, grace_s)
+    local.stop_all(data.replicas, grace_s)
 
 
 def _run(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:

@@ -101,7 +101,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kept_answer_bytes_max: PositiveInt = 4 * 1024 * 1024
     """Largest answer that is kept for a detached request or an Idempotency-Key."""
     why_served_max: PositiveInt = 20_000
-    """Requests that a worker remembers for 'modelyard why', some 300 bytes each."""
+    """Requests that a worker remembers for 'modelyard why', some 500 bytes each."""
     why_refused_max: PositiveInt = 5_000
     """Refused requests that a worker remembers for 'modelyard why'."""
     metrics_public: bool | None = None
@@ -115,6 +115,8 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """SQLAlchemy URL; empty: SQLite in the data directory."""
     pass_interval_s: Positive = 1.0
     """Pause between two reconcile passes when nothing happens; events start one at once."""
+    lease_s: Positive = 10.0
+    """Time without a sign of the controller that leads before another one of the same database takes over."""
     database_timeout_s: Positive = 2.0
     """Longest wait for a locked database before a write is refused with 503."""
     delivery_interval_s: Positive = 0.2
@@ -123,6 +125,9 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Time a replica gets between SIGTERM and SIGKILL, after it was drained."""
     drain_timeout_s: Positive = 120.0
     """Longest time a replica may drain before it is stopped all the same."""
+    min_residency_s: Positive = 60.0
+    """Time a replica stays once it is ready, before an endpoint that has no room may take its place; twice as long is
+    the most that one waits for idle ones that are dearer to load."""
     crash_backoff_s: Positive = 1.0
     """First pause before a crashed replica is started again; doubles up to 'crash_backoff_max_s'."""
     crash_backoff_max_s: Positive = 60.0
@@ -144,10 +149,16 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where replicas run."""
 
-    kind: Literal["local"] = "local"
-    """``local``: processes of this machine."""
+    kind: Literal["local", "simulated"] = "local"
+    """``local``: processes of this machine; ``simulated``: many simulated engines in one process, for trials."""
     threads: Count = 0
     """CPU threads a replica may use; 0: all cores of the machine."""
+    memory_reserve_bytes: Count = 512 * 1024 * 1024
+    """Memory of this machine that no replica is placed in: the platform's own, and the system's."""
+    nodes_file: str = ""
+    """TOML file of ``[[nodes]]`` beside this machine, like ``fleet.toml``; relative to the data directory."""
+    nodes: tuple[dict[str, Any], ...] = ()
+    """Nodes as tables ``[[fleet.nodes]]``, instead of a file or beside it (docs/how-to/nodes-and-accelerators.md)."""
 
 
 class FetchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,6 +20,7 @@ from modelyard.domain.routing_table import (
     ReplicaRoute,
     RoutingTable,
     Spent,
+    TableChange,
     Tidings,
 )
 from modelyard.domain.tenants import ApiKey, Scope, Tenant
@@ -255,7 +256,7 @@ async def test_a_slow_gateway_gets_only_the_newest_table_and_delays_nobody(room:
     async with asyncio.timeout(WITHIN_S):
         while not got or got[-1] != 20:
             body = await slow_reader.readexactly(int.from_bytes(await slow_reader.readexactly(4), "big"))
-            got.append(msgspec.msgpack.decode(body, type=RoutingTable).revision)
+            got.append(msgspec.msgpack.decode(body, type=RoutingTable | TableChange).revision)
     assert got == [1, 20]
     slow_writer.close()
 
@@ -306,3 +307,39 @@ async def test_sums_for_a_key_arrive_before_the_table_that_has_it(room: Room) ->
     await room.server.publish(a_table(1))
     await gateway.sees(1)
     assert gateway.order == ["Tidings", "RoutingTable"]
+
+
+async def test_a_change_among_many_endpoints_is_sent_as_the_change_and_arrives_as_the_whole_table(room: Room) -> None:
+    before = a_table(1)
+    many = tuple(msgspec.structs.replace(before.endpoints[0], id=f"ep-{number}") for number in range(500))
+    before = msgspec.structs.replace(before, endpoints=many)
+    after = msgspec.structs.replace(
+        before, revision=2, endpoints=(*many[:7], msgspec.structs.replace(many[7], failure="x"), *many[9:])
+    )
+    reader, writer = await asyncio.open_unix_connection(str(room.path))
+    writer.write(framed(Hello(TOKEN, "raw")))
+    gateway = room.join()
+    await eventually_async(lambda: len(room.server.reports()) == 2, WITHIN_S, "both are there")
+    sizes = []
+    for table in (before, after):
+        await room.server.publish(table)
+        await gateway.sees(table.revision)
+        async with asyncio.timeout(WITHIN_S):
+            sizes.append(len(await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))))
+    writer.transport.abort()
+    assert gateway.tables == [before, after]
+    assert sizes[1] < sizes[0] / 100
+
+
+async def test_a_gateway_that_joins_between_changes_gets_all_of_it_and_then_changes(room: Room) -> None:
+    await room.server.publish(a_table(1))
+    first = room.join("first")
+    await first.sees(1)
+    await room.server.publish(a_table(2))
+    second = room.join("second")
+    await second.sees(2)
+    await room.server.publish(a_table(3, padding=3))
+    for gateway in (first, second):
+        await gateway.sees(3)
+        assert gateway.tables[-1] == a_table(3, padding=3)
+        assert gateway.losses == 0

@@ -165,6 +165,15 @@ def test_status_is_well(served: Yard) -> None:
     assert json.loads(out(served, "status", "--json"))["gateways"]
 
 
+def test_nodes_show_this_machine(served: Yard) -> None:
+    heading, local = out(served, "nodes").splitlines()
+    assert heading.split() == ["NODE", "POOL", "ACCELERATORS", "USED", "FREE", "BY", "CACHED", "PRICE/H", "STATE"]
+    assert local.startswith("local  default  1 x cpu ")
+    assert out(served, "nodes", "--quiet").split() == ["local"]
+    [shown] = json.loads(out(served, "nodes", "--json"))
+    assert shown["accelerators"][0]["memory_bytes"] > 0
+
+
 def test_a_dry_run_changes_nothing(served: Yard) -> None:
     body = json.loads(out(served, "deploy", "--name", "dry", "--engine", "simulated", "--scale", "0..4", "--dry-run"))
     assert body["hardware"] == {"min_replicas": 0, "max_replicas": 4}

@@ -46,7 +46,8 @@ def test_a_tenant_lives_its_life(served: Yard) -> None:
     out(served, "tenants", "resume", made["id"])
     changed = json.loads(out(served, "tenants", "set", made["id"], "--name", "Acme Ltd", "--plan", "batch", "--json"))
     assert (changed["name"], changed["plan"], changed["weight"]) == ("Acme Ltd", "batch", 2.5)
-    out(served, "tenants", "limit", made["id"], "--usd-per-day", "0.5")
+    out(served, "tenants", "limit", made["id"], "--usd-per-day", "0.5", "--accelerators", "3")
+    assert "3 accelerators" in out(served, "tenants", "show", made["id"])
     assert "$0.50/day" in out(served, "tenants").replace("$0.5/day", "$0.50/day")
     assert "Acme Ltd" in out(served, "tenants", "show", made["id"])
     assert run(served, "tenants", "set", made["id"]).returncode == 2

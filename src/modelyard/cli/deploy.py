@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from modelyard.cli.autoscale import autoscale_options
 from modelyard.cli.exits import Exit, Failure, Refused
 from modelyard.cli.http import Platform, connected, segment
 from modelyard.cli.nouns import DURATION
@@ -49,9 +50,10 @@ class Scale(click.ParamType[tuple[int, int]]):
 @click.option("--timeout", "timeout_s", type=DURATION, default="15m", show_default=True, help="Longest --wait.")
 @click.option("--dry-run", is_flag=True, help="Print the request, send nothing.")
 @serving_options
+@autoscale_options
 @connected
 @listing
-def command(*, platform: Platform, serving: Item, is_json: bool, is_quiet: bool, **given: Any) -> None:
+def command(*, platform: Platform, serving: Item, autoscale: Item, is_json: bool, is_quiet: bool, **given: Any) -> None:
     """Deploy the model at PATH or URI and print its endpoint.
 
     The platform reads PATH itself, so it must be on its machine.
@@ -59,6 +61,8 @@ def command(*, platform: Platform, serving: Item, is_json: bool, is_quiet: bool,
     body = request_body(**{name: given[name] for name in given if name not in {"is_waiting", "timeout_s", "dry_run"}})
     if serving:
         body["serving"] = serving
+    if autoscale:
+        body["autoscale"] = autoscale
     if given["dry_run"]:
         show_json(body)
         return

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from modelyard.cli.autoscale import autoscale_options, size_text, tier_text
 from modelyard.cli.deploy import Scale, version_body
 from modelyard.cli.endpoint_stats import stats
 from modelyard.cli.http import PAGE, Platform, ask_of, connected, segment
@@ -84,6 +85,8 @@ def show(name: str, *, platform: Platform, is_json: bool, is_quiet: bool) -> Non
             "Failure": endpoint.get("failure"),
             "Model": f"{endpoint['model_version']} on {endpoint['framework']}",
             "Scale": _scale(endpoint),
+            "Tier": tier_text(endpoint),
+            "Size": size_text(endpoint),
             "Rollout": rollout_text(rollout) if (rollout := endpoint.get("rollout")) else "",
             "Served": serving_text(endpoint["serving"]),
             "Load": f"{endpoint['in_flight']} running, {endpoint['queued']} waiting",
@@ -119,6 +122,7 @@ def show(name: str, *, platform: Platform, is_json: bool, is_quiet: bool) -> Non
 )
 @click.option("--shadow", "shadows", type=Share(), multiple=True, metavar="VERSION=PERCENT", help="Share of copies.")
 @serving_options
+@autoscale_options
 @connected
 @formats("Print only the endpoint's id.")
 def change(name: str, *, platform: Platform, is_json: bool, is_quiet: bool, **given: Any) -> None:
@@ -127,7 +131,9 @@ def change(name: str, *, platform: Platform, is_json: bool, is_quiet: bool, **gi
     Releases that are not named share what is left.
     """
     if not (body := change_body(**given)):
-        raise click.UsageError("Nothing to change; give --scale, --idle, --weight, --shadow or an option of serving")
+        raise click.UsageError(
+            "Nothing to change; give --scale, --idle, --tier, --autoscale, --weight, --shadow or an option of serving"
+        )
     path = f"/v1/endpoints/{segment(name)}"
     endpoint = ask_of(platform, name, lambda path: platform.patch(path, body), path)
     _show_change(endpoint, f"Changed '{endpoint['name']}'.", is_json=is_json, is_quiet=is_quiet)
@@ -140,9 +146,12 @@ def change_body(
     weights: tuple[tuple[str, int], ...],
     shadows: tuple[tuple[str, int], ...],
     serving: Item,
+    autoscale: Item,
 ) -> Item:
     """Return the body of ``PATCH /v1/endpoints/{endpoint}`` for a command line."""
     body: Item = {"serving": serving} if serving else {}
+    if autoscale:
+        body["autoscale"] = autoscale
     if scale is not None:
         body["hardware"] = {"min_replicas": scale[0], "max_replicas": scale[1]}
         body["scaling"] = {"scale_to_zero": scale[0] == 0}

@@ -18,6 +18,7 @@ _SHORT = {
     "concurrency": "at once",
     "tokens_per_day": "tokens/day",
     "tokens_per_month": "tokens/month",
+    "accelerators": "accelerators",
 }
 _MONEY = {"nanousd_per_day": "day", "nanousd_per_month": "month"}
 
@@ -79,18 +80,34 @@ _OPTIONS = (
 _NAMES = (*_RATES.values(), "tokens_per_day", "tokens_per_month", *_MONEY)
 
 
+_TENANT_OPTIONS = (
+    *_OPTIONS,
+    click.option("--accelerators", type=_QUOTA, help="Most accelerators of its replicas; shares of one add up."),
+)
+
+
 def limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options for limits to a command; it gets them as one body, ``limits``."""
+    return _with_limits(command, _OPTIONS, _NAMES)
 
+
+def tenant_limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options for limits of a tenant, as ``limit_options`` does."""
+    return _with_limits(command, _TENANT_OPTIONS, (*_NAMES, "accelerators"))
+
+
+def _with_limits(
+    command: Callable[..., Any], options: Sequence[Callable[..., Any]], names: Sequence[str]
+) -> Callable[..., Any]:
     @functools.wraps(command)
     def run(**given: Any) -> Any:
-        limits = {name: value for name in _NAMES if (value := given.pop(name)) is not None}
+        limits = {name: value for name in names if (value := given.pop(name)) is not None}
         models: Sequence[tuple[str, Item]] = given.pop("model_limits")
         if models:
             limits["models"] = dict(models)
         return command(limits=limits, **given)
 
-    for option in reversed(_OPTIONS):
+    for option in reversed(options):
         option(run)
     return run
 

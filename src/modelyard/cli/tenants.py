@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from modelyard.cli.http import PAGE, Platform, connected, segment
-from modelyard.cli.limits import limit_options, limits_text, spent_pairs
+from modelyard.cli.limits import limits_text, spent_pairs, tenant_limit_options
 from modelyard.cli.nouns import NounGroup
 from modelyard.cli.output import Item, age, formats, listing, show_json, show_list, show_pairs
 
@@ -53,7 +53,7 @@ def list_tenants(*, platform: Platform, is_json: bool, is_quiet: bool) -> None:
 @click.argument("name")
 @_PLAN
 @_WEIGHT
-@limit_options
+@tenant_limit_options
 @connected
 @formats("Print only the tenant's id.")
 def create(*, platform: Platform, limits: Item, is_json: bool, is_quiet: bool, **given: Any) -> None:
@@ -88,7 +88,7 @@ def change(tenant_id: str, *, platform: Platform, is_json: bool, is_quiet: bool,
 
 @command.command("limit", epilog="\b\nExample:\n  modelyard tenants limit ten-3kf8x2ma --rpm 600 --usd-per-month 20")
 @click.argument("tenant_id")
-@limit_options
+@tenant_limit_options
 @connected
 @formats("Print only the tenant's id.")
 def limit(tenant_id: str, *, platform: Platform, limits: Item, is_json: bool, is_quiet: bool) -> None:

@@ -20,6 +20,8 @@ from modelyard.control.api import build_api
 from modelyard.control.artifacts import ArtifactStore
 from modelyard.control.bootstrap import ensure_admin_key, keep_admin_key
 from modelyard.control.context import Context
+from modelyard.control.forecasts import Forecasts
+from modelyard.control.leadership import Leadership
 from modelyard.control.leases import LeaseOffice
 from modelyard.control.loops import Loops, Parts
 from modelyard.control.requests import RequestDesk
@@ -66,6 +68,7 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
     requests: RequestStore,
     fetcher: Fetcher,
     fleet: Fleet,
+    leadership: Leadership,
     engines: Engines,
     feed: ServedFeed,
     delivery: Delivery,
@@ -77,13 +80,19 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
 ) -> None:
     """Run the control plane until ``stop`` is set; closes ``store`` and ``feed``, leaves engines running.
 
+    Nothing is listened on before this controller leads; once another one does, it sets ``stop``.
+
     Raises:
         StartupError: a socket cannot be made.
     """
+    if not await leadership.acquire(stop):
+        await store.close()
+        return
     artifacts = ArtifactStore(data.artifacts)
     publisher = TablePublisher(store=store, engines=engines, prices=config.prices, feed=feed)
     signals = Signals(clock)
-    loops = Loops(Parts(config, store, fleet, engines, artifacts, feed, publisher, clock, signals))
+    forecasts = Forecasts(store=store, reports=feed.reports, clock=clock)
+    loops = Loops(Parts(config, store, fleet, engines, artifacts, feed, publisher, clock, signals, forecasts))
     leases = LeaseOffice(feed=feed, table=lambda: publisher.table, workers=config.gateway.workers, clock=clock)
     tidings = TidingsPublisher(store=store, usage=usage, feed=feed, clock=clock, snapshots=loops.snapshots)
     webhooks = WebhookSender(store=requests, fetcher=fetcher, pepper=pepper, clock=clock, chance=random.Random().random)
@@ -106,8 +115,11 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         gateways=feed.reports,
         signals=signals,
         recall=partial(feed.ask, timeout_s=RECALL_TIMEOUT_S),
+        size=loops.size,
+        forecast=forecasts.profile,
+        rounds=loops.times.status,
     )
-    others = (delivery, tidings, leases, desk, webhooks, _rollouts(context, loops, publisher))
+    others = (delivery, tidings, leases, desk, webhooks, forecasts, _rollouts(context, loops, publisher))
     api = build_api(context, console(context))
     listener = server.bind(data.control_socket)
     try:
@@ -116,8 +128,10 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         await _boot(store, pepper, clock, data, stop)
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve(api, listener, stop), name="the management API")
-            group.create_task(loops.run(stop, *(one.run for one in others)), name="the loops")
+            keeping = partial(leadership.keep, stop)
+            group.create_task(loops.run(stop, keeping, *(one.run for one in others)), name="the loops")
         await _deliver_rest(delivery)
+        await leadership.resign()
     finally:
         listener.close()
         await feed.close()

@@ -19,6 +19,9 @@ from modelyard.domain.routing_table import Heartbeat
 from modelyard.domain.why import RequestStory
 from modelyard.engines import Engines
 from modelyard.fleet import Fleet
+from modelyard.observe.rounds import RoundStatus, RoundTimes
+from modelyard.policy import scaling
+from modelyard.policy.forecast import Profile
 from modelyard.stores import ControlStore, UsageStore
 
 
@@ -50,5 +53,11 @@ class Context:
     """What gateways counted of releases and endpoints lately."""
     recall: Callable[[str], Awaitable[RequestStory | None]]
     """What the gateways remember of a request, by its id."""
+    size: Callable[[str], tuple[scaling.Seen, scaling.Decision] | None] = lambda _: None
+    """What the last pass saw of an endpoint, and which size it decided."""
+    forecast: Callable[[str], Profile | None] = lambda _: None
+    """What is known of when requests of an endpoint come."""
+    rounds: Callable[[], RoundStatus] = field(default_factory=lambda: RoundTimes().status)
+    """How long reconcile rounds take."""
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held from reading an endpoint to storing what became of it, so that two changes at once both happen."""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,10 +22,11 @@ from modelyard.control.tasks import KeyedTasks
 from modelyard.domain.catalog import ModelVersion, VersionStatus
 from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.nodes import Placement
 from modelyard.engines import LaunchSpec
 from modelyard.fleet import Fleet, FleetError, StartOrder
 from modelyard.policy import actions as act
-from modelyard.stores import ControlStore, Event
+from modelyard.stores import ControlStore, Event, EventData
 
 FLEET_TIMEOUT_S = 30.0
 """Longest that a fleet may take to begin a process or to drop its records."""
@@ -58,8 +60,15 @@ class Executor:
         self._threads = threads or len(os.sched_getaffinity(0))
         self._begun_s = clock.unix_s()
 
-    async def start(self, action: act.StartReplica, endpoint: Endpoint, supplied: Supplied, records: Records) -> None:
-        """Start a replica: address, record, process, record."""
+    async def start(
+        self,
+        action: act.StartReplica,
+        endpoint: Endpoint,
+        supplied: Supplied,
+        placement: Placement,
+        records: Records,
+    ) -> None:
+        """Start a replica where it was placed: address, record, process, record."""
         address = await self._fleet.reserve(action.replica.id)
         replica = msgspec.structs.replace(
             action.replica,
@@ -68,6 +77,7 @@ class Executor:
             secret=secrets.token_urlsafe(32),
             slots=supplied.settings.slots,
             started_at=self._clock.unix_s(),
+            placement=placement,
         )
         replica = await self._put(records, replica, ReplicaState.STARTING, action.reason)
         await self._tell(endpoint.id, "replica_started", action.reason, replica.id)
@@ -85,7 +95,7 @@ class Executor:
             work_dir=Path(address.work_dir),
         )
         command = supplied.engine.command(spec)
-        order = StartOrder(replica.id, endpoint.id, replica.host, replica.port, replica.secret, command)
+        order = StartOrder(replica.id, endpoint.id, replica.host, replica.port, replica.secret, command, placement)
         try:
             async with asyncio.timeout(FLEET_TIMEOUT_S):
                 await self._fleet.start(order)
@@ -107,14 +117,15 @@ class Executor:
             case act.MarkReady(replica_id=id):
                 await self._ready(endpoint_id, records[id], action.reason, records)
             case act.MarkFailed(replica_id=id):
-                await self._fail(endpoint_id, id, action.reason, records)
+                await self._fail(endpoint_id, id, action.reason, records, last_lines=action.last_lines)
             case act.MarkEnded(replica_id=id):
                 await self._put(records, records[id], ReplicaState.STOPPED, action.reason)
                 await self._tell(endpoint_id, "replica_ended", action.reason, id)
                 await self._forget_process(id)
             case act.DrainReplica(replica_id=id):
                 await self._put(records, records[id], ReplicaState.DRAINING, action.reason)
-                await self._tell(endpoint_id, "replica_draining", action.reason, id)
+                kind = "evicted" if action.is_eviction else "replica_draining"
+                await self._tell(endpoint_id, kind, action.reason, id)
             case act.StopReplica(replica_id=id):
                 return await self._end(endpoint_id, id, action.reason, records, kind="replica_stopped")
             case act.KillReplica(replica_id=id):
@@ -146,9 +157,12 @@ class Executor:
         if is_first_time and replica.started_at >= self._begun_s:
             await self._loads.add(replica.version_id, max(now_s - replica.started_at, 0.0))
 
-    async def _fail(self, endpoint_id: str, replica_id: str, reason: str, records: Records) -> None:
+    async def _fail(
+        self, endpoint_id: str, replica_id: str, reason: str, records: Records, *, last_lines: Sequence[str] = ()
+    ) -> None:
         await self._put(records, records[replica_id], ReplicaState.FAILED, reason)
-        await self._tell(endpoint_id, "replica_failed", reason, replica_id)
+        data: EventData = {"last_lines": "\n".join(last_lines)} if last_lines else {}
+        await self._tell(endpoint_id, "replica_failed", reason, replica_id, data)
         await self._forget_process(replica_id)
 
     async def _end(self, endpoint_id: str, replica_id: str, reason: str, records: Records, *, kind: str) -> bool:
@@ -186,6 +200,8 @@ class Executor:
     async def _set_status(self, version: ModelVersion, status: VersionStatus) -> None:
         await self._store.put_version(msgspec.structs.replace(version, status=status))
 
-    async def _tell(self, endpoint_id: str, kind: str, reason: str, replica_id: str) -> None:
+    async def _tell(
+        self, endpoint_id: str, kind: str, reason: str, replica_id: str, data: EventData | None = None
+    ) -> None:
         _log.info("%s: %s: %s", replica_id, kind, reason)
-        await self._store.add_event(Event(self._clock.unix_s(), endpoint_id, kind, reason, replica_id))
+        await self._store.add_event(Event(self._clock.unix_s(), endpoint_id, kind, reason, replica_id, data or {}))

@@ -9,20 +9,27 @@ only carries answers from one to the next.
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
+from modelyard.control.asking import ask_of, residents_of
 from modelyard.control.executor import Executor
 from modelyard.control.loadtimes import LoadTimes
 from modelyard.control.observer import Observer
+from modelyard.control.placing import Need, Placer
 from modelyard.control.remember import remember
+from modelyard.control.sizing import Sizing
 from modelyard.control.supplies import Supplies, SupplyError
-from modelyard.control.views import is_proven, situation_of, size_of
+from modelyard.control.views import is_proven, situation_of
 from modelyard.control.world import World
 from modelyard.domain.endpoints import Endpoint
-from modelyard.domain.fleet import ReplicaState
+from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.engines import Settings
 from modelyard.policy import scaling
 from modelyard.policy.actions import StartReplica, Wait
+from modelyard.policy.eviction import Resident
+from modelyard.policy.packing import NoRoom
 from modelyard.policy.progress import Fetch, View
-from modelyard.policy.reconcile import Pace, plan
+from modelyard.policy.reconcile import Pace, crashes, plan
 from modelyard.policy.releases import main_release
 from modelyard.policy.rollouts import sizes
 from modelyard.stores import ControlStore
@@ -46,6 +53,8 @@ class Tools:
     executor: Executor
     supplies: Supplies
     loads: LoadTimes
+    placer: Placer
+    sizing: Sizing
     pace: Pace
     publish: Callable[[], Awaitable[None]]
     memories: dict[str, scaling.Memory] = field(default_factory=dict)
@@ -56,31 +65,32 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
     """Bring what runs of ``endpoint`` one step closer to what should; say whether anything changed."""
     memory = tools.memories.get(endpoint.id)
     settings = settings_of(endpoint, world, tools)
-    size = size_of(endpoint, world, slots=settings.slots if settings else 1)
+    load_s = await tools.loads.expected_s(main_release(endpoint).version_id, settings.load_s) if settings else 0.0
+    seen = tools.sizing.look(endpoint, world, settings, load_s, memory)
 
-    decision = scaling.decide(endpoint.scaling, memory, size)
-
+    decision = scaling.decide(endpoint.scaling, memory, seen, endpoint.autoscale)
+    evicted = tools.placer.evicted(replica.id for replica in world.replicas.get(endpoint.id, ()))
+    if evicted:
+        decision = without(decision, evicted)
+    tools.sizing.note(endpoint.id, seen, decision)
     wanted = sizes(decision.replicas, endpoint, world.unix_s)
-    situation = situation_of(endpoint, wanted, decision.reason, world, tools.observer, is_first=memory is None)
+    situation = situation_of(
+        endpoint, wanted, decision.reason, world, tools.observer, is_first=memory is None, evicted=evicted.keys()
+    )
     actions = plan(situation, tools.pace)
 
     records = {seen.record.id: seen.record for seen in situation.replicas}
-    has_changed, fetch = False, None
-    troubles: dict[str, SupplyError] = {}
-    for action in actions:
-        if isinstance(action, StartReplica):
-            try:
-                supply = tools.supplies.supply(world.versions[action.replica.version_id])
-            except SupplyError as error:
-                troubles[action.replica.version_id] = error
-                continue
-            if isinstance(supply, Fetch):
-                fetch = supply
-                continue
-            await tools.executor.start(action, endpoint, supply, records)
-            has_changed = True
-        else:
-            has_changed |= await tools.executor.carry_out(action, endpoint.id, records)
+    has_changed = False
+    starts = Starts(endpoint, world, tools, records)
+    tools.placer.begin(endpoint.id)
+    try:
+        for action in actions:
+            if isinstance(action, StartReplica):
+                has_changed |= await starts.try_start(action)
+            else:
+                has_changed |= await tools.executor.carry_out(action, endpoint.id, records)
+    finally:
+        tools.placer.end(endpoint.id, starts.recorded)
 
     for version_id in {record.version_id for record in records.values() if record.state is ReplicaState.READY}:
         await tools.executor.activate(tools.supplies.known(world.versions[version_id]))
@@ -88,7 +98,6 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
     if has_changed:
         # Gateways know of a replica before anybody is told that it is ready.
         await tools.publish()
-    load_s = await tools.loads.expected_s(main_release(endpoint).version_id, settings.load_s) if settings else 0.0
     view = View(
         now_s=world.unix_s,
         wanted=sum(wanted[release.version_id] for release in endpoint.releases if not release.shadow),
@@ -97,14 +106,69 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
         is_proven=is_proven(endpoint) or decision.memory.is_proven,
         size_reason=decision.reason,
         waiting=next((action.reason for action in actions if isinstance(action, Wait)), ""),
-        troubles={version_id: str(error) for version_id, error in troubles.items()},
-        fetch=fetch,
+        troubles={version_id: str(error) for version_id, error in starts.troubles.items()},
+        no_room=starts.no_room,
+        fetch=starts.fetch,
     )
     has_rollout = endpoint.rollout is not None and endpoint.rollout.is_live and not endpoint.is_deleted
-    tools.passed[endpoint.id] = Passed(decision.replicas, troubles, has_rollout)
-    has_changed |= await remember(endpoint, view, memory, decision, tools.store)
+    tools.passed[endpoint.id] = Passed(decision.replicas, starts.troubles, has_rollout)
+    has_changed |= await remember(endpoint, view, memory, decision, seen, tools.store)
     tools.memories[endpoint.id] = decision.memory
     return has_changed
+
+
+def without(decision: scaling.Decision, evicted: Mapping[str, str]) -> scaling.Decision:
+    """Return the size without replicas that must go for others; it grows again when somebody asks."""
+    replicas = max(decision.replicas - len(evicted), 0)
+    reason = next(iter(evicted.values()))
+    return scaling.Decision(replicas, reason, msgspec.structs.replace(decision.memory, replicas=replicas))
+
+
+@dataclass(slots=True)
+class Starts:
+    """The starts of one pass: what each waits for, and which were recorded."""
+
+    endpoint: Endpoint
+    world: World
+    tools: Tools
+    records: dict[str, Replica]
+    troubles: dict[str, SupplyError] = field(default_factory=dict)
+    """Why nothing of a version can start at all, by its id."""
+    no_room: str = ""
+    fetch: Fetch | None = None
+    recorded: list[str] = field(default_factory=list)
+
+    async def try_start(self, action: StartReplica) -> bool:
+        """Place, supply and start; say whether it was started. What is missing is noted, and asked for by supply."""
+        tools, replica = self.tools, action.replica
+        version = self.world.versions[replica.version_id]
+        try:
+            offer = tools.supplies.offer(version)
+            is_spare = replica.ordinal >= max(self.endpoint.scaling.floor, 1)
+            ask = ask_of(self.endpoint, offer, tools.placer.kinds, failed=self._failed(replica), is_spare=is_spare)
+            need = Need(self.endpoint.name, self.world.demand(self.endpoint.id).queued, offer.settings.load_s)
+            placed = tools.placer.place(replica, ask, need, self._residents)
+            if isinstance(placed, NoRoom):
+                self.no_room = placed.text
+                return False
+            supply = tools.supplies.supply(version)
+        except SupplyError as error:
+            self.troubles[version.id] = error
+            tools.placer.give_up(replica.id)  # nobody else must wait for the room of what cannot start
+            return False
+        if isinstance(supply, Fetch):
+            self.fetch = supply
+            return False
+        await tools.executor.start(action, self.endpoint, supply, placed, self.records)
+        self.recorded.append(replica.id)
+        return True
+
+    def _residents(self) -> list[Resident]:
+        return residents_of(self.world, self.tools.loads.known(), but=self.endpoint.id)
+
+    def _failed(self, replica: Replica) -> list[Replica]:
+        """Return the crash history of a replica's place."""
+        return crashes(self.records.values()).get((replica.version_id, replica.ordinal), [])
 
 
 def settings_of(endpoint: Endpoint, world: World, tools: Tools) -> Settings | None:

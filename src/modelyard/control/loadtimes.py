@@ -8,23 +8,31 @@ MEASURES_KEPT = 10
 
 
 class LoadTimes:
-    """Measured load times, read once a version and kept in step with the store."""
+    """Measured load times, read once and kept in step with the store."""
 
     __slots__ = ("_measured", "_store")
 
     def __init__(self, store: ControlStore) -> None:
         self._store = store
-        self._measured: dict[str, list[float]] = {}
+        self._measured: dict[str, list[float]] | None = None
 
     async def expected_s(self, version_id: str, estimate_s: float) -> float:
         """Return the seconds to expect."""
-        if version_id not in self._measured:
-            self._measured[version_id] = await self._store.observed_load_s(version_id)
-        measured = self._measured[version_id]
-        return statistics.median(measured) if measured else estimate_s
+        measured = self._measured
+        if measured is None:
+            # Many passes may come here at once; one reading more is harmless, one for each version is not.
+            read = {one: list(seconds) for one, seconds in (await self._store.observed_loads()).items()}
+            measured = self._measured = self._measured or read
+        seconds = measured.get(version_id)
+        return statistics.median(seconds) if seconds else estimate_s
+
+    def known(self) -> dict[str, float]:
+        """Return the median seconds of each version that was measured."""
+        measured = self._measured or {}
+        return {version_id: statistics.median(seconds) for version_id, seconds in measured.items() if seconds}
 
     async def add(self, version_id: str, seconds: float) -> None:
         """Remember one measurement."""
         await self._store.add_observed_load(version_id, seconds)
-        if version_id in self._measured:
-            self._measured[version_id] = [*self._measured[version_id], seconds][-MEASURES_KEPT:]
+        if self._measured is not None:
+            self._measured[version_id] = [*self._measured.get(version_id, ()), seconds][-MEASURES_KEPT:]

@@ -12,25 +12,34 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from modelyard.clock import Clock
 from modelyard.config import Config
 from modelyard.control.artifacts import ArtifactStore
+from modelyard.control.attention import Attention
 from modelyard.control.executor import Executor
 from modelyard.control.flow import Passed, Tools, run_pass
+from modelyard.control.forecasts import Forecasts
 from modelyard.control.loadtimes import LoadTimes
 from modelyard.control.observer import Observer, Target
+from modelyard.control.placing import Placer
 from modelyard.control.signals import Signals
+from modelyard.control.sizing import Sizing
 from modelyard.control.supplies import Supplies
 from modelyard.control.table import TablePublisher
 from modelyard.control.tasks import KeyedTasks, boundary
 from modelyard.control.views import strays_of
 from modelyard.control.world import World, look
+from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import Report
-from modelyard.domain.fleet import ReplicaState
+from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.routing_table import Heartbeat, ReplicaSnapshot
 from modelyard.engines import Engines
 from modelyard.fleet import Fleet
+from modelyard.observe.rounds import Round, RoundTimes
+from modelyard.policy import scaling
+from modelyard.policy.eviction import Rule
 from modelyard.policy.reconcile import Pace, Situation, plan
 from modelyard.stores import ControlStore, StoreUnavailableError, TableFeed
 
@@ -58,8 +67,17 @@ class Parts:
     publisher: TablePublisher
     clock: Clock
     signals: Signals
+    forecasts: Forecasts | None = None
     gateways_settle_s: float = 3.0
     """Time that gateways get to connect to a controller that started, before their absence means anything."""
+
+
+class _Watched(NamedTuple):
+    """A replica to watch, and what its target was made of."""
+
+    replica: Replica
+    version: ModelVersion
+    target: Target
 
 
 class Loops:
@@ -72,6 +90,9 @@ class Loops:
         self._begun_s = parts.clock.monotonic_s()
         self._is_published = False
         self._tools: Tools | None = None
+        self.times = RoundTimes()
+        self._attention: Attention | None = None
+        self._watched: dict[str, _Watched] = {}
         parts.feed.on_report(self._hear)
 
     def wake(self) -> None:
@@ -85,6 +106,10 @@ class Loops:
     def snapshots(self) -> Sequence[ReplicaSnapshot]:
         """Return what engines said of their load since the last call."""
         return self._tools.observer.snapshots() if self._tools else ()
+
+    def size(self, endpoint_id: str) -> tuple[scaling.Seen, scaling.Decision] | None:
+        """Return what the last pass saw of an endpoint and which size it decided; None before the first."""
+        return self._tools.sizing.decisions.get(endpoint_id) if self._tools else None
 
     def passed(self) -> Mapping[str, Passed]:
         """Return what the last pass over each endpoint came to, by endpoint id."""
@@ -117,9 +142,11 @@ class Loops:
     def _make_tools(self, group: asyncio.TaskGroup, actions: KeyedTasks) -> Tools:
         parts, control = self._parts, self._parts.config.control
         loads = LoadTimes(parts.store)
+        observer = Observer(group, parts.clock, hang_timeout_s=control.hang_timeout_s, wake=self.wake)
         return Tools(
             store=parts.store,
-            observer=Observer(group, parts.clock, hang_timeout_s=control.hang_timeout_s, wake=self.wake),
+            observer=observer,
+            sizing=Sizing(observer, parts.signals, parts.forecasts),
             executor=Executor(
                 store=parts.store,
                 fleet=parts.fleet,
@@ -129,6 +156,7 @@ class Loops:
                 grace_s=control.replica_grace_s,
                 threads=parts.config.fleet.threads,
             ),
+            placer=Placer(Rule(min_residency_s=control.min_residency_s, patience_s=2 * control.min_residency_s)),
             supplies=Supplies(
                 store=parts.store,
                 engines=parts.engines,
@@ -165,6 +193,7 @@ class Loops:
     async def _round(self, tools: Tools, actions: KeyedTasks, passes: KeyedTasks) -> None:
         parts = self._parts
         self._woken.clear()
+        this_round = self.times.begin(parts.clock.monotonic_s())
         reports = parts.feed.reports()
         busy_endpoints, busy_replicas = passes.keys(), actions.keys()
         async with asyncio.timeout(OBSERVE_TIMEOUT_S):
@@ -177,14 +206,41 @@ class Loops:
                 known_to_drain=parts.publisher.known_to_drain(reports.values()),
                 are_gateways_known=parts.clock.monotonic_s() - self._begun_s >= parts.gateways_settle_s,
             )
+            limits = {
+                tenant.id: tenant.limits.accelerators
+                for tenant in await parts.store.tenants()
+                if tenant.limits.accelerators is not None
+            }
+            tools.placer.see(world, await parts.fleet.nodes(), limits)
         tools.observer.watch(self._targets(world, tools))
-        for endpoint_id in {*world.endpoints, *world.processes} - busy_endpoints:
-            passes.spawn(endpoint_id, partial(self._pass, endpoint_id, world, tools))
+        tools.sizing.keep(world)
+        wanted = self._attention_of(tools).wanted(world, tools.placer.claimed_of(world)) - busy_endpoints
+        for endpoint_id in tools.placer.in_turn(wanted):
+            this_round.pass_began()
+            passes.spawn(endpoint_id, partial(self._timed_pass, endpoint_id, world, tools, this_round))
         for endpoint_id in tools.memories.keys() - world.endpoints.keys() - busy_endpoints:
             del tools.memories[endpoint_id]
             tools.passed.pop(endpoint_id, None)
+        this_round.ended(parts.clock.monotonic_s())
 
-    async def _pass(self, endpoint_id: str, world: World, tools: Tools) -> None:
+    def _attention_of(self, tools: Tools) -> Attention:
+        if self._attention is None:
+            interval_s = self._parts.config.control.pass_interval_s
+            self._attention = Attention(tools.observer, pass_interval_s=interval_s)
+        return self._attention
+
+    async def _timed_pass(self, endpoint_id: str, world: World, tools: Tools, of: Round) -> None:
+        attention = self._attention_of(tools)
+        try:
+            has_changed = await self._pass(endpoint_id, world, tools)
+            attention.passed(endpoint_id, world, has_changed=has_changed)
+        except BaseException:
+            attention.failed(endpoint_id)
+            raise
+        finally:
+            of.ended(self._parts.clock.monotonic_s())
+
+    async def _pass(self, endpoint_id: str, world: World, tools: Tools) -> bool:
         endpoint = world.endpoints.get(endpoint_id)
         if endpoint is not None:
             has_changed = await run_pass(endpoint, world, tools)
@@ -193,6 +249,7 @@ class Loops:
         if has_changed:
             await self._publish()
             self.wake()
+        return has_changed
 
     async def _publish(self) -> None:
         """Tell gateways what is stored; what could not be read is told in a later round."""
@@ -215,22 +272,29 @@ class Loops:
 
     def _targets(self, world: World, tools: Tools) -> list[tuple[Target, bool]]:
         """Return the running replicas to watch."""
-        targets = []
-        load_wait_s = self._parts.config.gateway.load_wait_s
+        targets: dict[str, _Watched] = {}
         for endpoint_id, replicas in world.replicas.items():
             running = {process.replica_id for process in world.processes.get(endpoint_id, ()) if process.is_running}
             for replica in replicas:
                 version = world.versions.get(replica.version_id)
-                engine = self._parts.engines.get(version.framework) if version else None
-                if replica.state not in _WATCHED or replica.id not in running or version is None or engine is None:
+                if replica.state not in _WATCHED or replica.id not in running or version is None:
                     continue
-                settings = tools.supplies.settings(version)
-                # Whoever waits for a cold model gives up after this long; a load that takes longer hangs, unless the
-                # engine itself expects to need that long.
-                limit_s = max(load_wait_s, 5 * settings.load_s if settings else 0.0)
-                target = Target(replica.id, replica.host, replica.port, replica.secret, engine, limit_s)
-                targets.append((target, replica.ready_at is not None))
-        return targets
+                last = self._watched.get(replica.id)
+                if last is not None and last.replica is replica and last.version is version:
+                    targets[replica.id] = last
+                elif (target := self._target(replica, version, tools)) is not None:
+                    targets[replica.id] = _Watched(replica, version, target)
+        self._watched = targets
+        return [(one.target, one.replica.ready_at is not None) for one in targets.values()]
+
+    def _target(self, replica: Replica, version: ModelVersion, tools: Tools) -> Target | None:
+        if (engine := self._parts.engines.get(version.framework)) is None:
+            return None
+        settings = tools.supplies.settings(version)
+        # Whoever waits for a cold model gives up after this long; a load that takes longer hangs, unless the engine
+        # itself expects to need that long.
+        limit_s = max(self._parts.config.gateway.load_wait_s, 5 * settings.load_s if settings else 0.0)
+        return Target(replica.id, replica.host, replica.port, replica.secret, engine, limit_s)
 
     # --- gateways and the store --------------------------------------------------------
 

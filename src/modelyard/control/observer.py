@@ -3,7 +3,7 @@
 One task a replica asks its readiness path and its metrics page; what that
 means is decided by ``policy/vitality.py``. A change of verdict wakes the
 reconciler at once. Replicas with requests are looked at every second, idle
-ones every few: looks must not keep a machine with many models busy. aiohttp
+ones every few, or rarer where there are thousands: looks must not keep a machine with many models busy. aiohttp
 costs a third of a second to import, so it comes with the first replica and in
 a thread.
 """
@@ -29,8 +29,12 @@ if TYPE_CHECKING:
 LOADING_PAUSE_S = 0.1
 """Pause between looks at a loading replica: people wait for it."""
 IDLE_PAUSE_MAX_S = 5.0
+IDLE_LOOKS_PER_S = 50.0
+"""Looks at idle replicas in all: with thousands of them each is looked at less often, but the first request for one
+makes it busy, and a look that failed is followed up at the usual pace."""
 BUSY_PAUSE_MAX_S = 1.0
 """Pause between looks at a replica that has requests: what they learn steers requests and finds hangs."""
+IDLE_SHARE_MAX = 0.7
 PAUSE_MIN_S = 0.02
 PROBES_IN_TIMEOUT = 3
 """Looks at a ready replica within one hang timeout; each may take as long as the pause between two."""
@@ -64,6 +68,8 @@ class _Watch:
     """``load`` was not told to gateways yet."""
     has_served: bool = False
     is_busy: bool = False
+    is_answering: bool = False
+    """The last look found it ready."""
     stirred: asyncio.Event = field(default_factory=asyncio.Event)
     """It got something to do: look now."""
     task: asyncio.Task[None] | None = None
@@ -109,6 +115,10 @@ class Observer:
     def loads(self) -> Mapping[str, EngineLoad]:
         """Return the last load of each replica by its id."""
         return {replica_id: watch.load for replica_id, watch in self._watches.items()}
+
+    def looks(self) -> Mapping[str, tuple[float, EngineLoad]]:
+        """Return the last load of each replica with the (monotonic) moment at which its page was read."""
+        return {replica_id: (watch.looked_s, watch.load) for replica_id, watch in self._watches.items()}
 
     def snapshots(self) -> list[ReplicaSnapshot]:
         """Return what metrics pages said since the last call; each is told once, for an old one would mislead."""
@@ -167,7 +177,11 @@ class Observer:
         if watch.vital in (Vital.LOADING, Vital.UNKNOWN):
             return LOADING_PAUSE_S
         if not watch.is_busy:
-            return min(self._hang_timeout_s / PROBES_IN_TIMEOUT, IDLE_PAUSE_MAX_S)
+            pause_s = min(self._hang_timeout_s / PROBES_IN_TIMEOUT, IDLE_PAUSE_MAX_S)
+            if not watch.is_answering:
+                return pause_s
+            # Not so rarely that one lost answer could pass for a hang timeout of silence.
+            return max(pause_s, min(len(self._watches) / IDLE_LOOKS_PER_S, self._hang_timeout_s * IDLE_SHARE_MAX))
         # Be there at the moment at which silence becomes a hang.
         limit_s = stall_limit_s(self._hang_timeout_s, self._reading(watch.target.replica_id))
         left_s = watch.pulse.moved_s + limit_s - self._clock.monotonic_s()
@@ -191,13 +205,14 @@ class Observer:
             self._get(session, target, target.engine.load_path),
         )
         watch.load = _NO_LOAD if page is None else target.engine.read_load(page)
+        watch.is_answering = ready is not None
         watch.looked_s, watch.has_news = self._clock.monotonic_s(), page is not None
         sent = sum(report.in_flight for report in self._reports_on(target.replica_id))
         watch.is_busy = bool(watch.load.running or watch.load.waiting or sent)
         has_served, watch.has_served = watch.has_served, False
         probe = Probe(
             now_s=watch.looked_s,
-            is_answering=ready is not None,
+            is_answering=watch.is_answering,
             running=watch.load.running,
             tokens=_tokens(watch.load),
             has_served=has_served,

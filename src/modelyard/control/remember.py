@@ -14,13 +14,15 @@ async def remember(
     view: View,
     memory: scaling.Memory | None,
     decision: scaling.Decision,
+    seen: scaling.Seen,
     store: ControlStore,
 ) -> bool:
     """Store status, progress and failure, and say so in an event; return whether any of it was news."""
     if endpoint.is_deleted:
         return False
     if memory is not None and decision.replicas != memory.replicas:
-        await store.add_event(Event(view.now_s, endpoint.id, "scaled", f"to {decision.replicas}: {decision.reason}"))
+        reason, data = f"to {decision.replicas}: {decision.reason}", scaling.numbers(seen, decision.replicas)
+        await store.add_event(Event(view.now_s, endpoint.id, "scaled", reason, data={"from": memory.replicas, **data}))
     told = outlook(endpoint, view)
     if not _is_news(endpoint, told):
         return False

@@ -1,6 +1,7 @@
 """The controller's HTTP server: uvicorn on a unix socket that only this user can open."""
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,15 +62,18 @@ async def serve(app: ASGIApp, listener: socket.socket, stop: asyncio.Event) -> N
     )
     server = ControlServer(config)
     async with asyncio.TaskGroup() as group:
-        stopping = group.create_task(_stop_with(server, stop, Path(listener.getsockname())))
+        path = Path(listener.getsockname())
+        stopping = group.create_task(_stop_with(server, stop, path, path.stat().st_ino))  # noqa: ASYNC240 - in memory
         await server.serve(sockets=[listener])
         stopping.cancel()
 
 
-async def _stop_with(server: ControlServer, stop: asyncio.Event, path: Path) -> None:
+async def _stop_with(server: ControlServer, stop: asyncio.Event, path: Path, inode: int) -> None:
     await stop.wait()
     # uvicorn drops connections whose request it has not read. A gateway that cannot connect has sent nothing yet, and
     # waits for the next controller.
-    path.unlink(missing_ok=True)  # noqa: ASYNC240 - a name in memory, once a life
+    with contextlib.suppress(FileNotFoundError):
+        if path.stat().st_ino == inode:  # noqa: ASYNC240 - in memory; else it is that of a controller that took over
+            path.unlink()  # noqa: ASYNC240 - a name in memory, once a life
     await asyncio.sleep(LAST_READ_S)
     server.should_exit = True

@@ -1,14 +1,14 @@
 """What gateways told of releases and endpoints lately: the windows that scaling and canaries are judged by.
 
 A report has totals that only grow. Each is kept as it came, and every
-``TICK_S`` what changed is put aside (packed, some 130 bytes), so that a window
+``TICK_S`` what changed is put aside (packed, some 150 bytes), so that a window
 is the difference of two looks and hearing a report costs one assignment a
-release. A gateway that begins anew, or counts a release anew after a long
-quiet time, begins a new series at 0; a controller that begins anew takes the
-first report of each gateway as its starting point.
+release. After two minutes only every sixth look is kept. A gateway that begins
+anew, or counts a release anew after a long quiet time, begins a new series at
+0; a controller that begins anew takes the first report of each gateway as its
+starting point.
 """
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
 
@@ -22,6 +22,9 @@ from modelyard.policy.windows import Sums, increase, total, went_back, window_of
 TICK_S = 5.0
 KEPT_S = 1200.0
 """How far back windows reach."""
+FINE = 24
+"""Ticks that are kept one by one; of older ones every ``COARSE``-th is."""
+COARSE = 6
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ReleaseCounts).decode
@@ -30,33 +33,51 @@ _decode = msgspec.msgpack.Decoder(ReleaseCounts).decode
 class _Series:
     """What one gateway counted of one release, from one start to the next."""
 
-    __slots__ = ("first", "is_over", "looks", "newest", "times")
+    __slots__ = ("coarse", "fine", "first", "is_over", "newest")
 
     def __init__(self, newest: ReleaseCounts, *, is_known: bool) -> None:
         self.newest = newest
         self.first: ReleaseCounts | None = newest if is_known else None
         """What was counted before anybody looked; None: nothing."""
-        self.times: deque[float] = deque()
-        self.looks: deque[bytes] = deque()
+        self.fine: deque[tuple[int, bytes]] = deque()
+        self.coarse: deque[tuple[int, bytes]] = deque()
         self.is_over = False
 
-    def look(self, now_s: float) -> None:
+    def look(self, tick: int) -> None:
         """Put the present totals aside."""
-        self.times.append(now_s)
-        self.looks.append(_encode(self.newest))
+        counts = self.newest
+        packed = _encode(
+            (
+                "", "", counts.requests, counts.errors, counts.ttft, counts.itl, counts.latency,
+                counts.prompt_tokens, counts.completion_tokens, counts.service_s,
+            )
+        )  # fmt: skip
+        self.fine.append((tick, packed))
 
-    def forget(self, before_s: float) -> bool:
+    def forget(self, tick: int, first_tick: int) -> bool:
         """Drop what no window reaches; say whether nothing is left that one would."""
-        # The last look before the horizon is where the longest window begins.
-        while len(self.times) > 1 and self.times[1] <= before_s:
-            self.times.popleft()
-            self.looks.popleft()
-        return self.is_over and (not self.times or self.times[-1] <= before_s)
+        fine, coarse = self.fine, self.coarse
+        while len(fine) > 1 and fine[1][0] <= tick - FINE:
+            look = fine.popleft()
+            # The last look of a coarse span holds what was counted at its end; none is put aside where nothing changed.
+            if _span(look[0]) != _span(fine[0][0]):
+                coarse.append(look)
+        while coarse and (coarse[1] if len(coarse) > 1 else fine[0])[0] <= first_tick:
+            coarse.popleft()
+        return self.is_over and (not fine or fine[-1][0] <= first_tick)
 
-    def since(self, start_s: float) -> Sums:
-        """Return what was counted after ``start_s``, the time of a tick."""
-        at = bisect_right(self.times, start_s)
-        return increase(_decode(self.looks[at - 1]) if at else self.first, self.newest)
+    def since(self, tick: int) -> Sums:
+        """Return what was counted after a tick, which is one that ``Signals`` begins windows at."""
+        for looks in (self.fine, self.coarse):
+            for at, packed in reversed(looks):
+                if at <= tick:
+                    return increase(_decode(packed), self.newest)
+        return increase(self.first, self.newest)
+
+
+def _span(tick: int) -> int:
+    """Return the coarse span that a tick is in; it ends with a multiple of ``COARSE``."""
+    return -(-tick // COARSE)
 
 
 class _Endpoint:
@@ -68,11 +89,25 @@ class _Endpoint:
         self.heard: dict[str, EndpointDemand] = {}
         """What each gateway last told."""
         self.arrivals = 0
-        self.totals: deque[tuple[float, int]] = deque()
+        self.totals: deque[tuple[int, int]] = deque()
+        """Arrivals by tick, where they changed."""
         self.queued_max = 0
-        self.depths: deque[tuple[float, int]] = deque()
+        self.depths: deque[tuple[int, int]] = deque()
+
+    def look(self, tick: int, first: int) -> None:
+        """Put aside what was asked up to now, and drop what was before ``first``."""
+        if not self.totals or self.totals[-1][1] != self.arrivals:
+            self.totals.append((tick, self.arrivals))
+        if self.queued_max:
+            self.depths.append((tick, self.queued_max))
+            self.queued_max = self.queued()
+        while len(self.totals) > 1 and self.totals[1][0] <= first:
+            self.totals.popleft()
+        while self.depths and self.depths[0][0] <= first:
+            self.depths.popleft()
 
     def queued(self) -> int:
+        """Return how many wait, at all gateways together."""
         return sum(demand.queued for demand in self.heard.values())
 
 
@@ -81,8 +116,8 @@ class Signals:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._began_s = clock.monotonic_s()
-        self._ticks: deque[float] = deque([self._began_s])
+        self._ticks: deque[tuple[float, int]] = deque([(clock.monotonic_s(), 0)])
+        """When each tick was, and its number."""
         self._series: dict[str, dict[str, list[_Series]]] = {}
         self._living: dict[str, dict[tuple[str, str], _Series]] = {}
         self._told: set[str] = set()
@@ -98,7 +133,7 @@ class Signals:
     def hear(self, gateway_id: str, report: Report) -> None:
         """Take a report; an empty one says that the gateway has left."""
         now_s = self._clock.monotonic_s()
-        if now_s - self._ticks[-1] >= TICK_S:
+        if now_s - self._ticks[-1][0] >= TICK_S:
             self._tick(now_s)
         if not report.endpoints and not report.epoch:
             self._lose(gateway_id)
@@ -160,31 +195,25 @@ class Signals:
             endpoint.heard.pop(gateway_id, None)
 
     def _tick(self, now_s: float) -> None:
-        before_s = now_s - KEPT_S
+        tick = self._ticks[-1][1] + 1
         for series in self._changed:
-            series.look(now_s)
+            series.look(tick)
         self._changed.clear()
-        self._ticks.append(now_s)
-        while len(self._ticks) > 1 and self._ticks[1] <= before_s:
+        self._ticks.append((now_s, tick))
+        # The longest window begins at a coarse tick, so a few more than reach back far enough are kept.
+        while len(self._ticks) > 2 * COARSE and self._ticks[COARSE][0] <= now_s - KEPT_S:
             self._ticks.popleft()
+        first = self._ticks[0][1]
         for endpoint_id, endpoint in list(self._endpoints.items()):
-            if not endpoint.totals or endpoint.totals[-1][1] != endpoint.arrivals:
-                endpoint.totals.append((now_s, endpoint.arrivals))
-            if endpoint.queued_max:
-                endpoint.depths.append((now_s, endpoint.queued_max))
-                endpoint.queued_max = endpoint.queued()
-            while len(endpoint.totals) > 1 and endpoint.totals[1][0] <= before_s:
-                endpoint.totals.popleft()
-            while endpoint.depths and endpoint.depths[0][0] <= before_s:
-                endpoint.depths.popleft()
-            if not endpoint.heard and endpoint.totals[-1][0] <= before_s:
+            endpoint.look(tick, first)
+            if not endpoint.heard and endpoint.totals[-1][0] <= first:
                 del self._endpoints[endpoint_id]
-        self._forget(before_s)
+        self._forget(tick, first)
 
-    def _forget(self, before_s: float) -> None:
+    def _forget(self, tick: int, first: int) -> None:
         for endpoint_id, versions in list(self._series.items()):
             for version_id, found in list(versions.items()):
-                if not (left := [series for series in found if not series.forget(before_s)]):
+                if not (left := [series for series in found if not series.forget(tick, first)]):
                     del versions[version_id]
                 elif len(left) != len(found):
                     versions[version_id] = left
@@ -199,10 +228,10 @@ class Signals:
         The window begins at a tick, so it is up to ``TICK_S`` longer, or shorter where nobody listened yet; its own
         ``seconds`` say what it covers.
         """
-        start_s, covered_s = self._start(seconds)
+        tick, covered_s = self._start(seconds)
         versions = self._series.get(endpoint_id, {})
         wanted = versions.values() if version_id is None else [versions.get(version_id, [])]
-        sums = total(series.since(start_s) for found in wanted for series in found)
+        sums = total(series.since(tick) for found in wanted for series in found)
         return window_of(sums, covered_s)
 
     def versions(self, endpoint_id: str) -> Iterator[str]:
@@ -214,12 +243,8 @@ class Signals:
         endpoint = self._endpoints.get(endpoint_id)
         if endpoint is None:
             return 0.0
-        start_s, covered_s = self._start(seconds)
-        before = 0
-        for at_s, arrivals in endpoint.totals:
-            if at_s > start_s:
-                break
-            before = arrivals
+        tick, covered_s = self._start(seconds)
+        before = next((arrivals for at, arrivals in reversed(endpoint.totals) if at <= tick), 0)
         return (endpoint.arrivals - before) / covered_s
 
     def queued_max(self, endpoint_id: str, seconds: float) -> int:
@@ -227,12 +252,16 @@ class Signals:
         endpoint = self._endpoints.get(endpoint_id)
         if endpoint is None:
             return 0
-        start_s, _ = self._start(seconds)
-        return max(endpoint.queued_max, endpoint.queued(), *(d for at_s, d in endpoint.depths if at_s > start_s))
+        tick, _ = self._start(seconds)
+        return max(endpoint.queued_max, endpoint.queued(), *(depth for at, depth in endpoint.depths if at > tick))
 
-    def _start(self, seconds: float) -> tuple[float, float]:
-        """Return the tick at which a window begins, and how long ago that was."""
+    def _start(self, seconds: float) -> tuple[int, float]:
+        """Return the tick at which a window begins, and how many seconds ago that was."""
         now_s = self._clock.monotonic_s()
-        at = bisect_right(self._ticks, now_s - seconds)
-        start_s = self._ticks[at - 1] if at else self._ticks[0]
-        return start_s, max(now_s - start_s, 1.0)
+        newest = self._ticks[-1][1]
+        for at_s, tick in reversed(self._ticks):
+            # Of looks older than this only those at the ends of coarse spans are kept.
+            if at_s <= now_s - seconds and (tick >= newest - FINE or tick % COARSE == 0):
+                return tick, max(now_s - at_s, 1.0)
+        at_s, tick = self._ticks[0]
+        return tick, max(now_s - at_s, 1.0)

@@ -30,6 +30,15 @@ class SupplyError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Offer:
+    """What is known of a version before anything is fetched: who would run it, and what that takes."""
+
+    version: ModelVersion
+    engine: Engine
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
 class Supplied:
     """Everything is there. ``version`` has the digest and size of its artifact."""
 
@@ -93,17 +102,26 @@ class Supplies:
         except SupplyError:
             return None
 
+    def offer(self, version: ModelVersion) -> Offer:
+        """Return who would run ``version``, and what that takes.
+
+        Raises:
+            SupplyError: nobody can.
+        """
+        engine = self._engine(version)
+        if missing := engine.missing():
+            raise SupplyError(missing)
+        version = self.known(version)
+        return Offer(version, engine, self._settings(engine, version))
+
     def supply(self, version: ModelVersion) -> Supplied | Fetch:
         """Return what a replica of ``version`` needs, or how far its fetch is.
 
         Raises:
             SupplyError: it cannot be had.
         """
-        engine = self._engine(version)
-        if missing := engine.missing():
-            raise SupplyError(missing)
-        version = self.known(version)
-        settings = self._settings(engine, version)
+        offer = self.offer(version)
+        version, engine, settings = offer.version, offer.engine, offer.settings
         if not engine.needs_artifact:
             return Supplied(version, engine, settings, None)
         if file := self._artifacts.path(version.artifact):

@@ -3,11 +3,15 @@
 Built from the store alone, so that a controller that starts anew publishes
 what the last one did. It is pushed only when something in it changed. While
 the store cannot be read nothing is pushed, and gateways keep what they have.
+A route is made anew only when one of the objects that it comes from is another
+one than last time, so that one change among thousands of endpoints is cheap.
 """
 
 import asyncio
+import operator
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,6 +27,13 @@ from modelyard.metering.prices import price_of
 from modelyard.stores import ControlStore, TableFeed
 
 _ROUTED = frozenset({ReplicaState.READY, ReplicaState.DRAINING})
+
+
+class _Made(NamedTuple):
+    """A route, and all that it was made of (besides prices and engines, which never change)."""
+
+    parts: tuple[object, ...]
+    route: EndpointRoute
 
 
 class TablePublisher:
@@ -42,6 +53,7 @@ class TablePublisher:
         self._served = 0
         self._draining: dict[str, int] = {}
         """Draining replicas, with the first revision that sends nothing new to them."""
+        self._routes: dict[str, _Made] = {}
 
     def __repr__(self) -> str:
         return f"<TablePublisher at revision {self._table.revision}, {len(self._table.endpoints)} endpoints>"
@@ -64,6 +76,7 @@ class TablePublisher:
                 return  # somebody read the store after this call began
             served = self._asked
             table, draining = await self._build()
+            table = _with_same_parts(table, self._table)
             if self._table.revision == 0 or table != self._table:
                 self._table = msgspec.structs.replace(table, revision=self._table.revision + 1)
                 await self._feed.publish(self._table)
@@ -94,12 +107,31 @@ class TablePublisher:
             tenants=tuple(tenants),
             keys=tuple(key for key in keys if key.revoked_at is None),
             endpoints=tuple(
-                self._route(endpoint, versions, replicas[endpoint.id])
+                self._made(endpoint, versions, replicas.get(endpoint.id, ()))
                 for endpoint in endpoints
                 if not endpoint.is_deleted
             ),
         )
+        if len(self._routes) > len(table.endpoints):
+            kept = {route.id for route in table.endpoints}
+            self._routes = {one: made for one, made in self._routes.items() if one in kept}
         return table, frozenset(replica.id for replica in stored if replica.state is ReplicaState.DRAINING)
+
+    def _made(
+        self, endpoint: Endpoint, versions: Mapping[str, ModelVersion], replicas: Sequence[Replica]
+    ) -> EndpointRoute:
+        """Return the route of an endpoint; the same object as in the last table when it is made of the same ones."""
+        names = {release.version_id: None for release in endpoint.releases}
+        names |= {replica.version_id: None for replica in replicas}
+        parts = (endpoint, *replicas, *(versions.get(name) for name in names))
+        last = self._routes.get(endpoint.id)
+        if last is not None and len(last.parts) == len(parts) and all(map(operator.is_, last.parts, parts)):
+            return last.route
+        route = self._route(endpoint, versions, replicas)
+        if last is not None and last.route == route:
+            route = last.route
+        self._routes[endpoint.id] = _Made(parts, route)
+        return route
 
     def _route(
         self, endpoint: Endpoint, versions: Mapping[str, ModelVersion], replicas: Sequence[Replica]
@@ -160,6 +192,16 @@ def _answering(endpoint: Endpoint) -> list[Release]:
     return weighted or [release for release in endpoint.releases if not release.shadow]
 
 
+def _with_same_parts(table: RoutingTable, last: RoutingTable) -> RoutingTable:
+    """Return ``table`` with the collections of ``last`` where they are equal: the feed sees at once what is news."""
+    return msgspec.structs.replace(
+        table,
+        tenants=last.tenants if table.tenants == last.tenants else table.tenants,
+        keys=last.keys if table.keys == last.keys else table.keys,
+        endpoints=last.endpoints if table.endpoints == last.endpoints else table.endpoints,
+    )
+
+
 def _releases(
     endpoint: Endpoint, replicas: Sequence[Replica], kv_tokens: Mapping[str, int]
 ) -> tuple[ReleaseRoute, ...]:
@@ -204,6 +246,7 @@ def _replica_routes(replicas: Sequence[Replica], kv_tokens: int) -> tuple[Replic
             slots=replica.slots,
             is_draining=replica.state is ReplicaState.DRAINING,
             kv_tokens=kv_tokens,
+            model_name=replica.model_name,
         )
         for replica in replicas
     )

@@ -1,7 +1,7 @@
 """What the policies are shown: the world of one endpoint in their words."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from modelyard.control.observer import Observer
 from modelyard.control.world import World
@@ -30,6 +30,7 @@ def size_of(endpoint: Endpoint, world: World, *, slots: int) -> scaling.Seen:
         and replica.version_id not in spare  # they take no demand off the others, or are there for a while only
         and (replica.id in running or replica.state is ReplicaState.STARTING)
     ]
+    # What engines, signals and forecasts know on top of this is added in ``control/sizing.py``.
     demand = world.demand(endpoint.id)
     return scaling.Seen(
         now_s=world.monotonic_s,
@@ -40,30 +41,40 @@ def size_of(endpoint: Endpoint, world: World, *, slots: int) -> scaling.Seen:
         queued=demand.queued,
         in_flight=demand.in_flight,
         idle_s=math.inf if demand.idle_s is None else demand.idle_s,
+        wait_s=demand.wait_s,
         is_proven=is_proven(endpoint),
         is_deleted=endpoint.is_deleted,
     )
 
 
 def situation_of(
-    endpoint: Endpoint, wanted: Mapping[str, int], reason: str, world: World, observer: Observer, *, is_first: bool
+    endpoint: Endpoint,
+    wanted: Mapping[str, int],
+    reason: str,
+    world: World,
+    observer: Observer,
+    *,
+    is_first: bool,
+    evicted: Collection[str] = (),
 ) -> Situation:
-    """Return what the reconcile policy sees of ``endpoint``."""
+    """Return what the reconcile policy sees of ``endpoint``; ``evicted`` are replicas that go first."""
     processes = {process.replica_id: process for process in world.processes.get(endpoint.id, ())}
     replicas = []
     for record in world.replicas.get(endpoint.id, ()):
         process = processes.pop(record.id, None)
-        vital, reason = observer.vital(record.id)
+        vital, vital_reason = observer.vital(record.id)
         replicas.append(
             ReplicaSeen(
                 record=record,
                 is_known=process is not None,
                 is_running=process is not None and process.is_running,
                 exit_reason=process.exit_reason if process else "",
+                last_lines=process.last_lines if process else (),
                 vital=vital,
-                vital_reason=reason,
+                vital_reason=vital_reason,
                 in_flight=world.in_flight(record.id),
                 is_busy=record.id in world.busy,
+                is_evicted=record.id in evicted,
             )
         )
     return Situation(

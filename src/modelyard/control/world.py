@@ -10,7 +10,7 @@ just because they were read at different times.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from modelyard.clock import Clock
 from modelyard.domain.catalog import ModelVersion
@@ -23,13 +23,17 @@ from modelyard.stores import ControlStore
 T = TypeVar("T", Replica, Observed)
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(NamedTuple):
     """What all gateways together want of one endpoint; ``idle_s`` None: no gateway ever had a request for it."""
 
     queued: int = 0
     in_flight: int = 0
     idle_s: float | None = None
+    wait_s: float = 0.0
+    """The longest wait that a gateway predicts."""
+
+
+_NO_DEMAND = Demand()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +55,12 @@ class World:
     are_gateways_known: bool
     """Whether an absent gateway is really absent, and not just about to connect to a controller that started anew."""
 
+    demands: Mapping[str, Demand]
+    """By endpoint id, of those that a gateway reports."""
+
     def demand(self, endpoint_id: str) -> Demand:
         """Return the sum over all gateways."""
-        rows = [row for report in self.reports.values() for row in report.endpoints if row.endpoint_id == endpoint_id]
-        if not rows:
-            return Demand()
-        return Demand(
-            sum(row.queued for row in rows), sum(row.in_flight for row in rows), min(row.idle_s for row in rows)
-        )
+        return self.demands.get(endpoint_id, _NO_DEMAND)
 
     def in_flight(self, replica_id: str) -> int | None:
         """Return the requests that gateways have on a draining replica, None until all of them know that it drains."""
@@ -95,7 +97,21 @@ async def look(
         reports=reports,
         known_to_drain=known_to_drain,
         are_gateways_known=are_gateways_known,
+        demands=_demands(reports.values()),
     )
+
+
+def _demands(reports: Iterable[Report]) -> Mapping[str, Demand]:
+    found: dict[str, Demand] = {}
+    for report in reports:
+        for row in report.endpoints:
+            so_far = found.get(row.endpoint_id)
+            if so_far is None or so_far.idle_s is None:
+                found[row.endpoint_id] = Demand(row.queued, row.in_flight, row.idle_s)
+            else:
+                queued, in_flight = so_far.queued + row.queued, so_far.in_flight + row.in_flight
+                found[row.endpoint_id] = Demand(queued, in_flight, min(so_far.idle_s, row.idle_s))
+    return found
 
 
 def _by_endpoint(rows: Iterable[T]) -> Mapping[str, list[T]]:

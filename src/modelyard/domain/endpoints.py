@@ -100,11 +100,68 @@ class Tier(StrEnum):
     """Nothing runs; weights are on a disk or in a store."""
 
 
+class IdleTime(StrEnum):
+    """What says how long an endpoint stays awake without a request."""
+
+    FIXED = "fixed"
+    """The seconds that its owner set."""
+    LEARNED = "learned"
+    """Its own gaps between requests, once there are enough of them (``policy/idleness.py``)."""
+
+
 class Autoscale(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How an endpoint's size is decided, beyond its bounds. The policy that reads a field says what it means."""
+    """How an endpoint's size is decided, beyond its bounds; defaults are the source's "Autoscaling Flow".
+
+    Shares are percent. *Gates* (``up_…``, ``down_…``) say when a size changes: up when any is open, down when all are
+    calm. ``load_share_…`` say how large it becomes. ``policy/scaling.py`` reads most of it, ``policy/forecast.py`` what
+    begins with ``prewarm``, ``policy/warm_pool.py`` what begins with ``burst``.
+    """
 
     tier: Tier | None = None
     """Pinned by its owner; None: as its traffic has it."""
+    node_pool: str = "default"
+    """Nodes that its replicas run on."""
+    check_s: float = 30.0
+    """Gates are asked this often; what cannot wait (the fast path) is not held up by it."""
+
+    up_queue: int = 100
+    up_queue_s: float = 30.0
+    up_utilization: float = 85.0
+    up_utilization_s: float = 120.0
+    up_latency_factor: float = 2.0
+    """The latency gate opens at so many times the target."""
+    up_latency_s: float = 60.0
+    up_kv: float = 90.0
+    up_kv_s: float = 120.0
+
+    down_queue_s: float = 300.0
+    down_utilization: float = 30.0
+    down_utilization_s: float = 600.0
+
+    target_ttft_s: float = 5.0
+    """Seconds to the first token that are promised: a longer predicted wait opens the fast path at once."""
+    target_latency_s: float | None = None
+    """Seconds to the end of an answer; set, the latency gate watches these instead of the first token."""
+
+    load_share_up: float = 75.0
+    """How busy replicas are meant to be after growing."""
+    load_share_down: float = 60.0
+    """How busy replicas are meant to be after shrinking."""
+    backlog_s: float = 30.0
+    """Time in which what waits now is to be served."""
+
+    idle: IdleTime = IdleTime.FIXED
+    prewarm: bool = True
+    """Start before requests are expected, once a week or a day has shown when."""
+    prewarm_s: float = 300.0
+    """How long before; the time of a load comes on top."""
+    prewarm_budget: float = 2.0
+    """GPU-hours a day that may be spent on waiting for expected requests."""
+    prewarm_cold_cost_s: float = 900.0
+    """What one avoided cold start is worth, in seconds of the accelerators of a replica."""
+
+    burst_pool: str = ""
+    """Node pool that may be used when all others are full and callers would wait too long; "": none."""
 
 
 class Release(msgspec.Struct, frozen=True):

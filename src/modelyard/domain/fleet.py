@@ -41,6 +41,8 @@ class Replica(msgspec.Struct, frozen=True):
     ready_at: float | None = None
     reason: str = ""
     placement: Placement = Placement()
+    model_name: str = ""
+    """What its engine calls itself, "" for its endpoint's name: one from a warm pool was started under another."""
 
     @property
     def is_tombstone(self) -> bool:

@@ -46,3 +46,26 @@ class Placement(msgspec.Struct, frozen=True, omit_defaults=True):
     def node_id(self) -> str:
         """The node that the replica's own process runs on, "" where none is known."""
         return self.parts[0].node_id if self.parts else ""
+
+    @property
+    def accelerators(self) -> int:
+        """How many it has, over all nodes."""
+        return sum(len(part.accelerators) for part in self.parts)
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether nobody else may be on its accelerators: one model over several runs in step, and waits for each."""
+        return self.accelerators > 1
+
+
+class NodeSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """A node as its fleet sees it now. ``cached``: digests of the artifacts in its weight cache."""
+
+    node: Node
+    cached: frozenset[str] = frozenset()
+    cache_used_bytes: int = 0
+    is_ready: bool = True
+    reason: str = ""
+    """Why it is not ready, or what the fleet could not find out."""
+    used_bytes: dict[int, int] = {}
+    """Measured memory in use by accelerator, whoever uses it; what is not there was not measured."""

@@ -20,6 +20,8 @@ class ReplicaRoute(msgspec.Struct, frozen=True, array_like=True):
     slots: int
     is_draining: bool = False
     kv_tokens: int = 0
+    model_name: str = ""
+    """What its engine calls itself where that is not the endpoint's name."""
 
 
 class ReleaseRoute(msgspec.Struct, frozen=True):
@@ -63,6 +65,24 @@ class RoutingTable(msgspec.Struct, frozen=True, tag="table"):
     tenants: tuple[Tenant, ...]
     keys: tuple[ApiKey, ...]
     endpoints: tuple[EndpointRoute, ...]
+
+
+class TableChange(msgspec.Struct, frozen=True, tag="change"):
+    """What makes the table ``revision`` of the table ``base`` of the same ``epoch``.
+
+    Rows that are there already are replaced in their place, others come at the end; ``gone_…`` are ids of rows that
+    are no more.
+    """
+
+    epoch: str
+    base: int
+    revision: int
+    tenants: tuple[Tenant, ...] = ()
+    keys: tuple[ApiKey, ...] = ()
+    endpoints: tuple[EndpointRoute, ...] = ()
+    gone_tenants: tuple[str, ...] = ()
+    gone_keys: tuple[str, ...] = ()
+    gone_endpoints: tuple[str, ...] = ()
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):

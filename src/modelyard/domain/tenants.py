@@ -35,6 +35,8 @@ class Limits(Rates, frozen=True, omit_defaults=True):
     nanousd_per_day: int | None = None
     nanousd_per_month: int | None = None
     models: dict[str, Rates] = {}
+    accelerators: int | None = None
+    """Accelerators that all replicas of a tenant may have at once; of a key it means nothing."""
 
     @property
     def has_quota(self) -> bool:

@@ -34,6 +34,11 @@ class LaunchSpec(msgspec.Struct, frozen=True):
     options: Options
     work_dir: Path
     """The replica's own folder; the engine may write there and nowhere else."""
+    accelerators: tuple[int, ...] = ()
+    """Those of its node that it was given, by index; empty: it was not placed. Its fleet lets it see no others."""
+    accelerator_kind: str = "cpu"
+    memory_bytes: int = 0
+    """What it was given of each; 0: it was not placed."""
 
 
 class EngineCommand(msgspec.Struct, frozen=True):

@@ -8,11 +8,15 @@ change nothing, and ``observe`` finds what an earlier controller started.
 """
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
+from modelyard.domain.nodes import NodeSeen, Placement
 from modelyard.engines import EngineCommand
+
+__all__ = ["Address", "Fence", "Fleet", "FleetError", "NodeSeen", "Observed", "StartOrder"]
 
 
 class StartOrder(msgspec.Struct, frozen=True):
@@ -24,6 +28,8 @@ class StartOrder(msgspec.Struct, frozen=True):
     port: int
     secret: str
     command: EngineCommand
+    placement: Placement = Placement()
+    """Where it was placed; empty: the fleet's own node."""
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -46,6 +52,20 @@ class Observed(msgspec.Struct, frozen=True):
     started_at: float
     exit_reason: str = ""
     pid: int = 0
+    is_out_of_memory: bool = False
+    """The kernel killed it for want of memory."""
+    last_lines: tuple[str, ...] = ()
+    """The end of what an ended replica wrote, without colours and control characters."""
+
+
+@dataclass(slots=True)
+class Fence:
+    """The epoch of the controller that gives the commands; a fleet obeys no lower one than the highest it saw.
+
+    0 commands where no controller ever led (tests and tools).
+    """
+
+    epoch: int = 0
 
 
 class Fleet(Protocol):
@@ -73,6 +93,10 @@ class Fleet(Protocol):
 
     async def observe(self) -> list[Observed]:
         """Return every replica that was started and not forgotten, running or not."""
+        ...
+
+    async def nodes(self) -> list[NodeSeen]:
+        """Return every node that replicas may be placed on, ready or not, in an order that stays the same."""
         ...
 
     def log_lines(self, replica_id: str, *, follow: bool) -> AsyncIterator[str]:

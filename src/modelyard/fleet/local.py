@@ -8,11 +8,8 @@ Its environment is minimal: nothing of the platform is in it.
 """
 
 import asyncio
-import contextlib
 import os
-import random
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -22,27 +19,29 @@ from pathlib import Path
 import msgspec
 
 from modelyard.clock import Clock
-from modelyard.fleet import Address, FleetError, Observed, StartOrder, processes
-from modelyard.fleet.logs import log_lines
+from modelyard.domain.nodes import Placement
+from modelyard.fleet import Address, Fence, FleetError, NodeSeen, Observed, StartOrder, processes
+from modelyard.fleet.accelerators import cuda_environment
+from modelyard.fleet.declared import LOCAL
+from modelyard.fleet.endings import STOPPED, exit_code, reason_of
+from modelyard.fleet.logs import last_lines, log_lines
+from modelyard.fleet.machine import Machine
+from modelyard.fleet.ports import HOST, free_port, is_free
 from modelyard.fleet.records import REPLICA_ID_VARIABLE, ProcessRecord, Records
-
-HOST = "127.0.0.1"
 
 _POLL_S = 0.02
 _KILLED_WITHIN_S = 10.0
 """How long a killed process may need to vanish (a big one unmaps its memory first)."""
-_PORT_FIRST = 20_000
-_PORT_TRIES = 200
-_STOPPED = "stopped"
-_UNSEEN = "exited (its exit code was not seen)"
 
 
 class LocalFleet:
     """The ``Fleet`` contract on this machine. File work is done in threads, one replica change at a time."""
 
-    def __init__(self, root: Path, clock: Clock) -> None:
+    def __init__(self, root: Path, clock: Clock, machine: Machine | None = None, fence: Fence | None = None) -> None:
         self._records = Records(root)
+        self._machine = machine or Machine()
         self._clock = clock
+        self._fence = fence or Fence()
         self._lock = threading.Lock()
 
     async def reserve(self, replica_id: str) -> Address:
@@ -76,6 +75,10 @@ class LocalFleet:
         """Return all replicas; takes over what an earlier controller started."""
         return await asyncio.to_thread(self._observe)
 
+    async def nodes(self) -> list[NodeSeen]:
+        """Return this machine and the declared nodes, whose replicas run here, too."""
+        return await self._machine.nodes()
+
     def log_lines(self, replica_id: str, *, follow: bool) -> AsyncIterator[str]:
         """Yield the lines of the replica's log."""
         return log_lines(self._records, replica_id, follow=follow)
@@ -84,18 +87,20 @@ class LocalFleet:
 
     def _reserve(self, replica_id: str) -> Address:
         with self._lock:
+            self._records.admit(self._fence.epoch)
             folder = self._records.make_folder(replica_id)
             port = self._records.read_port(replica_id)
             record = self._records.read(replica_id)
             runs = record is not None and _is_running(record)
-            if not port or not (runs or _is_free(port)):
+            if not port or not (runs or is_free(port)):
                 taken = {self._records.read_port(other) for other in self._records.replica_ids() if other != replica_id}
-                port = _free_port(taken)
+                port = free_port(taken)
                 self._records.write_port(replica_id, port)
             return Address(host=HOST, port=port, work_dir=str(folder))
 
     def _start(self, order: StartOrder) -> None:
         with self._lock:
+            self._records.admit(self._fence.epoch)
             earlier = self._settled(order.replica_id)
             if earlier is not None and not earlier.exit_reason:
                 return
@@ -109,6 +114,7 @@ class LocalFleet:
                 argv=order.command.argv,
                 started_at=self._clock.unix_s(),
                 boot_id=processes.boot_id(),
+                oom_kills=processes.oom_kills(),
             )
             self._records.write(record)
             try:
@@ -122,6 +128,7 @@ class LocalFleet:
     def _mark_stopping(self, replica_id: str) -> ProcessRecord | None:
         """Return the record of a running replica after noting that its end is wanted; None when it is gone."""
         with self._lock:
+            self._records.admit(self._fence.epoch)
             record = self._settled(replica_id)
             if record is None or record.exit_reason:
                 return None
@@ -131,6 +138,7 @@ class LocalFleet:
 
     def _forget(self, replica_id: str) -> None:
         with self._lock:
+            self._records.admit(self._fence.epoch)
             record = self._settled(replica_id)
             if record is not None and not record.exit_reason:
                 raise FleetError(f"Replica {replica_id} still runs: stop it first.")
@@ -155,6 +163,8 @@ class LocalFleet:
             started_at=record.started_at,
             exit_reason=record.exit_reason,
             pid=record.pid,
+            is_out_of_memory=record.is_out_of_memory,
+            last_lines=record.last_lines,
         )
 
     def _settled(self, replica_id: str) -> ProcessRecord | None:
@@ -168,8 +178,7 @@ class LocalFleet:
         if record.exit_reason or _is_running(record):
             return record
         _kill_rest(record)
-        code = _exit_code(record.pid)
-        record = msgspec.structs.replace(record, exit_reason=_reason(code, is_stopping=record.is_stopping))
+        record = _ended(record, exit_code(record.pid), self._records.log(record.replica_id))
         self._records.write(record)
         return record
 
@@ -199,7 +208,7 @@ def stop_all(root: Path, grace_s: float) -> None:
         _kill_rest(record)
     _wait_sync(lambda: not any(_is_running(record) for record in running), _KILLED_WITHIN_S)
     for record in running:
-        records.write(msgspec.structs.replace(record, is_stopping=True, exit_reason=_STOPPED))
+        records.write(msgspec.structs.replace(record, is_stopping=True, exit_reason=STOPPED))
 
 
 def _spawn(order: StartOrder, folder: Path, log: Path) -> int:
@@ -208,6 +217,7 @@ def _spawn(order: StartOrder, folder: Path, log: Path) -> int:
         "HOME": str(folder),
         "LANG": "C.UTF-8",
         REPLICA_ID_VARIABLE: order.replica_id,
+        **_accelerators_of(order.placement),
         **order.command.env,
     }
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -227,6 +237,15 @@ def _spawn(order: StartOrder, folder: Path, log: Path) -> int:
     # We wait by pid and outlive no replica: tell Popen that it has nothing to reap or to complain of.
     process.returncode = 0
     return process.pid
+
+
+def _accelerators_of(placement: Placement) -> dict[str, str]:
+    """Return what shows an engine its own accelerators: none of this machine's where it is on a declared node."""
+    if not placement.parts:
+        return {}
+    return cuda_environment(
+        tuple(index for part in placement.parts if part.node_id == LOCAL for index in part.accelerators)
+    )
 
 
 def _find(record: ProcessRecord, folder: Path) -> ProcessRecord:
@@ -252,59 +271,21 @@ def _kill_rest(record: ProcessRecord) -> None:
         processes.signal_group(record.pid, signal.SIGKILL)
 
 
-def _exit_code(pid: int) -> int | None:
-    """Reap a child of ours and return its exit code as ``subprocess`` counts; None for somebody else's child."""
-    try:
-        reaped, status = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return None
-    return os.waitstatus_to_exitcode(status) if reaped else None
-
-
-def _reason(code: int | None, *, is_stopping: bool) -> str:
-    if is_stopping:
-        return _STOPPED
-    if code is None:
-        return _UNSEEN
-    if code >= 0:
-        return f"exited with code {code}"
-    if -code == signal.SIGKILL:
-        return "killed by SIGKILL (out of memory?)"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As servers do: connections of an earlier process in TIME_WAIT do not count.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with contextlib.suppress(OSError):
-            probe.bind((HOST, port))
-            return True
-    return False
-
-
-def _free_port(taken: set[int]) -> int:
-    """Return a port that nobody listens on, from below the range that the kernel gives to outgoing connections.
-
-    The engine binds it a moment later; a port of that range could go to any connection of the machine in between.
-    """
-    chance = random.SystemRandom()
-    for _ in range(_PORT_TRIES):
-        port = chance.randrange(_PORT_FIRST, _outgoing_first())
-        if port not in taken and _is_free(port):
-            return port
-    raise FleetError(f"No free port between {_PORT_FIRST} and {_outgoing_first()} for a replica.")
-
-
-def _outgoing_first() -> int:
-    try:
-        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        first = 0
-    return first if first >= _PORT_FIRST + 1000 else 65_536
+def _ended(record: ProcessRecord, code: int | None, log: Path) -> ProcessRecord:
+    """Return the record of a process that ended: how, why as far as the kernel says, and its last words."""
+    # The kernel counts for the whole machine; a SIGKILL that nobody of ours sent, while the count rose, was this.
+    is_out_of_memory = (
+        not record.is_stopping and code in (None, -signal.SIGKILL) and processes.oom_kills() > record.oom_kills
+    )
+    reason = reason_of(code, is_stopping=record.is_stopping)
+    if is_out_of_memory:
+        reason = "killed by the kernel: out of memory"
+    return msgspec.structs.replace(
+        record,
+        exit_reason=reason,
+        is_out_of_memory=is_out_of_memory,
+        last_lines=() if record.is_stopping else last_lines(log),
+    )
 
 
 def _wait_sync(is_done: Callable[[], bool], limit_s: float) -> bool:

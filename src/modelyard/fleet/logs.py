@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,6 +11,12 @@ from modelyard.fleet.records import Records
 _BLOCK_BYTES = 256 * 1024
 _LINE_BYTES_MAX = 64 * 1024
 _POLL_S = 0.2
+LAST_LINES = 5
+"""Of a replica that ended: enough for an exception or a loader's complaint."""
+_LAST_BYTES = 8 * 1024
+_LAST_LINE_CHARACTERS = 300
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 async def log_lines(records: Records, replica_id: str, *, follow: bool) -> AsyncIterator[str]:
@@ -21,6 +28,18 @@ async def log_lines(records: Records, replica_id: str, *, follow: bool) -> Async
     for file, is_last in _files(records, replica_id):
         async for line in _lines_of(file, records, replica_id, follow=follow and is_last):
             yield line
+
+
+def last_lines(file: Path, *, most: int = LAST_LINES) -> tuple[str, ...]:
+    """Return the last lines of a log that say something, each cut to a readable length. Blocks for one small read."""
+    try:
+        with file.open("rb") as reader:
+            reader.seek(max(0, reader.seek(0, os.SEEK_END) - _LAST_BYTES))
+            text = reader.read(_LAST_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ()
+    plain = (_CONTROL.sub("", _COLOUR.sub("", line)).strip() for line in text.splitlines())
+    return tuple(line[:_LAST_LINE_CHARACTERS] for line in [line for line in plain if line][-most:])
 
 
 def _files(records: Records, replica_id: str) -> list[tuple[Path, bool]]:

@@ -7,6 +7,7 @@ time does. Linux only, as is everything that starts engines on this machine.
 import contextlib
 import ctypes
 import os
+import re
 import signal
 from collections.abc import Mapping
 from functools import cache
@@ -42,6 +43,32 @@ def boot_id() -> str:
         return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
+
+
+def oom_kills() -> int:
+    """Return how many processes this machine's kernel has killed for want of memory since it booted."""
+    try:
+        found = re.search(r"^oom_kill (\d+)$", (_PROC / "vmstat").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) if found else 0
+
+
+def identity() -> str:
+    """Return what tells this process from every other one of any machine and boot, for ``is_gone``."""
+    pid = os.getpid()
+    return f"{os.uname().nodename}/{boot_id()}/{pid}/{start_time(pid)}"
+
+
+def is_gone(identity: str) -> bool:
+    """Say whether the process of an ``identity`` has certainly ended; of another machine's nobody here can tell."""
+    try:
+        node, boot, pid, started = identity.rsplit("/", 3)
+        if node != os.uname().nodename:
+            return False
+        return boot != boot_id() or not is_alive(int(pid), int(started))
+    except ValueError:
+        return False
 
 
 def find_by_environment(variables: Mapping[str, str]) -> int:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import msgspec
 
+from modelyard.fleet import FleetError
+
 REPLICA_ID_VARIABLE = "REPLICA_ID"
 """In the environment of every replica's process; all that it knows of the platform."""
 
@@ -43,6 +45,10 @@ class ProcessRecord(msgspec.Struct, frozen=True):
     """We asked it to end, so its end is no crash."""
     exit_reason: str = ""
     """Empty while it runs."""
+    oom_kills: int = 0
+    """What the kernel had killed for want of memory when it started."""
+    is_out_of_memory: bool = False
+    last_lines: tuple[str, ...] = ()
 
 
 class Records:
@@ -116,6 +122,23 @@ class Records:
     def write_port(self, replica_id: str, port: int) -> None:
         """Reserve the port."""
         self._replace(self.folder(replica_id) / "port", str(port).encode())
+
+    def admit(self, epoch: int) -> None:
+        """Note the epoch of the controller that commands.
+
+        Raises:
+            FleetError: one of a higher epoch has commanded already; this one was replaced and does not know it.
+        """
+        file = self.root / ".epoch"
+        try:
+            highest = int(file.read_text())
+        except (FileNotFoundError, ValueError):
+            highest = 0
+        if epoch < highest:
+            raise FleetError(f"another controller (epoch {highest}) commands this fleet; this one has epoch {epoch}")
+        if epoch > highest:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._replace(file, str(epoch).encode())
 
     def remove(self, replica_id: str) -> None:
         """Delete the replica's folder and keep its log."""

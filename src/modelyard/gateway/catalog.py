@@ -116,6 +116,11 @@ class EndpointState(Generic[W]):
         return wait_s if wait_s is not None else (waiting + 1) * self.mean_s / max(1, slots)
 
 
+def _names(route: EndpointRoute) -> tuple[str, str, bool]:
+    """Return what an endpoint is found by, beside its id."""
+    return route.tenant_id, route.name, route.is_shared
+
+
 class Catalog(Generic[W]):
     """Everything the gateway knows. ``workers`` divide limits and slots; this is number ``worker``."""
 
@@ -160,7 +165,8 @@ class Catalog(Generic[W]):
         if present is not None and present.epoch == table.epoch and table.revision <= present.revision:
             return
         self.table = table
-        self.accounts.take(table.tenants, table.keys, now_s=now_s)
+        if present is None or present.tenants is not table.tenants or present.keys is not table.keys:
+            self.accounts.take(table.tenants, table.keys, now_s=now_s)
         self._take_endpoints(table, now_s)
 
     def key(self, token: bytes, pepper: bytes, *, now_unix_s: float) -> tuple[KeyState | None, bool]:
@@ -218,33 +224,19 @@ class Catalog(Generic[W]):
         return found
 
     def _take_endpoints(self, table: RoutingTable, now_s: float) -> None:
-        kept: dict[str, EndpointState[W]] = {}
-        own: dict[tuple[str, str], EndpointState[W]] = {}
-        shared: dict[str, EndpointState[W]] = {}
-        changed: list[EndpointState[W]] = []
-        for route in table.endpoints:
-            state = self._endpoints.get(route.id)
-            if state is None:
-                dispatcher = Dispatcher(route.id, rules=self._rules, deliver=self._deliver, chance=self._chance)
-                state = EndpointState(route, dispatcher, last_request_s=now_s)
-                changed.append(state)
-            elif state.is_gone or state.route != route:
-                changed.append(state)
-            state.route, state.is_gone = route, False
-            state.patience = Patience.of(route.serving.timeouts, self._settings)
-            kept[route.id] = state
-            own[route.tenant_id, route.name] = own[route.tenant_id, route.id] = state
-            if route.is_shared:
-                shared[route.name] = shared[route.id] = state
-        for endpoint_id, state in self._endpoints.items():
-            if endpoint_id not in kept:
-                state.is_gone = True
-                changed.append(state)
-                if state.in_flight:
-                    kept[endpoint_id] = state
-        self._endpoints, self._own, self._shared = kept, own, shared
+        changed = [
+            (state, route)
+            for route in table.endpoints
+            if (state := self._endpoints.get(route.id)) is None or state.route is not route or state.is_gone
+        ]
+        is_renamed = len(table.endpoints) != len(self._endpoints)
+        for state, route in changed:
+            is_renamed = is_renamed or state is None or state.is_gone or _names(state.route) != _names(route)
+        touched = [one for one in (self._take_route(state, route, now_s) for state, route in changed) if one]
+        if is_renamed:
+            touched += self._take_names(table)
         # A table is whole, however little of it changed.
-        for state in changed:
+        for state in touched:
             releases = () if state.is_gone else state.route.releases
             state.dispatcher.update(
                 [
@@ -253,6 +245,36 @@ class Catalog(Generic[W]):
                 ],
                 now_s=now_s,
             )
+
+    def _take_route(
+        self, state: EndpointState[W] | None, route: EndpointRoute, now_s: float
+    ) -> EndpointState[W] | None:
+        """Take over a route that is another object than before; return its state if it differs."""
+        is_news = state is None or state.is_gone or state.route != route
+        if state is None:
+            dispatcher = Dispatcher(route.id, rules=self._rules, deliver=self._deliver, chance=self._chance)
+            state = self._endpoints[route.id] = EndpointState(route, dispatcher, last_request_s=now_s)
+        state.route, state.is_gone = route, False
+        state.patience = Patience.of(route.serving.timeouts, self._settings)
+        return state if is_news else None
+
+    def _take_names(self, table: RoutingTable) -> list[EndpointState[W]]:
+        """Find endpoints by the names of ``table``; return those that it no longer has."""
+        kept: dict[str, EndpointState[W]] = {}
+        own: dict[tuple[str, str], EndpointState[W]] = {}
+        shared: dict[str, EndpointState[W]] = {}
+        for route in table.endpoints:
+            kept[route.id] = state = self._endpoints[route.id]
+            own[route.tenant_id, route.name] = own[route.tenant_id, route.id] = state
+            if route.is_shared:
+                shared[route.name] = shared[route.id] = state
+        gone = [state for endpoint_id, state in self._endpoints.items() if endpoint_id not in kept]
+        for state in gone:
+            state.is_gone = True
+            if state.in_flight:
+                kept[state.route.id] = state
+        self._endpoints, self._own, self._shared = kept, own, shared
+        return gone
 
     def _slots(self, slots: int) -> int:
         # Every worker must be able to use every replica, or a request could wait for ever at one of them.

@@ -19,7 +19,17 @@ from modelyard import errors
 from modelyard.domain.usage import UsageStatus
 from modelyard.domain.why import Line, Move
 from modelyard.errors import ApiError
-from modelyard.gateway import answers, billing, engine_errors, engine_request, memory, recovery, side_requests, waiting
+from modelyard.gateway import (
+    aliases,
+    answers,
+    billing,
+    engine_errors,
+    engine_request,
+    memory,
+    recovery,
+    side_requests,
+    waiting,
+)
 from modelyard.gateway.accounts import KeyState, Reservation
 from modelyard.gateway.billing import Outcome
 from modelyard.gateway.catalog import EndpointState
@@ -200,15 +210,16 @@ class Exchange:
         if call.is_stream:
             self.progress.wait(self)
         self.was_sent = True
+        body = aliases.for_engine(self.body, self.endpoint.route.name, replica.route.model_name)
         head = engine_request.head_of(
             self.gateway,
             replica,
             call.engine_route or self.route,
             request_id=self.request_id,
-            length=len(self.body),
+            length=len(body),
             content_type=call.content_type,
         )
-        connection.send(self, head, self.body)
+        connection.send(self, head, body)
 
     def unreachable(self, address: tuple[str, int], reason: str) -> None:
         """Go elsewhere: no connection could be opened; that says nothing of a replica it has moved on to."""
@@ -232,7 +243,8 @@ class Exchange:
             )
             if self.endpoint.route.serving.coalesce_ms:
                 self._coalescer = Coalescer(self.client.write_stream, self.endpoint.route.serving.coalesce_ms / 1000)
-        self.relay = self.reply.relay(is_chunked=head.is_chunked)
+        alias = self.replica.route.model_name if self.replica is not None else ""
+        self.relay = self.reply.relay(is_chunked=head.is_chunked, alias=alias, name=self.endpoint.route.name)
         return True
 
     def answer(self, head: ResponseHead, body: bytes) -> None:
@@ -383,6 +395,8 @@ class Exchange:
         self._end(Outcome(status, error.status, error.code or "error"), say)
 
     def _answer_whole(self, head: ResponseHead, body: bytes) -> None:
+        if self.replica is not None:
+            body = aliases.for_client(body, self.endpoint.route.name, self.replica.route.model_name)
         try:
             usage, body = engine_errors.read_answer(self.call, head, body, self.request_id)
         except engine_errors.NotAnAnswerError as error:

@@ -1,7 +1,7 @@
 """What a gateway remembers of its last requests, for whoever asks why one went the way it did.
 
 Written once a request, at its end, as a tuple of what was there anyway: under
-a microsecond, some 300 bytes, and nothing of a prompt or an answer. Words and
+a microsecond, some 500 bytes, and nothing of a prompt or an answer. Words and
 objects are only made of it when somebody asks. What was refused before any
 engine had it has a ring of its own, so that a storm of refusals does not drive
 out what was served; so has what came without a good key, which is nobody's.

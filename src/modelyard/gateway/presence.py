@@ -28,6 +28,8 @@ SILENCE_S_MAX = 3.0
 REPORT_INTERVAL_S = 1.0
 RELEASES_INTERVAL_S = 2.0
 """Shortest pause between two reports that say what was counted of releases."""
+KEEP_PAUSE = 10
+"""Pause between two copies of the table on disk, in times of what one takes."""
 
 _log = logging.getLogger(__name__)
 _encode = msgspec.msgpack.Encoder().encode
@@ -132,7 +134,10 @@ class ControllerPresence:
             await self._has_unkept.wait()
             self._has_unkept.clear()
             if self._unkept is not None:
+                began_s = self.clock.monotonic_s()
                 await asyncio.to_thread(self._keep, self._unkept)
+                # A table of thousands of endpoints may change many times a second: its copies take a small share of it.
+                await asyncio.sleep((self.clock.monotonic_s() - began_s) * KEEP_PAUSE)
 
     async def report(self) -> None:
         """Report every second, until cancelled."""

@@ -5,7 +5,7 @@ request gets a ``StreamRelay`` of its own.
 """
 
 from modelyard.errors import ApiError
-from modelyard.gateway import failover
+from modelyard.gateway import aliases, failover
 from modelyard.gateway.dialects import StreamTranslation
 from modelyard.gateway.openai.call import Call
 from modelyard.gateway.relay import StreamRelay
@@ -18,7 +18,18 @@ class StreamReply:
     ``keeps_text`` says whether the text is kept for going on elsewhere.
     """
 
-    __slots__ = ("_call", "_has_begun", "_is_chat", "_sample", "_texts", "_tokens", "_translation", "transcript")
+    __slots__ = (
+        "_alias",
+        "_call",
+        "_has_begun",
+        "_is_chat",
+        "_name",
+        "_sample",
+        "_texts",
+        "_tokens",
+        "_translation",
+        "transcript",
+    )
 
     def __init__(self, call: Call, request_id: str, *, is_chat: bool, keeps_text: bool) -> None:
         self._call = call
@@ -27,6 +38,7 @@ class StreamReply:
         if call.translation is not None:
             self._translation = call.translation.stream(request_id)
         self._has_begun = False
+        self._alias = self._name = ""
         self._sample = b""
         self._tokens = 0
         self._texts: list[str] = []
@@ -37,9 +49,13 @@ class StreamReply:
         """Say whether an earlier engine has begun the answer."""
         return bool(self._sample)
 
-    def relay(self, *, is_chunked: bool) -> StreamRelay:
-        """Return the relay for the engine's stream that begins now."""
-        is_plain = self._translation is None and not self._sample
+    def relay(self, *, is_chunked: bool, alias: str = "", name: str = "") -> StreamRelay:
+        """Return the relay for the engine's stream that begins now; an engine that calls itself ``alias`` is ``name``.
+
+        "" is an engine that knows the name.
+        """
+        self._alias, self._name = alias, name
+        is_plain = self._translation is None and not self._sample and not alias
         return StreamRelay(
             is_chunked=is_chunked,
             is_chat=self._is_chat,
@@ -99,6 +115,7 @@ class StreamReply:
         return self._translation.fail(error)
 
     def _transform(self, event: bytes) -> bytes:
+        event = aliases.for_client(event, self._name, self._alias)
         if self._sample:
             event = failover.renamed(event, self._sample)
         if self._translation is None:

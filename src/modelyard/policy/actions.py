@@ -31,10 +31,11 @@ class MarkReady(msgspec.Struct, frozen=True):
 
 
 class MarkFailed(msgspec.Struct, frozen=True):
-    """It crashed."""
+    """It crashed. ``last_lines`` is the end of what it wrote."""
 
     replica_id: str
     reason: str
+    last_lines: tuple[str, ...] = ()
 
 
 class MarkEnded(msgspec.Struct, frozen=True):
@@ -45,10 +46,11 @@ class MarkEnded(msgspec.Struct, frozen=True):
 
 
 class DrainReplica(msgspec.Struct, frozen=True):
-    """Send it nothing new."""
+    """Send it nothing new. ``is_eviction``: another endpoint gets its place."""
 
     replica_id: str
     reason: str
+    is_eviction: bool = False
 
 
 class StopReplica(msgspec.Struct, frozen=True):

@@ -43,6 +43,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     is_proven: bool = False
     size_reason: str = ""
     waiting: str = ""
+    no_room: str = ""
+    """Why a replica cannot be placed, and what would help."""
     troubles: Mapping[str, str] = {}
     fetch: Fetch | None = None
 
@@ -69,7 +71,7 @@ def outlook(endpoint: Endpoint, view: View) -> Outlook:
         is_settled = ready >= view.wanted and ReplicaState.DRAINING not in states
         status = EndpointStatus.RUNNING if is_settled else EndpointStatus.SCALING
         going_on = "a replica drains" if ready >= view.wanted else f"{ready} of {view.wanted} replicas are ready"
-        reason = _trouble(view) or view.waiting or ("" if is_settled else going_on)
+        reason = _trouble(view) or view.no_room or view.waiting or ("" if is_settled else going_on)
         return Outlook(status, Progress(Stage.READY, percent=100, eta_s=0.0, reason=reason))
     if failure := _failure(endpoint, view):
         return Outlook(EndpointStatus.FAILED, Progress(Stage.QUEUED, reason=view.waiting or failure), failure)
@@ -108,6 +110,8 @@ def _under_way(view: View, replicas: Sequence[Replica]) -> Progress:
         percent = min(99, int(100 * elapsed_s / max(view.load_s, 0.001)))
         return Progress(Stage.LOADING, percent=percent, eta_s=round(max(view.load_s - elapsed_s, 0.5), 1))
     if any(replica.state is ReplicaState.STARTING for replica in replicas):
-        return Progress(Stage.PLACING, percent=0, eta_s=round(view.load_s, 1))
+        return Progress(Stage.LOADING, percent=0, eta_s=round(view.load_s, 1))
+    if view.no_room:
+        return Progress(Stage.PLACING, percent=0, reason=view.no_room)
     reason = view.waiting or _trouble(view)
     return Progress(Stage.QUEUED, percent=0, eta_s=round(view.load_s, 1), reason=reason)

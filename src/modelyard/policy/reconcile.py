@@ -65,10 +65,13 @@ class ReplicaSeen(msgspec.Struct, frozen=True, kw_only=True):
     is_known: bool = False
     is_running: bool = False
     exit_reason: str = ""
+    last_lines: tuple[str, ...] = ()
     vital: Vital = Vital.UNKNOWN
     vital_reason: str = ""
     in_flight: int | None = 0
     is_busy: bool = False
+    is_evicted: bool = False
+    """Of replicas that are one too many, this one goes: somebody else needs its very place."""
 
 
 class Stray(msgspec.Struct, frozen=True):
@@ -195,7 +198,7 @@ def _tend_gone(seen: ReplicaSeen, situation: Situation) -> Action:
         return MarkEnded(seen.record.id, f"ended while it drained: {why}")
     if situation.is_first:
         return MarkEnded(seen.record.id, f"ended while no controller ran: {why}")
-    return MarkFailed(seen.record.id, why)
+    return MarkFailed(seen.record.id, why, seen.last_lines)
 
 
 def _tend_draining(seen: ReplicaSeen, now_s: float, pace: Pace) -> Action | None:
@@ -258,8 +261,10 @@ def _keep(places: Mapping[int, list[ReplicaSeen]], number: int) -> set[int]:
     """Choose the ordinals to have: what serves before what loads before what must be started, then the lowest."""
     rank = {ReplicaState.READY: 0, ReplicaState.LOADING: 1, ReplicaState.STARTING: 2, ReplicaState.DRAINING: 3}
 
-    def cost(ordinal: int) -> tuple[int, int]:
-        return min((rank.get(seen.record.state, 4) for seen in places.get(ordinal, ())), default=4), ordinal
+    def cost(ordinal: int) -> tuple[bool, int, int]:
+        group = places.get(ordinal, ())
+        is_evicted = any(seen.is_evicted for seen in group)
+        return is_evicted, min((rank.get(seen.record.state, 4) for seen in group), default=4), ordinal
 
     return set(sorted({*places, *range(number)}, key=cost)[:number])
 
@@ -310,7 +315,7 @@ def _fill(
 def _release(seen: ReplicaSeen, reason: str) -> Action:
     """Let a surplus replica go: only one that was routed to has requests to finish."""
     if seen.record.state is ReplicaState.READY:
-        return DrainReplica(seen.record.id, reason)
+        return DrainReplica(seen.record.id, reason, seen.is_evicted)
     if seen.is_known:
         return StopReplica(seen.record.id, reason)
     return MarkEnded(seen.record.id, f"never started: {reason}")

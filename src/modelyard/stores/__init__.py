@@ -4,7 +4,7 @@ This is the contract. Every method is one transaction: it happens wholly or
 not at all. ``tests/conformance`` runs the same suites against every backend.
 """
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -25,8 +25,15 @@ class StoreUnavailableError(Exception):
     """The store is locked or gone; nothing was changed. Becomes 503 ``storage_unavailable``."""
 
 
+class SupersededError(StoreUnavailableError):
+    """Another controller leads; nothing was changed, and nothing of this one's will be."""
+
+
 class AlreadyExistsError(Exception):
     """A row with this id or name exists. Becomes 409."""
+
+
+EventData = dict[str, str | int | float | bool | None]
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -37,8 +44,39 @@ class Event(msgspec.Struct, frozen=True):
     kind: str
     reason: str
     replica_id: str = ""
-    data: dict[str, str | int | float | bool | None] = {}
+    data: EventData = {}
     """The numbers behind the reason, for ``modelyard why``."""
+
+
+class Leader(msgspec.Struct, frozen=True):
+    """The controller that may act. ``epoch`` grows with each change of leader, ``beat`` while one lives."""
+
+    holder: str
+    epoch: int
+    beat: int
+
+
+class LeaderStore(Protocol):
+    """Which of several controllers leads. All methods raise ``StoreUnavailableError``."""
+
+    async def leader(self) -> Leader | None:
+        """Return the leader of now, None if there never was one."""
+        ...
+
+    async def lead(self, holder: str, *, after: int) -> bool:
+        """Make ``holder`` the leader of epoch ``after + 1``, if ``after`` is still the epoch; say whether it is.
+
+        From then on every write through this store is refused with ``SupersededError`` once another one leads.
+        """
+        ...
+
+    async def beat(self, epoch: int) -> bool:
+        """Show that the leader of ``epoch`` lives; say whether it still leads."""
+        ...
+
+    async def resign(self, epoch: int) -> None:
+        """Let the next one lead at once."""
+        ...
 
 
 class ControlStore(Protocol):
@@ -138,8 +176,20 @@ class ControlStore(Protocol):
         """Return the last (at most 10) measured seconds from start to ready of this version."""
         ...
 
+    async def observed_loads(self) -> Mapping[str, list[float]]:
+        """Return the same of every version that was measured, by its id."""
+        ...
+
     async def add_observed_load(self, version_id: str, seconds: float) -> None:
         """Remember one measured load time."""
+        ...
+
+    async def forecasts(self) -> dict[str, bytes]:
+        """Return the stored forecast profile of each endpoint that has one, by its id."""
+        ...
+
+    async def put_forecasts(self, profiles: Mapping[str, bytes], *, at: float) -> None:
+        """Add or replace profiles by endpoint id; those of endpoints that do not exist are dropped."""
         ...
 
     async def close(self) -> None:
@@ -200,6 +250,13 @@ class UsageStore(Protocol):
 
         ``group_by`` has any of ``tenant``, ``key``, ``model``, ``hour``, ``day``, ``status`` (hour and day as ISO 8601
         UTC: ``2026-11-29T14:00:00Z``, ``2026-11-29``); ordered by the groups; one total bucket when empty.
+        """
+        ...
+
+    async def arrivals(self, endpoint_id: str, *, since: float, until: float) -> dict[int, int]:
+        """Return how many requests of an endpoint came in each ten minutes, by their start in unix seconds.
+
+        Rows with ``since`` <= created_at < ``until``; ten minutes without a request are left out.
         """
         ...
 

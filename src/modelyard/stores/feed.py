@@ -5,6 +5,12 @@ Only the newest state matters, so a connection's outbox holds one table, one
 heartbeat, one set of tidings and one of leases, not a queue: a gateway that reads slowly skips what is out of
 date, costs bounded memory, and delays nobody else. Questions about single requests go out between them, a bounded
 number at a time; who answers too late has not answered.
+
+What goes out of a table is the difference to the one that this connection got
+before (``table_changes.py``), and the whole of it the first time: a change of
+one endpoint among thousands is one endpoint's worth of work at both ends. The
+gateway's end makes the whole table of it again, so that whoever follows only
+ever sees tables.
 """
 
 import asyncio
@@ -21,9 +27,10 @@ import msgspec
 
 from modelyard.domain.demand import Hello, Report
 from modelyard.domain.leases import Leases
-from modelyard.domain.routing_table import Heartbeat, RoutingTable, Tidings
+from modelyard.domain.routing_table import Heartbeat, RoutingTable, TableChange, Tidings
 from modelyard.domain.why import Ask, RequestStory, Told
 from modelyard.errors import StartupError
+from modelyard.stores.table_changes import change_between, changed
 
 FRAME_BYTES_MAX = 64 * 1024 * 1024
 """Largest frame; a table of 10,000 endpoints is a few megabytes."""
@@ -48,13 +55,13 @@ _log = logging.getLogger(__name__)
 _encode = msgspec.msgpack.Encoder().encode
 _decode_hello = msgspec.msgpack.Decoder(Hello).decode
 _decode_said = msgspec.msgpack.Decoder(Report | Told).decode
-_decode_push = msgspec.msgpack.Decoder(RoutingTable | Heartbeat | Tidings | Leases | Ask).decode
+_decode_push = msgspec.msgpack.Decoder(RoutingTable | TableChange | Heartbeat | Tidings | Leases | Ask).decode
 
-_LOST = (OSError, EOFError, TimeoutError, msgspec.MsgspecError, asyncio.LimitOverrunError)
+_LOST = (OSError, EOFError, TimeoutError, ValueError, msgspec.MsgspecError, asyncio.LimitOverrunError)
 """All the ways in which a connection ends; the other side starts anew."""
 
 
-def _frame(message: Hello | Report | Told | Push) -> bytes:
+def _frame(message: Hello | Report | Told | TableChange | Push) -> bytes:
     body = _encode(message)
     if len(body) > FRAME_BYTES_MAX:
         raise ValueError(f"a frame of {len(body)} bytes is larger than {FRAME_BYTES_MAX}")
@@ -68,19 +75,45 @@ async def _read_frame(reader: asyncio.StreamReader, *, bytes_max: int) -> bytes:
     return await reader.readexactly(length)
 
 
+class _TableFrames:
+    """Frames of the newest table, made when they are needed, once for all gateways that need the same."""
+
+    def __init__(self) -> None:
+        self._newest: RoutingTable | None = None
+        self._frames: dict[int, bytes] = {}
+        """By the revision that they change; 0: the whole table."""
+
+    def __call__(self, table: RoutingTable, known: RoutingTable | None) -> bytes:
+        """Return what brings a gateway that has ``known`` to ``table``."""
+        if table is not self._newest:
+            self._newest, self._frames = table, {}
+        base = known.revision if known is not None else 0
+        if (frame := self._frames.get(base)) is None:
+            change = change_between(known, table) if known is not None else None
+            frame = self._frames[base] = (
+                self(table, None)
+                if known is not None and change is None
+                else _frame(change if change is not None else table)
+            )
+        return frame
+
+
 class _Connection:
     """The server's side of one gateway."""
 
     __slots__ = (
-        "_asked", "_beat", "_filled", "_leases", "_questions", "_table", "_taken", "_tidings",
+        "_asked", "_beat", "_filled", "_frames", "_known", "_leases", "_questions", "_table", "_taken", "_tidings",
         "gateway_id", "report", "writer",
     )  # fmt: skip
 
-    def __init__(self, gateway_id: str, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, gateway_id: str, writer: asyncio.StreamWriter, frames: _TableFrames) -> None:
+        self._frames = frames
+        self._known: RoutingTable | None = None
+        """The last table that was sent here."""
         self.gateway_id = gateway_id
         self.writer = writer
         self.report: Report | None = None
-        self._table: bytes | None = None
+        self._table: RoutingTable | None = None
         self._beat: bytes | None = None
         self._tidings: bytes | None = None
         self._leases: bytes | None = None
@@ -95,9 +128,9 @@ class _Connection:
         """Say whether a table is still on its way."""
         return not self._taken.is_set()
 
-    def put_table(self, frame: bytes) -> None:
+    def put_table(self, table: RoutingTable) -> None:
         """Send this table next, instead of an older one that has not gone yet."""
-        self._table = frame
+        self._table = table
         self._taken.clear()
         self._filled.set()
 
@@ -159,14 +192,19 @@ class _Connection:
                 tidings, self._tidings = self._tidings, None
                 leases, self._leases = self._leases, None
                 questions, self._questions = self._questions, []
+                change = None
+                if table is not None:
+                    change, self._known = self._frames(table, self._known), table
                 # Sums for a key before the key itself: its first request must not be turned away for want of them.
-                for frame in (tidings, table, beat, leases, *questions):
+                for frame in (tidings, change, beat, leases, *questions):
                     if frame is not None:
                         self.writer.write(frame)
                 async with asyncio.timeout(SILENCE_S):
                     await self.writer.drain()
                 if self._table is None:
                     self._taken.set()
+        except ValueError as error:
+            _log.error("gateway %s cannot be told: %s", self.gateway_id, error)
         finally:
             self.writer.transport.abort()  # wakes the reading side, which ends the connection
 
@@ -178,10 +216,12 @@ class FeedServer:
         self._path = path
         self._token = token.encode()
         self._server: asyncio.Server | None = None
+        self._inode = 0
         self._connections: set[_Connection] = set()
         self._serving: set[asyncio.Task[None]] = set()
         self._listeners: list[Callable[[str, Report], None]] = []
-        self._table: bytes | None = None
+        self._table: RoutingTable | None = None
+        self._frames = _TableFrames()
         self._beat: bytes | None = None
         self._tidings: bytes | None = None
         self._questions = 0
@@ -198,6 +238,7 @@ class FeedServer:
             raise StartupError(
                 f"Cannot listen on {self._path}: {error}. Choose a shorter or writable --data-dir."
             ) from error
+        self._inode = self._path.stat().st_ino
         self._server = await asyncio.start_unix_server(self._accept, sock=listener)
 
     async def close(self) -> None:
@@ -205,7 +246,8 @@ class FeedServer:
         if self._server is None:
             return
         self._server.close()
-        self._path.unlink(missing_ok=True)
+        if is_same_file(self._path, self._inode):  # a controller that took over has its own there
+            self._path.unlink(missing_ok=True)
         serving = list(self._serving)
         for task in serving:
             task.cancel()
@@ -219,10 +261,10 @@ class FeedServer:
         Returns when the gateways have it, so that a key created before is known after. A gateway that was behind
         already is not waited for, any other for at most a second.
         """
-        self._table = _frame(table)
+        self._table = table
         prompt = [connection for connection in self._connections if not connection.is_behind]
         for connection in self._connections:
-            connection.put_table(self._table)
+            connection.put_table(table)
         if prompt:
             with suppress(TimeoutError):
                 async with asyncio.timeout(PUBLISH_WAIT_S):
@@ -280,7 +322,7 @@ class FeedServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             if hello := await self._hello(reader):
-                await self._talk(_Connection(hello.gateway_id, writer), reader)
+                await self._talk(_Connection(hello.gateway_id, writer, self._frames), reader)
         finally:
             writer.transport.abort()
 
@@ -333,6 +375,14 @@ class FeedServer:
     def _tell(self, gateway_id: str, report: Report) -> None:
         for listener in self._listeners:
             listener(gateway_id, report)
+
+
+def is_same_file(path: Path, inode: int) -> bool:
+    """Say whether the file at ``path`` is that of ``inode``."""
+    try:
+        return path.stat().st_ino == inode
+    except OSError:
+        return False
 
 
 def _bind(path: Path) -> socket.socket:
@@ -399,10 +449,18 @@ class FeedClient:
         try:
             writer.write(self._hello)
             self._writer = writer
+            table: RoutingTable | None = None
             while not self._closed.is_set():
                 async with asyncio.timeout(SILENCE_S):
                     frame = await _read_frame(reader, bytes_max=FRAME_BYTES_MAX)
-                yield _decode_push(frame)
+                push = _decode_push(frame)
+                if isinstance(push, TableChange):
+                    if table is None:
+                        raise EOFError("a change of a table that never came")
+                    push = table = changed(table, push)
+                elif isinstance(push, RoutingTable):
+                    table = push
+                yield push
         finally:
             self._writer = None
             writer.transport.abort()

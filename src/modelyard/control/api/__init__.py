@@ -13,9 +13,13 @@ from starlette.types import ASGIApp
 import modelyard
 from modelyard.control.api.deploy import Deployments
 from modelyard.control.api.endpoint_stats import Stats
+from modelyard.control.api.endpoint_why import EndpointWhy
 from modelyard.control.api.endpoints import Endpoints
+from modelyard.control.api.forecast import ForecastPages
 from modelyard.control.api.keys import Keys
 from modelyard.control.api.logs import Logs
+from modelyard.control.api.nodes import Nodes
+from modelyard.control.api.plan import Plans
 from modelyard.control.api.registry import Registry
 from modelyard.control.api.releases import Releases
 from modelyard.control.api.requests import Requests
@@ -48,8 +52,26 @@ GATEWAY_ROUTES = (
 
 def declared_routes(context: Context) -> list[AnyRoute]:
     """Return every route that needs an identity. Endpoints come last of their paths: their names may hold slashes."""
-    of_endpoints = (Deployments, Logs, Releases, Rollouts, Stats, Endpoints)
-    nouns = (*of_endpoints, Registry, Keys, Tenants, Usage, StatusPage, Requests, Webhooks, Why)
+    nouns = (
+        Deployments,
+        Plans,
+        Logs,
+        Releases,
+        Rollouts,
+        Stats,
+        EndpointWhy,
+        ForecastPages,
+        Endpoints,
+        Registry,
+        Keys,
+        Tenants,
+        Usage,
+        StatusPage,
+        Requests,
+        Webhooks,
+        Why,
+        Nodes,
+    )
     return [route for noun in nouns for route in noun(context).routes()]
 
 

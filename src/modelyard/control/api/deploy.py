@@ -6,14 +6,16 @@ Only what is stored happens here; the reconciler does the rest.
 import math
 import statistics
 
+from modelyard.control.api.autoscale import changed_autoscale
 from modelyard.control.api.deploy_spec import EXAMPLE, DeployAnswer, DeployRequest, endpoint_faults
 from modelyard.control.api.endpoint_views import URL_HEADER
 from modelyard.control.api.faults import refusal
 from modelyard.control.api.serving import changed_serving
 from modelyard.control.api.versions import examine, make_version
 from modelyard.control.context import Context
+from modelyard.control.placing import real_kinds
 from modelyard.domain.catalog import ModelVersion
-from modelyard.domain.endpoints import Endpoint, Release, Scaling, Serving
+from modelyard.domain.endpoints import Autoscale, Endpoint, Release, Scaling, Serving
 from modelyard.domain.tenants import Scope
 from modelyard.engines import Settings
 from modelyard.errors import conflict, permission_denied
@@ -40,9 +42,12 @@ class Deployments:
         context, identity, wanted = self._context, call.identity, call.body
         if wanted.shared and not identity.may(Scope.ADMIN):
             raise permission_denied(Scope.ADMIN)
+        kinds = real_kinds(await context.fleet.nodes())
         findings = await examine(context, identity, wanted)
         serving, unserved = changed_serving(wanted.serving, Serving(), context.config.gateway)
-        if faults := [*endpoint_faults(wanted, findings.engine), *findings.faults, *unserved]:
+        autoscale, unscaled = changed_autoscale(wanted.autoscale, Autoscale(), scaling_of(wanted))
+        faults = [*endpoint_faults(wanted, findings.engine, kinds), *findings.faults, *unserved, *unscaled]
+        if faults:
             raise refusal("This deployment cannot be made.", faults)
         version = await make_version(
             context,
@@ -57,16 +62,17 @@ class Deployments:
             tenant_id=identity.tenant_id,
             name=wanted.model_name,
             releases=(Release(version.id),),
-            scaling=_scaling(wanted),
+            scaling=scaling_of(wanted),
             created_at=version.created_at,
             is_shared=wanted.shared,
             serving=serving,
+            autoscale=autoscale,
         )
         await self._store(version, endpoint)
         assert findings.settings is not None, "bad options are a fault"
-        estimate_s = await self._estimate_s(version, findings.settings)
+        ready_s = math.ceil(await estimate_s(context, version, findings.settings))
         url = call.request.headers.get(URL_HEADER, "").rstrip("/")
-        return DeployAnswer(endpoint.id, endpoint.status, estimate_s, f"{url}/v1/models/{endpoint.id}")
+        return DeployAnswer(endpoint.id, endpoint.status, ready_s, f"{url}/v1/models/{endpoint.id}")
 
     async def _store(self, version: ModelVersion, endpoint: Endpoint) -> None:
         context = self._context
@@ -91,12 +97,14 @@ class Deployments:
             # The deployment is stored; the woken pass publishes it as soon as the store answers again.
             return
 
-    async def _estimate_s(self, version: ModelVersion, settings: Settings) -> int:
-        measured: list[float] = []
-        for other in await self._context.store.versions(tenant_id=version.tenant_id):
-            if _loads_alike(other, version):
-                measured += await self._context.store.observed_load_s(other.id)
-        return math.ceil(statistics.median(measured) if measured else settings.load_s)
+
+async def estimate_s(context: Context, version: ModelVersion, settings: Settings) -> float:
+    """Return the seconds from start to ready: the median of what was measured, else the engine's estimate."""
+    measured: list[float] = []
+    for other in await context.store.versions(tenant_id=version.tenant_id):
+        if _loads_alike(other, version):
+            measured += await context.store.observed_load_s(other.id)
+    return statistics.median(measured) if measured else settings.load_s
 
 
 def _loads_alike(other: ModelVersion, version: ModelVersion) -> bool:
@@ -106,7 +114,8 @@ def _loads_alike(other: ModelVersion, version: ModelVersion) -> bool:
     return bool(version.artifact.uri) or other.options == version.options
 
 
-def _scaling(wanted: DeployRequest) -> Scaling:
+def scaling_of(wanted: DeployRequest) -> Scaling:
+    """Return the bounds and pace that are asked for."""
     hardware, scaling = wanted.hardware, wanted.scaling
     return Scaling(
         min_replicas=hardware.min_replicas,

@@ -2,11 +2,12 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated, Any
 
 import msgspec
 
+from modelyard.control.api.autoscale import AutoscaleBody
 from modelyard.control.api.faults import Fault
 from modelyard.control.api.serving import ServingBody
 from modelyard.domain.catalog import NAME_PATTERN
@@ -22,7 +23,7 @@ METRICS = ("queue_depth", "gpu_utilization")
 
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST_PATH = re.compile(r"\s*(/|~|\.\.|file:|[A-Za-z]:\\)")
-_RESERVED_TAILS = ("/events", "/logs", "/releases")
+_RESERVED_TAILS = ("/events", "/logs", "/releases", "/forecast")
 """``GET /v1/endpoints/a/events`` must mean one thing."""
 
 
@@ -44,7 +45,9 @@ class ScalingBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When the number of replicas changes."""
 
     metric: Annotated[str, msgspec.Meta(description="'queue_depth' or 'gpu_utilization'.")] = "queue_depth"
-    target_value: float = 70.0
+    target_value: Annotated[
+        float, msgspec.Meta(description="What a replica is meant to have: queued requests, or utilisation in percent.")
+    ] = 70.0
     scale_to_zero: Annotated[bool, msgspec.Meta(description="Stop all replicas when idle.")] = False
     scale_to_zero_after_idle_seconds: float = 300.0
 
@@ -61,6 +64,7 @@ class DeployRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     options: Annotated[Options, msgspec.Meta(description="The engine's own settings.")] = {}
     shared: Annotated[bool, msgspec.Meta(description="Every tenant may call it (admin only).")] = False
     serving: ServingBody = ServingBody()
+    autoscale: AutoscaleBody = AutoscaleBody()
 
 
 class DeployAnswer(msgspec.Struct, frozen=True):
@@ -81,12 +85,15 @@ EXAMPLE = {
 }
 
 
-def endpoint_faults(wanted: DeployRequest, engine: Engine | None) -> list[Fault]:
-    """Return the faults of the endpoint that is to be; those of its version are another's to find."""
+def endpoint_faults(wanted: DeployRequest, engine: Engine | None, kinds: Collection[str]) -> list[Fault]:
+    """Return the faults of the endpoint that is to be; those of its version are another's to find.
+
+    ``kinds`` are the accelerators of the fleet that can run an engine with weights.
+    """
     hardware, scaling = wanted.hardware, wanted.scaling
     return [
         *_name_faults(wanted.model_name),
-        *_hardware_faults(hardware, engine),
+        *_hardware_faults(hardware, engine, kinds),
         *replica_faults("hardware.", hardware.min_replicas, hardware.max_replicas, zero=scaling.scale_to_zero),
         *_scaling_faults(scaling),
     ]
@@ -99,7 +106,9 @@ def _name_faults(name: str) -> Iterator[Fault]:
             "use 1 to 96 letters, digits, '.', '_' or '-', beginning with a letter or digit; one '/' may follow",
         )
     elif name.lower().endswith(_RESERVED_TAILS):
-        yield Fault("model_name", "a name cannot end in '/events', '/logs' or '/releases', which are routes")
+        yield Fault(
+            "model_name", "a name cannot end in '/events', '/logs', '/releases' or '/forecast', which are routes"
+        )
 
 
 def version_faults(version: str | None) -> Iterator[Fault]:
@@ -117,10 +126,11 @@ def engine_faults(framework: str, engine: Engine | None, engines: Engines) -> It
         yield Fault("framework", why)
 
 
-def _hardware_faults(hardware: HardwareBody, engine: Engine | None) -> Iterator[Fault]:
+def _hardware_faults(hardware: HardwareBody, engine: Engine | None, kinds: Collection[str]) -> Iterator[Fault]:
     # An engine without weights computes nothing, so it has whatever accelerator it is said to have.
-    if engine is not None and engine.needs_artifact and hardware.gpu_type != "cpu":
-        yield Fault("hardware.gpu_type", f"there is no accelerator '{hardware.gpu_type[:64]}' here; available: 'cpu'")
+    if engine is not None and engine.needs_artifact and hardware.gpu_type not in kinds:
+        known = ", ".join(f"'{kind}'" for kind in sorted(kinds))
+        yield Fault("hardware.gpu_type", f"there is no accelerator '{hardware.gpu_type[:64]}' here; available: {known}")
     elif not re.fullmatch(r"[A-Za-z0-9._-]{1,32}", hardware.gpu_type):
         yield Fault("hardware.gpu_type", "use letters, digits, '.', '_' or '-'")
     if not 1 <= hardware.gpu_count <= ACCELERATORS_MAX:
@@ -145,13 +155,18 @@ def idle_faults(name: str, idle_s: float) -> Iterator[Fault]:
         yield Fault(name, f"must be 1 to {IDLE_S_MAX}")
 
 
-def _scaling_faults(scaling: ScalingBody) -> Iterator[Fault]:
-    if scaling.metric not in METRICS:
+def target_faults(metric: str, target_value: float) -> Iterator[Fault]:
+    """Yield what is wrong with what the size follows."""
+    if metric not in METRICS:
         yield Fault("scaling.metric", f"must be one of {', '.join(METRICS)}")
-    if not (math.isfinite(scaling.target_value) and scaling.target_value > 0):
+    if not (math.isfinite(target_value) and target_value > 0):
         yield Fault("scaling.target_value", "must be above 0")
-    elif scaling.metric == "gpu_utilization" and scaling.target_value > 100:
+    elif metric == "gpu_utilization" and target_value > 100:
         yield Fault("scaling.target_value", "is a percentage: at most 100")
+
+
+def _scaling_faults(scaling: ScalingBody) -> Iterator[Fault]:
+    yield from target_faults(scaling.metric, scaling.target_value)
     yield from idle_faults("scaling.scale_to_zero_after_idle_seconds", scaling.scale_to_zero_after_idle_seconds)
 
 

@@ -6,7 +6,8 @@ from typing import Annotated
 import msgspec
 
 from modelyard.config import GatewayConfig
-from modelyard.control.api.deploy_spec import idle_faults, replica_faults
+from modelyard.control.api.autoscale import AutoscaleBody, changed_autoscale
+from modelyard.control.api.deploy_spec import idle_faults, replica_faults, target_faults
 from modelyard.control.api.faults import Fault
 from modelyard.control.api.serving import ServingBody, changed_serving
 from modelyard.domain.endpoints import Endpoint, Release, Scaling
@@ -17,6 +18,7 @@ SHARES_MAX = 100
 CHANGE_EXAMPLE = {
     "serving": {"timeouts": {"first_token_s": 60}, "coalesce_ms": 20, "sticky": "user"},
     "hardware": {"min_replicas": 1, "max_replicas": 4},
+    "autoscale": {"up_utilization": 75, "down_utilization_s": 300, "tier": "hot"},
     "releases": [{"version": "v2", "weight": 10}],
 }
 
@@ -28,9 +30,11 @@ class ReplicasChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_replicas: int | msgspec.UnsetType = msgspec.UNSET
 
 
-class SleepChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When all replicas stop."""
+class ScalingChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the size follows, and when all replicas stop."""
 
+    metric: str | msgspec.UnsetType = msgspec.UNSET
+    target_value: float | msgspec.UnsetType = msgspec.UNSET
     scale_to_zero: bool | msgspec.UnsetType = msgspec.UNSET
     scale_to_zero_after_idle_seconds: float | msgspec.UnsetType = msgspec.UNSET
 
@@ -53,7 +57,8 @@ class ChangeEndpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     serving: ServingBody = ServingBody()
     hardware: ReplicasChange = ReplicasChange()
-    scaling: SleepChange = SleepChange()
+    scaling: ScalingChange = ScalingChange()
+    autoscale: AutoscaleBody = AutoscaleBody()
     releases: list[ShareBody] = []
 
 
@@ -67,9 +72,12 @@ def changed(
     serving, faults = changed_serving(body.serving, endpoint.serving, config)
     scaling = _changed_scaling(endpoint.scaling, body)
     faults += replica_faults("hardware.", scaling.min_replicas, scaling.max_replicas, zero=scaling.scale_to_zero)
+    faults += target_faults(scaling.metric, scaling.target_value)
     faults += idle_faults("scaling.scale_to_zero_after_idle_seconds", scaling.idle_s)
+    autoscale, unscaled = changed_autoscale(body.autoscale, endpoint.autoscale, scaling)
     releases, unshared = _changed_releases(endpoint, body.releases, names)
-    return msgspec.structs.replace(endpoint, serving=serving, scaling=scaling, releases=releases), [*faults, *unshared]
+    after = msgspec.structs.replace(endpoint, serving=serving, scaling=scaling, autoscale=autoscale, releases=releases)
+    return after, [*faults, *unscaled, *unshared]
 
 
 def _changed_scaling(scaling: Scaling, body: ChangeEndpoint) -> Scaling:
@@ -78,6 +86,8 @@ def _changed_scaling(scaling: Scaling, body: ChangeEndpoint) -> Scaling:
         "max_replicas": body.hardware.max_replicas,
         "scale_to_zero": body.scaling.scale_to_zero,
         "idle_s": body.scaling.scale_to_zero_after_idle_seconds,
+        "metric": body.scaling.metric,
+        "target_value": body.scaling.target_value,
     }
     return msgspec.structs.replace(
         scaling, **{name: value for name, value in asked.items() if value is not msgspec.UNSET}

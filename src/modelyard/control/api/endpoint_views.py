@@ -12,9 +12,10 @@ from modelyard.control.api.serving import ServingView, serving_view
 from modelyard.control.context import Context
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import EndpointDemand, Report
-from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress, Release
+from modelyard.domain.endpoints import Autoscale, Endpoint, EndpointStatus, IdleTime, Progress, Release, Tier
 from modelyard.domain.fleet import Replica, ReplicaState
-from modelyard.stores import Event
+from modelyard.policy import scaling
+from modelyard.stores import Event, EventData
 
 URL_HEADER = "x-modelyard-url"
 """Where the caller reached the gateway (``http://127.0.0.1:8484``); set by the gateway only."""
@@ -47,8 +48,45 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     reason: str
     replica_id: str
-    data: dict[str, str | int | float | bool | None] = {}
-    """The numbers behind the reason."""
+    data: EventData = {}
+    """The numbers behind the reason; the end of a crashed replica's log."""
+
+
+class SizeView(msgspec.Struct, frozen=True, kw_only=True):
+    """How many replicas there should be, why, and the numbers that were looked at."""
+
+    replicas: int
+    reason: str
+    seen: EventData
+
+
+class AutoscaleView(msgspec.Struct, frozen=True, kw_only=True):
+    """When the size changes and how far; see ``PATCH``, which takes the same names."""
+
+    tier: Tier | None
+    check_s: float
+    up_queue: int
+    up_queue_s: float
+    up_utilization: float
+    up_utilization_s: float
+    up_latency_factor: float
+    up_latency_s: float
+    up_kv: float
+    up_kv_s: float
+    down_queue_s: float
+    down_utilization: float
+    down_utilization_s: float
+    target_ttft_s: float
+    target_latency_s: float | None
+    load_share_up: float
+    load_share_down: float
+    backlog_s: float
+    idle: IdleTime
+    prewarm: bool
+    prewarm_s: float
+    prewarm_budget: float
+    prewarm_cold_cost_s: float
+    burst_pool: str
 
 
 class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +115,11 @@ class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
     rollout: RolloutView | None
     """A rollout that is under way, or the last one that ended."""
     owner_id: str
+    scaling_metric: str
+    scaling_target: float
+    autoscale: AutoscaleView
+    size: SizeView | None
+    """Null until the controller has looked at it for the first time."""
     serving: ServingView
     is_shared: bool
     is_deleted: bool
@@ -125,6 +168,10 @@ def endpoint_view(
         releases=[_release_view(release, versions.get(release.version_id)) for release in endpoint.releases],
         rollout=rollout_view(endpoint, versions),
         owner_id=endpoint.tenant_id,
+        scaling_metric=endpoint.scaling.metric,
+        scaling_target=endpoint.scaling.target_value,
+        autoscale=autoscale_view(endpoint.autoscale),
+        size=_size(context, endpoint),
         serving=serving_view(endpoint.serving),
         is_shared=endpoint.is_shared,
         is_deleted=endpoint.is_deleted,
@@ -152,6 +199,19 @@ def _release_view(release: Release, version: ModelVersion | None) -> ReleaseView
         weight=release.weight,
         shadow=release.shadow,
     )
+
+
+def autoscale_view(rules: Autoscale) -> AutoscaleView:
+    """Return what is shown of ``rules``, defaults too."""
+    return AutoscaleView(**msgspec.structs.asdict(rules))
+
+
+def _size(context: Context, endpoint: Endpoint) -> SizeView | None:
+    found = context.size(endpoint.id)
+    if found is None:
+        return None
+    seen, decision = found
+    return SizeView(replicas=decision.replicas, reason=decision.reason, seen=scaling.numbers(seen, decision.replicas))
 
 
 def demand_of(gateways: Mapping[str, Report]) -> Mapping[str, list[EndpointDemand]]:

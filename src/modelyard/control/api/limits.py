@@ -17,6 +17,9 @@ _Quota = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
 _Money = Annotated[
     int, msgspec.Meta(ge=0, le=10**18, description="Nano-dollars: 1,000,000,000 are one dollar. 0 allows nothing.")
 ]
+_Accelerators = Annotated[
+    int, msgspec.Meta(ge=0, le=10**6, description="Accelerators that its replicas may have at once; shares add up.")
+]
 
 
 class RatesBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,6 +66,21 @@ class LimitsBody(RatesBody, frozen=True, forbid_unknown_fields=True):
             nanousd_per_month=self.nanousd_per_month,
             models={name: rates.rates() for name, rates in self.models.items()},
         )
+
+
+class TenantLimitsBody(LimitsBody, frozen=True, forbid_unknown_fields=True):
+    """Upper bounds of a tenant."""
+
+    accelerators: _Accelerators | None = None
+
+    def limits(self) -> Limits:
+        """Return the domain's value.
+
+        Raises:
+            ApiError: 400 for a model that no endpoint could be called.
+        """
+        # Named, since a zero-argument super() does not find the class that a struct's own is made from.
+        return msgspec.structs.replace(LimitsBody.limits(self), accelerators=self.accelerators)
 
 
 class SpentView(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from modelyard.domain.fleet import Replica
 from modelyard.domain.routing_table import Heartbeat
 from modelyard.domain.tenants import Scope
 from modelyard.metering.delivery import backlog_bytes
+from modelyard.observe.rounds import RoundStatus
 from modelyard.stores import StoreUnavailableError
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
 
@@ -51,6 +52,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """How many of their replicas are in each state."""
     database: DatabaseStatus
     journal: JournalStatus | None
+    reconcile: RoundStatus
+    """How long the controller's rounds take."""
 
 
 class StatusPage:
@@ -95,6 +98,7 @@ class StatusPage:
             else Counter(replica.state.value for replica in replicas if replica.endpoint_id in ids),
             database=DatabaseStatus(is_healthy=health.is_authoritative, reason=health.reason),
             journal=journal,
+            reconcile=context.rounds(),
         )
 
     async def _journal(self) -> JournalStatus:

@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 
 from modelyard.control.api.access import check_title, find_tenant
-from modelyard.control.api.limits import LimitsBody, SpentView, spent_by
+from modelyard.control.api.limits import SpentView, TenantLimitsBody, spent_by
 from modelyard.control.context import Context
 from modelyard.domain.tenants import PLATFORM, Limits, Plan, Scope, Tenant
 from modelyard.errors import conflict
@@ -26,7 +26,7 @@ class CreateTenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A tenant to be made."""
 
     name: Annotated[str, msgspec.Meta(description="Unique.")]
-    limits: LimitsBody = LimitsBody()
+    limits: TenantLimitsBody = TenantLimitsBody()
     plan: Annotated[Plan, msgspec.Meta(description=_PLAN)] = Plan.STANDARD
     weight: _Weight = 1.0
 
@@ -35,7 +35,9 @@ class ChangeTenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What to change; what is left out stays."""
 
     name: str | msgspec.UnsetType = msgspec.UNSET
-    limits: Annotated[LimitsBody | msgspec.UnsetType, msgspec.Meta(description="Replaces all limits.")] = msgspec.UNSET
+    limits: Annotated[TenantLimitsBody | msgspec.UnsetType, msgspec.Meta(description="Replaces all limits.")] = (
+        msgspec.UNSET
+    )
     is_suspended: Annotated[
         bool | msgspec.UnsetType, msgspec.Meta(description="While true, no key of the tenant works.")
     ] = msgspec.UNSET

@@ -108,7 +108,7 @@ class SimulatedEngine:
         return Settings(
             slots=read.slots,
             context_length=read.context_length,
-            memory_bytes=_PROCESS_BYTES + artifact_bytes,
+            memory_bytes=int(read.memory_gib * 1024**3) or _PROCESS_BYTES + artifact_bytes,
             load_s=read.load_s + _PROCESS_START_S,
             kv_tokens=read.blocks * BLOCK_TOKENS,
         )

@@ -47,6 +47,8 @@ class Accelerator:
     clock: Clock
     moves: asyncio.Event = field(default_factory=asyncio.Event)
     """Clear while the engine's control thread hangs: no request gets a token."""
+    crash: Callable[[int | None], None] = field(default_factory=lambda: crash_process)
+    """Ends the engine as a fault asks."""
 
     def __post_init__(self) -> None:
         self.moves.set()
@@ -77,7 +79,7 @@ class Generation:
         at_first = min(on.batch.blocks, blocks_for(held + bool(planned)))
         async with on.batch.place(at_first) as place:
             pace = Pace(on.clock)
-            await self._fail_first()
+            await self._fail_first(on)
             await pace.wait(self._first_token_s(on.options))
             await on.moves.wait()
             on.totals.prompt_tokens += self.prompt_tokens
@@ -112,9 +114,9 @@ class Generation:
         step_ms = on.options.itl_ms if self.faults.slow is None else self.faults.slow
         return step_ms / 1000 * (1 + on.options.batch_slowdown * (on.batch.running - 1))
 
-    async def _fail_first(self) -> None:
+    async def _fail_first(self, on: Accelerator) -> None:
         if self.faults.crash_before_first or (self.faults.crash_always and self.faults.crash_after is None):
-            self._crash()
+            await self._crash(on)
         if self.faults.hang_before_first:
             await _forever()
 
@@ -125,7 +127,7 @@ class Generation:
             on.moves.clear()
             await on.moves.wait()
         if faults.crash_after == self.made:
-            self._crash()
+            await self._crash(on)
         if faults.hang_after == self.made:
             await _forever()
         for how, after in (
@@ -136,10 +138,16 @@ class Generation:
             if after == self.made:
                 raise Interrupted(how)
 
-    def _crash(self) -> None:
-        if self.faults.crash_code is not None:
-            os._exit(self.faults.crash_code)
-        os.kill(os.getpid(), signal.SIGKILL)
+    async def _crash(self, on: Accelerator) -> None:
+        on.crash(self.faults.crash_code)
+        await _forever()  # a hosted engine ends by itself in the next turn, and this with it
+
+
+def crash_process(code: int | None) -> None:
+    """End this process at once: with exit code ``code``, or by ``SIGKILL``."""
+    if code is not None:
+        os._exit(code)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def _forever() -> None:

@@ -32,6 +32,8 @@ class SimulatedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     context."""
     embedding_dimensions: Annotated[int, msgspec.Meta(ge=1, le=8192)] = 64
     """Length of embedding vectors."""
+    memory_gib: Annotated[float, msgspec.Meta(ge=0, le=100_000)] = 0.0
+    """Memory that a replica is said to take on its accelerators; 0: what its process takes. It is not really taken."""
     fail_load: bool = False
     """Exit with code 1 after ``load_s`` instead of getting ready."""
     ignore_sigterm: bool = False

@@ -4,6 +4,7 @@ import asyncio
 import hmac
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 
@@ -11,7 +12,7 @@ from modelyard.clock import Clock
 from modelyard.engines.simulated.attempts import Attempts
 from modelyard.engines.simulated.batching import Batch, PrefixCache
 from modelyard.engines.simulated.faults import FaultPlan, Planned
-from modelyard.engines.simulated.generation import Accelerator, Totals
+from modelyard.engines.simulated.generation import Accelerator, Totals, crash_process
 from modelyard.engines.simulated.http import Connection, Request
 from modelyard.engines.simulated.journal import TokenJournal
 from modelyard.engines.simulated.media import Media
@@ -25,12 +26,25 @@ Route = Callable[[Request, Connection], Awaitable[None]]
 
 
 class SimulatedServer:
-    """All of one engine process but its argv; ``serve`` runs until ``stop`` is set."""
+    """All of one engine but its argv; ``serve`` runs until ``stop`` is set. ``say`` writes a line of its log,
+    else it is printed.
+
+    ``crash`` ends the engine as a fault asks; what is hosted with others must not take them along (``host.py``).
+    """
 
     def __init__(
-        self, *, options: SimulatedOptions, model: str, secret: str, journal: TokenJournal, clock: Clock
+        self,
+        *,
+        options: SimulatedOptions,
+        model: str,
+        secret: str,
+        journal: TokenJournal,
+        clock: Clock,
+        say: Callable[[str], None] | None = None,
+        crash: Callable[[int | None], None] = crash_process,
     ) -> None:
         self._model = model
+        self._say = say or partial(print, flush=True)
         self._secret = f"Bearer {secret}".encode()
         self._is_ready = False
         self._plan = FaultPlan()
@@ -43,6 +57,7 @@ class SimulatedServer:
             journal=journal,
             totals=Totals(),
             clock=clock,
+            crash=crash,
         )
         attempts = Attempts(self._accelerator, self._plan, model)
         serving = Serving(attempts, self._cache)
@@ -76,16 +91,16 @@ class SimulatedServer:
         listener = await loop.create_server(
             lambda: Connection(self._answer, self._connections), host, port, backlog=1024
         )
-        print(f"listening on {host}:{port}, loading {self._model} for {options.load_s:g} s", flush=True)  # noqa: T201 - the log
+        self._say(f"listening on {host}:{port}, loading {self._model} for {options.load_s:g} s")
         try:
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), options.load_s or 0.001)
                 return 0
             if options.fail_load:
-                print("loading failed, as option fail_load asks", flush=True)  # noqa: T201
+                self._say("loading failed, as option fail_load asks")
                 return 1
             self._is_ready = True
-            print("ready", flush=True)  # noqa: T201
+            self._say("ready")
             await stop.wait()
             return 0
         finally:

@@ -5,7 +5,7 @@ what does not exist changes nothing: the reconciler may finish a pass over an
 endpoint that was removed meanwhile.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -185,6 +185,19 @@ class SqlControlStore:
         query = sa.select(table.c.seconds).where(table.c.model_id == version_id).order_by(table.c.sequence)
         return await self._all(query, lambda row: float(row["seconds"]))
 
+    async def observed_loads(self) -> dict[str, list[float]]:
+        """Return the same of every version that was measured, by its id."""
+        table = schema.observed_loads
+        query = sa.select(table.c.model_id, table.c.seconds).order_by(table.c.sequence)
+
+        def read(connection: sa.Connection) -> dict[str, list[float]]:
+            found: dict[str, list[float]] = {}
+            for model_id, seconds in connection.execute(query):
+                found.setdefault(model_id, []).append(float(seconds))
+            return found
+
+        return await self._database.read(read)
+
     async def add_observed_load(self, version_id: str, seconds: float) -> None:
         """Remember one measured load time."""
         table = schema.observed_loads
@@ -194,6 +207,25 @@ class SqlControlStore:
             _trim(connection, table, table.c.model_id == version_id, LOADS_KEPT)
 
         await self._database.write(add)
+
+    async def forecasts(self) -> dict[str, bytes]:
+        """Return the stored forecast profile of each endpoint that has one, by its id."""
+        table = schema.forecasts
+        rows = await self._all(sa.select(table), lambda row: (str(row["endpoint_id"]), bytes(row["profile"])))
+        return dict(rows)
+
+    async def put_forecasts(self, profiles: Mapping[str, bytes], *, at: float) -> None:
+        """Add or replace profiles by endpoint id; those of endpoints that do not exist are dropped."""
+        table, endpoints = schema.forecasts, schema.endpoints
+
+        def put(connection: sa.Connection) -> None:
+            known = set(connection.scalars(sa.select(endpoints.c.endpoint_id)))
+            for endpoint_id in sorted(profiles.keys() & known):
+                changes = {"profile": profiles[endpoint_id], "updated_at": at}
+                row = insert(connection, table).values(endpoint_id=endpoint_id, **changes)
+                connection.execute(row.on_conflict_do_update(index_elements=["endpoint_id"], set_=changes))
+
+        await self._database.write(put)
 
     async def close(self) -> None:
         """Give back connections and threads."""

@@ -22,7 +22,8 @@ from sqlalchemy.dialects import sqlite
 
 from modelyard.clock import Clock, SystemClock
 from modelyard.errors import StartupError
-from modelyard.stores import AlreadyExistsError, StoreUnavailableError
+from modelyard.stores import AlreadyExistsError, StoreUnavailableError, SupersededError
+from modelyard.stores.sql import schema
 from modelyard.stores.sql.migrate import bring_up_to_date
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ READERS = 4
 
 CHUNK = 500
 """Values in one ``IN (…)``: well below both dialects' bounds on parameters."""
+
+_EPOCH = sa.select(schema.controller_leases.c.epoch).where(schema.controller_leases.c.name == "controller")
 
 _WAL_BYTES_KEPT = 64 * 1024 * 1024
 
@@ -49,6 +52,7 @@ class Database:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="database-writer")
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="database-reader")
         self._is_closed = False
+        self._epoch: int | None = None
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "open"
@@ -62,16 +66,28 @@ class Database:
         """
         return await self._submit(self._readers, query, writes=False)
 
-    async def write(self, change: Callable[[sa.Connection], T]) -> T:
+    async def write(self, change: Callable[[sa.Connection], T], *, is_fenced: bool = True) -> T:
         """Run ``change`` in the writer thread as one transaction; writes run in the order they were asked for.
 
         A caller that is cancelled leaves a change that has begun to finish.
 
         Raises:
             StoreUnavailableError: the database is locked, full or gone; nothing was changed.
+            SupersededError: another controller leads since; nothing was changed.
             AlreadyExistsError: a unique value is taken; nothing was changed.
         """
-        return await self._submit(self._writer, change, writes=True)
+        epoch = self._epoch
+
+        def fenced(connection: sa.Connection) -> T:
+            if connection.execute(_EPOCH).scalar() != epoch:
+                raise SupersededError("another controller leads now")
+            return change(connection)
+
+        return await self._submit(self._writer, change if epoch is None or not is_fenced else fenced, writes=True)
+
+    def fence(self, epoch: int) -> None:
+        """From now on refuse every write once the leader's epoch is another one than ``epoch``."""
+        self._epoch = epoch
 
     async def close(self) -> None:
         """Finish what was asked for, then give back threads and connections. May be called twice."""

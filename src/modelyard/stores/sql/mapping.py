@@ -258,6 +258,7 @@ def replica_values(replica: Replica) -> Values:
         "ready_at": replica.ready_at,
         "reason": replica.reason,
         "placement": _json(replica.placement),
+        "model_name": replica.model_name,
     }
 
 
@@ -279,6 +280,7 @@ def replica_of(row: sa.RowMapping) -> Replica:
         ready_at=row["ready_at"],
         reason=row["reason"],
         placement=_placement(row["placement"]),
+        model_name=row["model_name"],
     )
 
 

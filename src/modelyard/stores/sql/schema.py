@@ -179,6 +179,7 @@ replicas = sa.Table(
     sa.Column("ready_at", sa.Double),
     _text("reason"),
     _added("placement", "{}"),
+    _added("model_name"),
     sa.Index(None, "endpoint_id"),
 )
 
@@ -378,7 +379,7 @@ controller_leases = sa.Table(
     sa.Column("name", sa.Text, primary_key=True),
     _text("holder"),
     _count("epoch"),
-    _instant("expires_at"),
+    _count("beat"),
 )
 
 alembic_version = sa.Table(

@@ -102,6 +102,10 @@ class SqlUsageStore:
         filters = usage_reports.Filters(tenant_id, key_id, model)
         return await self._database.read(lambda c: usage_reports.buckets(c, filters, since, until, dimensions))
 
+    async def arrivals(self, endpoint_id: str, *, since: float, until: float) -> dict[int, int]:
+        """Return the requests of an endpoint by ten minutes; see the contract."""
+        return await self._database.read(lambda c: usage_reports.arrivals(c, endpoint_id, since, until))
+
     async def spent(self, tenant_ids: Collection[str], *, day: int) -> tuple[list[SpentRow], list[JournalPosition]]:
         """Return what each key of these tenants has in the ledger for ``day`` and for its month; see the contract."""
 

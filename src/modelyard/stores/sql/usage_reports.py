@@ -17,6 +17,9 @@ from modelyard.stores.sql import mapping, schema
 
 HOUR_S = 3600
 DAY_S = 86_400
+TEN_MINUTES_S = 600
+TENTHS = range(TEN_MINUTES_S, HOUR_S, TEN_MINUTES_S)
+"""Ends of the first five of an hour's six parts of ten minutes."""
 _LAST_S = 253_402_300_800  # the year 10000: where a date has no four digits any more
 
 _LEDGER = schema.inference_requests
@@ -124,6 +127,20 @@ def rows(
         query = query.where(_LEDGER.c.request_id == request_id)
     query = query.order_by(_LEDGER.c.created_at.desc(), _LEDGER.c.request_id.desc()).limit(limit)
     return [mapping.usage_of(row) for row in connection.execute(query).mappings()]
+
+
+def arrivals(connection: sa.Connection, endpoint_id: str, since: float, until: float) -> dict[int, int]:
+    """Return the requests of each ten minutes, by their start."""
+    table = _LEDGER
+    # By comparison: the two dialects round a cast to integer differently.
+    steps = [sa.case((table.c.created_at >= table.c.hour + sa.literal_column(str(at)), 1), else_=0) for at in TENTHS]
+    slot = sum(steps[1:], steps[0]).label("slot")
+    query = (
+        sa.select(table.c.hour, slot, sa.func.count())
+        .where(table.c.endpoint_id == endpoint_id, table.c.created_at >= since, table.c.created_at < until)
+        .group_by(table.c.hour, slot)
+    )
+    return {int(hour) + TEN_MINUTES_S * int(step): int(number) for hour, step, number in connection.execute(query)}
 
 
 def _query(span: _Span, filters: Filters, by: tuple[str, ...]) -> sa.Select[*tuple[Any, ...]]:

@@ -9,7 +9,7 @@ down_revision = "0005"
 _ADDED = {
     "model_registry": (("facts", "{}"), ("files", "[]"), ("base_id", ""), ("parent_id", "")),
     "endpoints": (("autoscale", "{}"), ("rollout", "null"), ("pool", "")),
-    "replicas": (("placement", "{}"),),
+    "replicas": (("placement", "{}"), ("model_name", "")),
     "endpoint_events": (("data", "{}"),),
 }
 
@@ -55,6 +55,6 @@ def upgrade() -> None:
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("holder", sa.Text(), nullable=False),
         sa.Column("epoch", sa.BigInteger(), nullable=False),
-        sa.Column("expires_at", sa.Double(), nullable=False),
+        sa.Column("beat", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("name", name="pk_controller_leases"),
     )

@@ -1,0 +1,1 @@
+"""How endpoints are sized, against a literal reading of the source; see ``__main__.py``."""

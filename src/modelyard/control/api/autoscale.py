@@ -1,0 +1,142 @@
+"""How an endpoint's size is decided, as it is asked for; shared by deployments and changes."""
+
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import msgspec
+
+from modelyard.control.api.faults import Fault
+from modelyard.domain.endpoints import Autoscale, IdleTime, Scaling, Tier
+
+DAY_S = 86_400
+_RANGES: dict[str, tuple[float, float]] = {
+    "check_s": (0.1, 3600),
+    "up_queue": (0, 1_000_000),
+    "up_queue_s": (0, DAY_S),
+    "up_utilization": (1, 100),
+    "up_utilization_s": (0, DAY_S),
+    "up_latency_factor": (1, 100),
+    "up_latency_s": (0, DAY_S),
+    "up_kv": (1, 100),
+    "up_kv_s": (0, DAY_S),
+    "down_queue_s": (0, DAY_S),
+    "down_utilization": (0, 100),
+    "down_utilization_s": (0, DAY_S),
+    "target_ttft_s": (0.01, 3600),
+    "target_latency_s": (0.01, DAY_S),
+    "load_share_up": (10, 100),
+    "load_share_down": (10, 100),
+    "backlog_s": (1, 3600),
+    "prewarm_s": (0, 3600),
+    "prewarm_budget": (0, 10_000),
+    "prewarm_cold_cost_s": (0, DAY_S),
+}
+_POOL_MAX = 64
+
+
+_Float = float | msgspec.UnsetType
+_Whole = int | msgspec.UnsetType
+
+
+class AutoscaleBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When replicas are added and removed, and how many; what is left out stays. Defaults are the documented ones."""
+
+    tier: Annotated[
+        str | msgspec.UnsetType | None,
+        msgspec.Meta(description="Pinned 'hot', 'warm' or 'cold'; null: as the traffic has it."),
+    ] = msgspec.UNSET
+    check_s: Annotated[_Float, msgspec.Meta(description="Pause between two looks at the gates (s).")] = msgspec.UNSET
+    up_queue: Annotated[_Whole, msgspec.Meta(description="Grow above so many queued requests (requests).")] = (
+        msgspec.UNSET
+    )
+    up_queue_s: Annotated[_Float, msgspec.Meta(description="… for longer than this (s).")] = msgspec.UNSET
+    up_utilization: Annotated[_Float, msgspec.Meta(description="Grow above this utilisation (%).")] = msgspec.UNSET
+    up_utilization_s: Annotated[_Float, msgspec.Meta(description="… for longer than this (s).")] = msgspec.UNSET
+    up_latency_factor: Annotated[
+        _Float, msgspec.Meta(description="Grow when p99 is above so many times the target (times).")
+    ] = msgspec.UNSET
+    up_latency_s: Annotated[_Float, msgspec.Meta(description="… for longer than this (s).")] = msgspec.UNSET
+    up_kv: Annotated[_Float, msgspec.Meta(description="Grow when KV caches are fuller than this (%).")] = msgspec.UNSET
+    up_kv_s: Annotated[_Float, msgspec.Meta(description="… for longer than this (s).")] = msgspec.UNSET
+    down_queue_s: Annotated[_Float, msgspec.Meta(description="Shrink only after so long without a queue (s).")] = (
+        msgspec.UNSET
+    )
+    down_utilization: Annotated[_Float, msgspec.Meta(description="… and below this utilisation (%).")] = msgspec.UNSET
+    down_utilization_s: Annotated[_Float, msgspec.Meta(description="… for longer than this (s).")] = msgspec.UNSET
+    target_ttft_s: Annotated[_Float, msgspec.Meta(description="Time to the first token that is promised (s).")] = (
+        msgspec.UNSET
+    )
+    target_latency_s: Annotated[
+        float | msgspec.UnsetType | None,
+        msgspec.Meta(description="Time to the end of an answer; set, p99 is of these. null: of first tokens (s)."),
+    ] = msgspec.UNSET
+    load_share_up: Annotated[
+        _Float, msgspec.Meta(description="How busy replicas are meant to be after growing (%).")
+    ] = msgspec.UNSET
+    load_share_down: Annotated[
+        _Float, msgspec.Meta(description="How busy replicas are meant to be after shrinking (%).")
+    ] = msgspec.UNSET
+    backlog_s: Annotated[_Float, msgspec.Meta(description="Time in which what waits is to be served (s).")] = (
+        msgspec.UNSET
+    )
+    idle: Annotated[
+        str | msgspec.UnsetType,
+        msgspec.Meta(description="'fixed': scale_to_zero_after_idle_seconds; 'learned': from the gaps there were."),
+    ] = msgspec.UNSET
+    prewarm: Annotated[bool | msgspec.UnsetType, msgspec.Meta(description="Start before requests are expected.")] = (
+        msgspec.UNSET
+    )
+    prewarm_s: Annotated[_Float, msgspec.Meta(description="How long before, on top of the time of a load (s).")] = (
+        msgspec.UNSET
+    )
+    prewarm_budget: Annotated[_Float, msgspec.Meta(description="GPU-hours a day for waiting (h).")] = msgspec.UNSET
+    prewarm_cold_cost_s: Annotated[
+        _Float, msgspec.Meta(description="What an avoided cold start is worth (s of a replica).")
+    ] = msgspec.UNSET
+    burst_pool: Annotated[
+        str | msgspec.UnsetType, msgspec.Meta(description="Node pool to use when all others are full; '': none.")
+    ] = msgspec.UNSET
+
+
+def changed_autoscale(body: AutoscaleBody, before: Autoscale, scaling: Scaling) -> tuple[Autoscale, list[Fault]]:
+    """Return ``before`` with what ``body`` asks for, and what is wrong with that."""
+    asked = {
+        name: value for name in AutoscaleBody.__struct_fields__ if (value := getattr(body, name)) is not msgspec.UNSET
+    }
+    faults = [*_word_faults(asked), *_range_faults(asked)]
+    if faults:
+        return before, faults
+    if "idle" in asked:
+        asked["idle"] = IdleTime(asked["idle"])
+    if asked.get("tier") is not None:
+        asked["tier"] = Tier(asked["tier"])
+    after = msgspec.structs.replace(before, **asked)
+    return after, [*_contradictions(after, scaling)]
+
+
+def _word_faults(asked: dict[str, Any]) -> Iterator[Fault]:
+    for name, kind in (("tier", Tier), ("idle", IdleTime)):
+        value = asked.get(name)
+        if value is not None and value not in {str(one) for one in kind}:
+            yield Fault(f"autoscale.{name}", f"must be one of {', '.join(kind)}")
+    pool = asked.get("burst_pool", "")
+    if len(pool) > _POOL_MAX or not all(letter.isascii() and (letter.isalnum() or letter in "._-") for letter in pool):
+        yield Fault("autoscale.burst_pool", f"use up to {_POOL_MAX} letters, digits, '.', '_' or '-'")
+
+
+def _range_faults(asked: dict[str, Any]) -> Iterator[Fault]:
+    for name, (least, most) in _RANGES.items():
+        value = asked.get(name)
+        if value is not None and not (math.isfinite(value) and least <= value <= most):
+            yield Fault(f"autoscale.{name}", f"must be {least:g} to {most:g}")
+
+
+def _contradictions(after: Autoscale, scaling: Scaling) -> Iterator[Fault]:
+    if after.down_utilization >= after.up_utilization:
+        yield Fault(
+            "autoscale.down_utilization",
+            f"must be below up_utilization ({after.up_utilization:g}), or the size never rests",
+        )
+    if after.tier is Tier.COLD and not scaling.scale_to_zero:
+        yield Fault("autoscale.tier", "'cold' needs scaling.scale_to_zero: true")

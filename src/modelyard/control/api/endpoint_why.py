@@ -1,0 +1,71 @@
+"""``GET /v1/endpoints/{endpoint}/why``: why it is as it is, with numbers and the next step."""
+
+from typing import Annotated
+
+import msgspec
+
+from modelyard.control.api.access import find_endpoint
+from modelyard.control.context import Context
+from modelyard.domain.endpoints import EndpointStatus, Progress
+from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.tenants import Scope
+from modelyard.policy.scaling import numbers
+from modelyard.policy.why import Answer, Happened, Known, explain
+from modelyard.web.routes import AnyRoute, Call, Empty, Route
+
+EVENTS_READ = 200
+
+
+class EndpointWhyView(msgspec.Struct, frozen=True, kw_only=True):
+    """Questions and answers, what matters most first."""
+
+    id: str
+    object: str = "endpoint.why"
+    name: str
+    status: EndpointStatus
+    progress: Progress
+    answers: Annotated[tuple[Answer, ...], msgspec.Meta(description="What matters most first.")]
+
+
+class EndpointWhy:
+    """The route of reasons."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def routes(self) -> list[AnyRoute]:
+        """Return the declared routes."""
+        path, summary = "/v1/endpoints/{endpoint:path}/why", "Why an endpoint is as it is"
+        return [Route("GET", path, Scope.MANAGE, summary, self.why, Empty, Empty, EndpointWhyView)]
+
+    async def why(self, call: Call[Empty, Empty]) -> EndpointWhyView:
+        """Return what is known of an endpoint, as answers."""
+        context, store = self._context, self._context.store
+        endpoint = await find_endpoint(store, call.identity, call.path("endpoint"))
+        replicas = await store.replicas(endpoint_id=endpoint.id)
+        events = await store.events(endpoint.id, limit=EVENTS_READ)
+        size = context.size(endpoint.id)
+        known = Known(
+            now_s=context.clock.unix_s(),
+            wanted=size[1].replicas if size else 0,
+            ready=sum(replica.state is ReplicaState.READY for replica in replicas),
+            size_reason=size[1].reason if size else "",
+            size_data=numbers(size[0], size[1].replicas) if size else {},
+            placed=[_place(replica) for replica in replicas if replica.placement.parts and not replica.is_tombstone],
+            events=[Happened(one.at, one.kind, one.reason, one.replica_id, one.data) for one in events],
+        )
+        return EndpointWhyView(
+            id=endpoint.id,
+            name=endpoint.name,
+            status=endpoint.status,
+            progress=endpoint.progress,
+            answers=explain(endpoint, known),
+        )
+
+
+def _place(replica: Replica) -> str:
+    parts = [
+        f"{part.node_id} ({part.memory_bytes / 2**30:.1f} GiB of accelerator {', '.join(map(str, part.accelerators))})"
+        for part in replica.placement.parts
+    ]
+    return f"{replica.id} is {replica.state} on {' and '.join(parts)}"

@@ -1,0 +1,161 @@
+"""``POST /v1/models/plan``: what a deployment would need, where it would run, what it would cost; nothing is done."""
+
+import math
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+from modelyard.control.api.deploy import estimate_s, scaling_of
+from modelyard.control.api.deploy_spec import EXAMPLE, DeployRequest, endpoint_faults
+from modelyard.control.api.faults import refusal
+from modelyard.control.api.serving import changed_serving
+from modelyard.control.api.versions import Findings, examine, make_version
+from modelyard.control.asking import ask_of
+from modelyard.control.context import Context
+from modelyard.control.placing import held_in, kinds_of, real_kinds
+from modelyard.control.supplies import Offer
+from modelyard.domain.endpoints import Endpoint, Release, Serving
+from modelyard.domain.nodes import Node, NodeSeen, Placement
+from modelyard.domain.tenants import Scope
+from modelyard.policy.cluster import Cluster
+from modelyard.policy.costs import total_hourly_nanousd
+from modelyard.policy.packing import Ask, NoRoom, place
+from modelyard.web.routes import AnyRoute, Call, Empty, Route
+
+PLACED_MAX = 32
+"""Replicas that are placed one by one; of more, the rest is said to fit or not by the first of them."""
+
+
+class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of one replica."""
+
+    replica_bytes: int
+    weights_bytes: int
+    accelerator_bytes: Annotated[int, msgspec.Meta(description="Of each of its accelerators.")]
+    kv_tokens: Annotated[int, msgspec.Meta(description="Tokens that its KV cache holds; 0: not known.")]
+
+
+class PlacePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one replica would run."""
+
+    node: str
+    accelerators: tuple[int, ...]
+    memory_bytes: int
+    is_cached: Annotated[bool, msgspec.Meta(description="The node has the weights already.")]
+
+
+class PlanView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a deployment comes to, as the platform is now."""
+
+    object: str = "deployment.plan"
+    model_name: str
+    version: str
+    framework: str
+    gpu_type: str
+    gpus_per_replica: int
+    min_replicas: int
+    max_replicas: int
+    scale_to_zero: bool
+    memory: MemoryPlan
+    fits: Annotated[bool, msgspec.Meta(description="All of max_replicas have room now.")]
+    reason: Annotated[str, msgspec.Meta(description="Why they do not, and what would help.")]
+    replicas: Annotated[list[PlacePlan], msgspec.Meta(description="Where they would run, in order.")]
+    cost_per_hour_usd: Annotated[float, msgspec.Meta(description="Of min_replicas (0 while asleep).")]
+    max_cost_per_hour_usd: Annotated[float, msgspec.Meta(description="Of as many of max_replicas as fit.")]
+    estimated_ready_seconds: int
+
+
+class Plans:
+    """The route of plans."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def routes(self) -> list[AnyRoute]:
+        """Return the declared routes."""
+        path, summary = "/v1/models/plan", "What a deployment would need, and whether it fits"
+        return [Route("POST", path, Scope.MANAGE, summary, self.plan, DeployRequest, Empty, PlanView, 200, EXAMPLE)]
+
+    async def plan(self, call: Call[DeployRequest, Empty]) -> PlanView:
+        """Check as a deployment would, place on paper, and answer."""
+        context, wanted = self._context, call.body
+        kinds = real_kinds(await context.fleet.nodes())
+        findings = await examine(context, call.identity, wanted)
+        _, unserved = changed_serving(wanted.serving, Serving(), context.config.gateway)
+        if faults := [*endpoint_faults(wanted, findings.engine, kinds), *findings.faults, *unserved]:
+            raise refusal("This deployment cannot be made.", faults)
+        endpoint, offer = await self._on_paper(call, findings)
+        nodes = await context.fleet.nodes()
+        ask = ask_of(endpoint, offer, kinds_of(nodes))
+        placed, no_room = _place_all(ask, nodes, held_in(await context.store.replicas()), endpoint.scaling.max_replicas)
+        of_id = {seen.node.id: seen.node for seen in nodes}
+        return PlanView(
+            model_name=endpoint.name,
+            version=offer.version.version,
+            framework=offer.engine.name,
+            gpu_type=offer.version.gpu_type,
+            gpus_per_replica=offer.version.gpu_count,
+            min_replicas=endpoint.scaling.min_replicas,
+            max_replicas=endpoint.scaling.max_replicas,
+            scale_to_zero=endpoint.scaling.scale_to_zero,
+            memory=MemoryPlan(
+                replica_bytes=offer.settings.memory_bytes,
+                weights_bytes=offer.version.artifact.size_bytes,
+                accelerator_bytes=ask.memory_bytes,
+                kv_tokens=offer.settings.kv_tokens,
+            ),
+            fits=no_room is None,
+            reason="" if no_room is None else f"{len(placed)} of {endpoint.scaling.max_replicas} fit; {no_room.text}",
+            replicas=[_view(placement, ask, nodes) for placement in placed],
+            cost_per_hour_usd=_usd(placed[: endpoint.scaling.floor], of_id),
+            max_cost_per_hour_usd=_usd(placed, of_id),
+            estimated_ready_seconds=math.ceil(await estimate_s(context, offer.version, offer.settings)),
+        )
+
+    async def _on_paper(self, call: Call[DeployRequest, Empty], findings: Findings) -> tuple[Endpoint, Offer]:
+        wanted, tenant_id = call.body, call.identity.tenant_id
+        gpus = (wanted.hardware.gpu_type, wanted.hardware.gpu_count)
+        version = await make_version(
+            self._context, wanted, findings, tenant_id=tenant_id, name=wanted.model_name, gpus=gpus
+        )
+        endpoint = Endpoint(
+            id="",
+            tenant_id=tenant_id,
+            name=wanted.model_name,
+            releases=(Release(version.id),),
+            scaling=scaling_of(wanted),
+            created_at=version.created_at,
+        )
+        assert findings.engine is not None, "an unknown engine is a fault"
+        assert findings.settings is not None, "bad options are a fault"
+        return endpoint, Offer(version, findings.engine, findings.settings)
+
+
+def _place_all(
+    ask: Ask, nodes: Sequence[NodeSeen], held: Sequence[Placement], number: int
+) -> tuple[list[Placement], NoRoom | None]:
+    cluster = Cluster.of(nodes, held)
+    placed: list[Placement] = []
+    for _ in range(min(number, PLACED_MAX)):
+        found = place(ask, cluster)
+        if isinstance(found, NoRoom):
+            return placed, found
+        cluster.take(found)
+        placed.append(found)
+    return placed, None
+
+
+def _view(placement: Placement, ask: Ask, nodes: Sequence[NodeSeen]) -> PlacePlan:
+    first = placement.parts[0]
+    cached = {seen.node.id: seen.cached for seen in nodes}
+    return PlacePlan(
+        node=" + ".join(part.node_id for part in placement.parts),
+        accelerators=first.accelerators,
+        memory_bytes=first.memory_bytes,
+        is_cached=bool(ask.digest) and all(ask.digest in cached[part.node_id] for part in placement.parts),
+    )
+
+
+def _usd(placements: Sequence[Placement], nodes: dict[str, Node]) -> float:
+    return round(total_hourly_nanousd(placements, nodes) / 1e9, 6)

@@ -1,0 +1,81 @@
+"""What the packer and the evictions are told: what a replica needs, and who holds memory without using it."""
+
+import math
+from collections.abc import Iterable, Mapping
+
+from modelyard.control.supplies import Offer
+from modelyard.control.world import World
+from modelyard.domain.endpoints import Endpoint
+from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.policy.asks import Ask
+from modelyard.policy.eviction import Resident
+from modelyard.policy.reconcile import LIVE
+
+RATE_IDLE_MIN_S = 30.0
+
+
+def ask_of(
+    endpoint: Endpoint, offer: Offer, kinds: frozenset[str], *, failed: Iterable[Replica] = (), is_spare: bool = False
+) -> Ask:
+    """Return what a replica needs of a fleet that has accelerators of ``kinds``.
+
+    ``failed`` are earlier ones of its place, whose nodes come last. ``is_spare``: others are kept that can replace it,
+    so that it may run on a node that can be taken away.
+    """
+    version, engine, settings = offer.version, offer.engine, offer.settings
+    kind, count = version.gpu_type, version.gpu_count
+    if not engine.needs_artifact and kind not in kinds:
+        # Without weights it computes nothing, so it has whatever accelerator it is said to have.
+        kind, count = "", 1
+    return Ask(
+        memory_bytes=math.ceil(settings.memory_bytes / count),
+        count=count,
+        kinds=frozenset({kind} if kind not in ("", "any") else ()),
+        digest=version.artifact.digest,
+        pool=endpoint.autoscale.node_pool,
+        may_use_spot=is_spare,
+        may_be_simulated=not engine.needs_artifact,
+        avoid=frozenset(replica.placement.node_id for replica in failed if replica.placement.parts),
+        tenant_id=endpoint.tenant_id,
+        tier=endpoint.autoscale.tier,
+    )
+
+
+def residents_of(world: World, load_s: Mapping[str, float], *, but: str) -> list[Resident]:
+    """Return the ready replicas of all endpoints but one, above what each keeps whatever the traffic.
+
+    ``load_s``: seconds that a version takes to load, as far as known.
+    """
+    found: list[Resident] = []
+    for endpoint_id, replicas in world.replicas.items():
+        endpoint = world.endpoints.get(endpoint_id)
+        if endpoint is None or endpoint_id == but:
+            continue
+        running = {process.replica_id for process in world.processes.get(endpoint_id, ()) if process.is_running}
+        live = [one for one in replicas if one.state in LIVE and one.id in running]
+        ready = [one for one in live if one.state is ReplicaState.READY and one.placement.parts]
+        # Of those above the floor the last ones go; the others stay whoever waits.
+        spare = len(live) - endpoint.scaling.floor
+        ready.sort(key=lambda one: (one.ready_at or 0.0, one.id), reverse=True)
+        found += [_resident(endpoint, one, world, load_s) for one in ready[: max(spare, 0)]]
+    return found
+
+
+def _resident(endpoint: Endpoint, replica: Replica, world: World, load_s: Mapping[str, float]) -> Resident:
+    demand = world.demand(endpoint.id)
+    resident_s = max(0.0, world.unix_s - (replica.ready_at or world.unix_s))
+    # Without a request since it came it has been idle for as long as it is here.
+    idle_s = resident_s if demand.idle_s is None or not math.isfinite(demand.idle_s) else demand.idle_s
+    return Resident(
+        replica_id=replica.id,
+        name=endpoint.name,
+        tenant_id=endpoint.tenant_id,
+        placement=replica.placement,
+        is_idle=not (demand.queued or demand.in_flight),
+        resident_s=resident_s,
+        idle_s=idle_s,
+        reload_s=load_s.get(replica.version_id, 1.0),
+        # The longer nobody came, the longer nobody will: one request in as long as it has been idle.
+        rate_per_s=1.0 / max(idle_s, RATE_IDLE_MIN_S),
+        pin=endpoint.autoscale.tier,
+    )

@@ -1,0 +1,243 @@
+"""Where replicas go: the packer's cluster of one round, and what is promised between two of them.
+
+A round builds the cluster from what is recorded (``see``). A pass that places
+a replica takes the room at once, and holds it while its artifact is fetched:
+the promise is kept here until the record with the placement is stored, or the
+pass does not ask for it again. What fits only where idle replicas are claims
+their place: they are drained, and nobody else gets the room meanwhile.
+
+Nothing here is state that a crash could lose: a controller that starts anew
+places what was not recorded once more. Every call is synchronous, so that two
+passes never take one room.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from modelyard.control.world import World
+from modelyard.domain.endpoints import Endpoint
+from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.nodes import NodeSeen, Placement
+from modelyard.policy import accelerator_quota, eviction
+from modelyard.policy.cluster import Cluster
+from modelyard.policy.packing import Ask, NoRoom, place
+from modelyard.policy.reconcile import LIVE
+
+HOLDING = LIVE | {ReplicaState.DRAINING}
+LOADS_COUNT_S = 600.0
+"""How long a start counts against its tenant's turn for scarce room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Room that is held for a replica without a record. ``victims`` must be gone first."""
+
+    replica_id: str
+    endpoint_id: str
+    tenant_id: str
+    ask: Ask
+    placement: Placement
+    victims: frozenset[str] = frozenset()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """How urgent a replica is that finds no room, for those who might make some."""
+
+    name: str
+    queued: int
+    reload_s: float
+
+
+Residents = Callable[[], Sequence[eviction.Resident]]
+"""Whoever might be evicted now; asked only when somebody finds no room."""
+
+
+class Placer:
+    """Places replicas on the nodes of the fleet."""
+
+    def __init__(self, rule: eviction.Rule = eviction.STANDARD) -> None:
+        self._rule = rule
+        self._cluster = Cluster()
+        self._nodes: dict[str, NodeSeen] = {}
+        self._kinds: frozenset[str] = frozenset()
+        self._sizes: accelerator_quota.Sizes = {}
+        self._limits: Mapping[str, int] = {}
+        self._held: dict[str, tuple[str, Placement]] = {}
+        """Recorded placements by replica, with their tenant."""
+        self._promised: dict[str, Promise] = {}
+        self._claims: dict[str, Promise] = {}
+        """Promises that wait for their victims to go; not on the cluster, since those still are."""
+        self._asked: dict[str, set[str]] = defaultdict(set)
+        """Replica ids that the running pass of an endpoint asked for."""
+        self._waiting: dict[str, eviction.Waiting] = {}
+        self._loads: list[tuple[float, str]] = []
+        self._now_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Placer of {len(self._nodes)} nodes, {len(self._promised)} promises, {len(self._claims)} claims>"
+
+    @property
+    def nodes(self) -> Mapping[str, NodeSeen]:
+        """The fleet's nodes by id, as last seen."""
+        return self._nodes
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of accelerator that there are."""
+        return self._kinds
+
+    def see(self, world: World, nodes: Iterable[NodeSeen], limits: Mapping[str, int]) -> None:
+        """Take what a round found as the truth, and what was promised since on top.
+
+        ``limits`` are the accelerators that tenants may have, by id; one that is not named has no limit.
+        """
+        self._now_s = world.monotonic_s
+        self._limits = limits
+        self._nodes = {seen.node.id: seen for seen in nodes}
+        self._kinds = kinds_of(self._nodes.values())
+        self._sizes = accelerator_quota.sizes_of(self._nodes.values())
+        self._held = dict(_held(world))
+        for replica_id in self._held.keys() & self._promised.keys():
+            del self._promised[replica_id]
+        for claim in list(self._claims.values()):
+            if not claim.victims & self._held.keys():
+                self._promised[claim.replica_id] = self._claims.pop(claim.replica_id)
+        promises = [promise.placement for promise in self._promised.values()]
+        self._cluster = Cluster.of(self._nodes.values(), [*(placed for _, placed in self._held.values()), *promises])
+        self._loads = [load for load in self._loads if self._now_s - load[0] < LOADS_COUNT_S]
+        self._waiting = {id: one for id, one in self._waiting.items() if id in world.endpoints}
+
+    def in_turn(self, endpoint_ids: Collection[str]) -> list[str]:
+        """Return the endpoints in the order in which they may ask: those that wait for room first, in fair turns."""
+        loads: dict[str, float] = defaultdict(float)
+        for _, tenant_id in self._loads:
+            loads[tenant_id] += 1.0
+        waiting = [one for id, one in self._waiting.items() if id in endpoint_ids]
+        first = [one.endpoint_id for one in eviction.turns(waiting, loads)]
+        return [*first, *sorted(set(endpoint_ids) - set(first))]
+
+    def claimed_of(self, world: World) -> set[str]:
+        """Return the endpoints of which a replica must go."""
+        victims = {victim for claim in self._claims.values() for victim in claim.victims}
+        return (
+            {id for id, replicas in world.replicas.items() if any(one.id in victims for one in replicas)}
+            if victims
+            else set()
+        )
+
+    def evicted(self, replica_ids: Iterable[str]) -> dict[str, str]:
+        """Return which of these replicas must go, with the reason."""
+        wanted = {victim: claim.reason for claim in self._claims.values() for victim in claim.victims}
+        return {id: wanted[id] for id in replica_ids if id in wanted}
+
+    def begin(self, endpoint_id: str) -> None:
+        """A pass over an endpoint begins: what it does not ask for again by ``end`` is not promised any more."""
+        self._asked[endpoint_id] = set()
+
+    def end(self, endpoint_id: str, recorded: Collection[str]) -> None:
+        """The pass is over; ``recorded`` are the replicas whose placement is stored now, which the next round sees."""
+        asked = self._asked.pop(endpoint_id, set()) | set(recorded)
+        for promises in (self._promised, self._claims):
+            for promise in [one for one in promises.values() if one.endpoint_id == endpoint_id]:
+                if promise.replica_id not in asked:
+                    self.give_up(promise.replica_id)
+        if not asked - set(recorded):
+            self._waiting.pop(endpoint_id, None)
+
+    def place(self, replica: Replica, ask: Ask, need: Need, residents: Residents) -> Placement | NoRoom:
+        """Return where ``replica`` goes, and hold the room; the same again while the same is asked.
+
+        Where nothing fits, idle ``residents`` are claimed if that is worth it; the answer says so.
+        """
+        self._asked[replica.endpoint_id].add(replica.id)
+        if replica.placement.parts:
+            return replica.placement  # it was recorded with it and not started
+        known = self._promised.get(replica.id) or self._claims.get(replica.id)
+        if known is not None and known.ask == ask and self._is_there(known.placement):
+            return NoRoom(known.reason, ask.memory_bytes) if replica.id in self._claims else known.placement
+        self.give_up(replica.id)
+        found = place(ask, self._cluster)
+        if isinstance(found, NoRoom):
+            return self._make_room(replica, ask, need, residents, found)
+        if over := self._over_quota(ask.tenant_id, found):
+            return NoRoom(over, ask.memory_bytes)
+        self._cluster.take(found)
+        self._promised[replica.id] = Promise(replica.id, replica.endpoint_id, ask.tenant_id, ask, found)
+        self._loads.append((self._now_s, ask.tenant_id))
+        return found
+
+    def give_up(self, replica_id: str) -> None:
+        """Let go of the room of a replica that is not started after all."""
+        self._claims.pop(replica_id, None)
+        promised = self._promised.pop(replica_id, None)
+        if promised is not None:
+            self._cluster.give_back(promised.placement)
+
+    def _make_room(self, replica: Replica, ask: Ask, need: Need, residents: Residents, no_room: NoRoom) -> NoRoom:
+        since = eviction.Waiting(replica.endpoint_id, ask.tenant_id, self._now_s, ask.tier)
+        waiting = self._waiting.setdefault(replica.endpoint_id, since)
+        claimed = {victim for claim in self._claims.values() for victim in claim.victims}
+        candidates = [one for one in residents() if one.replica_id not in claimed]
+        wanted = eviction.Wanted(
+            ask=ask,
+            name=need.name,
+            reload_s=need.reload_s,
+            queued=need.queued,
+            waiting_s=self._now_s - waiting.since_s,
+        )
+        found = eviction.evict(wanted, self._cluster, candidates, self._rule)
+        if isinstance(found, eviction.NoEviction):
+            return NoRoom(no_room.reason, no_room.needed_bytes, helps=(found.reason, *no_room.helps))
+        if over := self._over_quota(ask.tenant_id, found.placement):
+            return NoRoom(over, ask.memory_bytes)
+        reason = f"{no_room.reason}; {found.reason}"
+        self._claims[replica.id] = Promise(
+            replica.id,
+            replica.endpoint_id,
+            ask.tenant_id,
+            ask,
+            found.placement,
+            frozenset(found.replica_ids),
+            f"`{need.name}` needs the room: {found.reason}",
+        )
+        self._loads.append((self._now_s, ask.tenant_id))
+        return NoRoom(reason, no_room.needed_bytes)
+
+    def _over_quota(self, tenant_id: str, new: Placement) -> str:
+        limit = self._limits.get(tenant_id)
+        if limit is None:
+            return ""
+        mine = [placement for owner, placement in self._held.values() if owner == tenant_id]
+        mine += [one.placement for one in self._promised.values() if one.tenant_id == tenant_id]
+        return accelerator_quota.refusal(limit, mine, new, self._sizes)
+
+    def _is_there(self, placement: Placement) -> bool:
+        return all(part.node_id in self._nodes and self._nodes[part.node_id].is_ready for part in placement.parts)
+
+
+def kinds_of(nodes: Iterable[NodeSeen]) -> frozenset[str]:
+    """Return the kinds of accelerators that there are."""
+    return frozenset(one.kind for seen in nodes for one in seen.node.accelerators)
+
+
+def real_kinds(nodes: Iterable[NodeSeen]) -> frozenset[str]:
+    """Return the kinds that an engine with weights can run on: those that are more than declared."""
+    return kinds_of(seen for seen in nodes if not seen.node.is_simulated)
+
+
+def held_in(replicas: Iterable[Replica]) -> list[Placement]:
+    """Return what is taken by records alone, for a look that acts on nothing."""
+    return [replica.placement for replica in replicas if replica.placement.parts and replica.state in HOLDING]
+
+
+def _held(world: World) -> Iterable[tuple[str, tuple[str, Placement]]]:
+    """Yield the placement of each replica that has memory: one that ended only once its process is gone."""
+    for endpoint_id, replicas in world.replicas.items():
+        running = {process.replica_id for process in world.processes.get(endpoint_id, ()) if process.is_running}
+        endpoint: Endpoint | None = world.endpoints.get(endpoint_id)
+        for replica in replicas:
+            if replica.placement.parts and (replica.state in HOLDING or replica.id in running):
+                yield replica.id, (endpoint.tenant_id if endpoint else "", replica.placement)

@@ -1,0 +1,151 @@
+"""What the scaling policy is shown of an endpoint, from everyone who knows something.
+
+Gateways say what is wanted (``views.size_of``), engines' own pages how busy
+they are and how fast, signals how long callers waited, forecasts what will be
+wanted. Each but the first may be missing: then it is unknown, never zero.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from modelyard.control.forecasts import Forecasts
+from modelyard.control.observer import Observer
+from modelyard.control.signals import Signals
+from modelyard.control.speeds import Speeds
+from modelyard.control.views import size_of
+from modelyard.control.world import World
+from modelyard.domain.endpoints import Endpoint
+from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.signals import Window
+from modelyard.engines import EngineLoad, Settings
+from modelyard.policy import prewarming, scaling
+from modelyard.policy.engine_model import Capacity, by_model, by_slots
+from modelyard.policy.releases import main_release
+
+WINDOW_S = 60.0
+"""Time over which rates and quantiles are taken: shorter than any gate."""
+_NOTHING = Window(seconds=WINDOW_S)
+
+
+@dataclass(slots=True)
+class Sizing:
+    """Gathers what is known; ``decisions`` are the last of each endpoint, for whoever asks why."""
+
+    observer: Observer
+    signals: Signals | None = None
+    forecasts: Forecasts | None = None
+    speeds: Speeds = field(default_factory=Speeds)
+    decisions: dict[str, tuple[scaling.Seen, scaling.Decision]] = field(default_factory=dict)
+
+    def look(
+        self, endpoint: Endpoint, world: World, settings: Settings | None, load_s: float, memory: scaling.Memory | None
+    ) -> scaling.Seen:
+        """Return what the policy sees of ``endpoint``."""
+        seen = size_of(endpoint, world, slots=settings.slots if settings else 1)
+        ready = _ready(endpoint, world)
+        looks = self.observer.looks()
+        self.speeds.take(looks, ready, settings.kv_tokens if settings else 0)
+        window = self.signals.window(endpoint.id, None, WINDOW_S) if self.signals else _NOTHING
+        loads = [looks[replica.id][1] for replica in ready if replica.id in looks]
+        capacity = self._capacity(endpoint, settings, window)
+        tokens_s = self.speeds.tokens_s(ready)
+        seen = msgspec.structs.replace(
+            seen,
+            utilization=_utilization(loads, ready, capacity, tokens_s),
+            kv_use=_mean(load.kv_usage for load in loads if load.kv_usage is not None),
+            ttft_p99_s=window.ttft_p99_s,
+            latency_p99_s=window.latency_p99_s,
+            requests_s=self._rate(endpoint.id),
+            tokens_s=tokens_s,
+            capacity=capacity,
+            load_s=load_s,
+        )
+        return self._with_forecast(endpoint, world, seen, memory)
+
+    def note(self, endpoint_id: str, seen: scaling.Seen, decision: scaling.Decision) -> None:
+        """Keep what was decided, and from what."""
+        self.decisions[endpoint_id] = (seen, decision)
+        if self.forecasts is not None:
+            self.forecasts.keep_gaps(endpoint_id, decision.memory.gaps)
+
+    def keep(self, world: World) -> None:
+        """Forget what is gone."""
+        for endpoint_id in self.decisions.keys() - world.endpoints.keys():
+            del self.decisions[endpoint_id]
+        self.speeds.keep(replica.id for replicas in world.replicas.values() for replica in replicas)
+        if self.forecasts is not None:
+            self.forecasts.keep(world.endpoints)
+
+    def _rate(self, endpoint_id: str) -> float | None:
+        rate = self.signals.arrival_rate(endpoint_id, WINDOW_S) if self.signals else None
+        return self.forecasts.rate(endpoint_id, WINDOW_S) if rate is None and self.forecasts else rate
+
+    def _capacity(self, endpoint: Endpoint, settings: Settings | None, window: Window) -> Capacity | None:
+        """Return what one replica serves, from the requests of the last minute; None when there were none."""
+        if settings is None or window.requests == 0:
+            return None
+        prompt, completion = window.prompt_tokens / window.requests, window.completion_tokens / window.requests
+        model = self.speeds.models.get(main_release(endpoint).version_id)
+        if model is not None:
+            batch = settings.slots
+            if settings.kv_tokens:
+                batch = max(1, min(batch, int(settings.kv_tokens / max(prompt + completion, 1.0))))
+            known = by_model(model, batch=batch, prompt_tokens=prompt, completion_tokens=completion)
+            if known is not None:
+                return known
+        return by_slots(settings.slots, service_s=window.service_s / window.requests, completion_tokens=completion)
+
+    def _with_forecast(
+        self, endpoint: Endpoint, world: World, seen: scaling.Seen, memory: scaling.Memory | None
+    ) -> scaling.Seen:
+        if self.forecasts is None:
+            return seen
+        profile = self.forecasts.profile(endpoint.id)
+        if profile is None or endpoint.is_deleted:
+            return seen
+        quiet_s = seen.idle_s if memory is None else seen.now_s - memory.active_s
+        is_awake = (memory is None or memory.replicas > 0) and quiet_s < endpoint.scaling.idle_s
+        version = world.versions.get(main_release(endpoint).version_id) if endpoint.releases else None
+        situation = prewarming.Situation(
+            now_s=world.unix_s,
+            ready=seen.ready,
+            demand=seen.demand,
+            needed=max(endpoint.scaling.floor, int(is_awake), math.ceil(seen.load)),
+            load_s=seen.load_s,
+            accelerators=version.gpu_count if version else 1,
+            capacity=seen.capacity.requests_s if seen.capacity else None,
+        )
+        expected, reason = self.forecasts.expect(endpoint.id, endpoint.autoscale, situation)
+        return msgspec.structs.replace(seen, expected=expected, expected_reason=reason, gaps=profile.gaps)
+
+
+def _ready(endpoint: Endpoint, world: World) -> list[Replica]:
+    """Return the replicas that answer."""
+    shadows = {release.version_id for release in endpoint.releases if release.shadow}
+    return [
+        replica
+        for replica in world.replicas.get(endpoint.id, ())
+        if replica.state is ReplicaState.READY and replica.version_id not in shadows
+    ]
+
+
+def _utilization(
+    loads: list[EngineLoad], ready: list[Replica], capacity: Capacity | None, tokens_s: float | None
+) -> float | None:
+    """Return how busy engines are: by the slots that they use, or by the tokens they write of those they could."""
+    running = [load.running for load in loads if load.running is not None]
+    if not running:
+        return None
+    slots = sum(replica.slots for replica in ready) / len(ready)
+    share = sum(running) / (len(running) * max(slots, 1.0))
+    if capacity is not None and capacity.tokens_s > 0 and tokens_s is not None:
+        share = max(share, tokens_s / (capacity.tokens_s * len(ready)))
+    return min(share, 1.0)
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return sum(found) / len(found) if found else None

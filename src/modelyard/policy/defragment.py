@@ -1,0 +1,142 @@
+"""Which replicas to move so that one that needs accelerators whole, or much of one, has room.
+
+What is free may be enough and lie in pieces. ``moves`` finds the fewest
+replicas whose move to other accelerators opens what is pending; each move is
+a load there and a drain here, so there is a bound on them.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from modelyard.domain.nodes import Placement
+from modelyard.policy.asks import Ask, gib, refused
+from modelyard.policy.cluster import Block, Cluster
+from modelyard.policy.fragmentation import STANDARD_MIX, Mix
+from modelyard.policy.packing import find
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """A replica that may be moved: where it is, and what it asked for."""
+
+    placement: Placement
+    ask: Ask
+
+
+class Move(msgspec.Struct, frozen=True):
+    """One replica's move: start it at ``to``, and drain it where it is once it is ready there."""
+
+    replica_id: str
+    old: Placement
+    to: Placement
+    reason: str
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Moves in their order, and what then has room."""
+
+    moves: tuple[Move, ...]
+    placement: Placement
+
+
+def moves(
+    cluster: Cluster, pending: Ask, movable: Mapping[str, Placed], *, most: int, mix: Mix = STANDARD_MIX
+) -> Plan | None:
+    """Return the fewest moves that make room for ``pending``, None where ``most`` of them do not.
+
+    ``cluster`` has all of ``movable`` on it, and is as it was when this returns.
+    """
+    if (placement := find(pending, cluster, mix)) is not None:
+        return Plan((), placement)
+    here: dict[tuple[str, int], list[str]] = {}
+    for replica_id, placed in sorted(movable.items()):
+        for part in placed.placement.parts:
+            for index in part.accelerators:
+                here.setdefault((part.node_id, index), []).append(replica_id)
+    for block, ids in _tries(cluster, pending, here, movable, most):
+        if (plan := _plan(cluster, pending, block, {one: movable[one] for one in ids}, mix)) is not None:
+            return plan
+    return None
+
+
+def _tries(
+    cluster: Cluster, pending: Ask, here: Mapping[tuple[str, int], list[str]], movable: Mapping[str, Placed], most: int
+) -> list[tuple[Block, tuple[str, ...]]]:
+    """Return blocks with the replicas that would have to leave, the fewest first."""
+    found = [
+        (len(ids), block.order, ids)
+        for block in cluster.blocks
+        if block.is_open and not refused(pending, block.shape)
+        for ids in _sets(pending, block, here, movable)
+        if 0 < len(ids) <= most
+    ]
+    return [(cluster.blocks[order], ids) for _, order, ids in sorted(set(found))]
+
+
+def _sets(
+    pending: Ask, block: Block, here: Mapping[tuple[str, int], list[str]], movable: Mapping[str, Placed]
+) -> list[tuple[str, ...]]:
+    """Return the smallest sets of replicas of a block without which ``pending`` fits there."""
+    positions = range(len(block.indices))
+    on = [here.get((block.node.id, index), []) for index in block.indices]
+    if pending.count == 1:
+        return [ids for position in positions if (ids := _shares(pending, block, position, on[position], movable))]
+    clear = sorted(
+        (len(on[position]), position)
+        for position in positions
+        if block.shares[position] == len(on[position]) and block.capacity[position] >= pending.memory_bytes
+    )
+    found = []
+    for island in (None, *sorted(set(block.islands))):
+        best = [one for one in clear if island is None or block.islands[one[1]] == island][: pending.count]
+        if len(best) == pending.count:
+            found.append(tuple(sorted({replica for _, position in best for replica in on[position]})))
+    return found
+
+
+def _shares(
+    pending: Ask, block: Block, position: int, on: Sequence[str], movable: Mapping[str, Placed]
+) -> tuple[str, ...]:
+    """Return the fewest replicas of one accelerator to move: the largest first."""
+    if block.exclusive[position]:
+        return ()
+    lacking = pending.memory_bytes - (block.capacity[position] - block.taken[position])
+    sizes = {replica_id: movable[replica_id].placement.parts[0].memory_bytes for replica_id in on}
+    # One that alone frees enough: the smallest such, it is the easiest to place elsewhere.
+    alone = [replica_id for replica_id in on if sizes[replica_id] >= lacking]
+    if alone:
+        return (min(alone, key=lambda one: (sizes[one], one)),)
+    chosen = []
+    for replica_id in sorted(on, key=lambda one: (-sizes[one], one)):
+        chosen.append(replica_id)
+        lacking -= sizes[replica_id]
+        if lacking <= 0:
+            return tuple(sorted(chosen))
+    return ()
+
+
+def _plan(cluster: Cluster, pending: Ask, block: Block, leaving: Mapping[str, Placed], mix: Mix) -> Plan | None:
+    """Return the plan where all that leave ``block`` fit elsewhere while they are still there, too."""
+    done: list[Move] = []
+    taken: list[Placement] = []
+    plan = None
+    # Old and new run side by side until the new one is ready, so the old one keeps its room while others are placed.
+    for replica_id, placed in sorted(leaving.items(), key=lambda item: (-item[1].ask.memory_bytes, item[0])):
+        ask = msgspec.structs.replace(placed.ask, avoid=placed.ask.avoid | {block.node.id})
+        to = find(ask, cluster, mix)
+        if to is None or to.node_id == block.node.id:
+            break
+        cluster.take(to)
+        taken.append(to)
+        text = f"moving it to {to.node_id} helps to open {pending.count} x {gib(pending.memory_bytes)} GiB"
+        done.append(Move(replica_id, placed.placement, to, f"{text} on {block.node.id}"))
+    if len(done) == len(leaving):
+        for move in done:
+            cluster.give_back(move.old)
+        if (placement := find(pending, cluster, mix)) is not None:
+            plan = Plan(tuple(done), placement)
+        for move in done:
+            cluster.take(move.old)
+    for placement in taken:
+        cluster.give_back(placement)
+    return plan

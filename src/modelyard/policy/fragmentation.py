@@ -1,0 +1,97 @@
+"""How much of what is free could not be used by what is typically asked for.
+
+Fragmentation Gradient Descent (Weng et al., ATC'23): of a block, what a
+typical ask cannot use is its fragment: all that is free where the ask does
+not fit at all, else what is free on accelerators that could not be part of
+it. The expectation over the mix of typical asks is the block's fragmentation,
+in accelerators; a placement that raises it least leaves most for the others.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from modelyard.policy.cluster import QUANTA
+
+
+class Typical(msgspec.Struct, frozen=True):
+    """An ask that is typical, as ``Ask`` has it, and how many there are of it, by any measure."""
+
+    memory_bytes: int
+    count: int = 1
+    kinds: frozenset[str] = frozenset()
+    """Empty: any."""
+    number: float = 1.0
+
+
+Mix = tuple[Typical, ...]
+
+STANDARD_MIX: Mix = tuple(
+    Typical(gib * 1024**3, count, number=number)
+    for gib, count, number in (
+        (2, 1, 4.0),
+        (8, 1, 3.0),
+        (20, 1, 2.0),
+        (60, 1, 1.0),
+        (20, 2, 0.5),
+        (60, 4, 0.5),
+        (60, 8, 0.25),
+    )
+)
+"""What is assumed before anything was asked for: many small models, some of one accelerator, few of several."""
+
+
+class Fragmentation:
+    """The fragmentation of blocks under one mix; remembers every state that it was asked for."""
+
+    __slots__ = ("_known", "_of_shape", "mix")
+
+    def __init__(self, mix: Mix) -> None:
+        self.mix = mix
+        self._of_shape: dict[tuple[str, int], list[tuple[int, int, float]]] = {}
+        self._known: dict[tuple[str, int, tuple[int, ...]], float] = {}
+
+    def of(self, kind: str, memory_bytes: int, quanta: tuple[int, ...]) -> float:
+        """Return expected accelerators of a block that a typical ask could not use; ``quanta`` as of ``BlockClass``."""
+        key = (kind, memory_bytes, quanta)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = _expected(self._asks(kind, memory_bytes), quanta)
+        return known
+
+    def _asks(self, kind: str, memory_bytes: int) -> list[tuple[int, int, float]]:
+        """Return the mix for one kind of accelerator as (quanta, count, share); -1 quanta: never fits."""
+        found = self._of_shape.get((kind, memory_bytes))
+        if found is None:
+            total = sum(typical.number for typical in self.mix) or 1.0
+            merged: dict[tuple[int, int], float] = {}
+            for typical in self.mix:
+                fits = (not typical.kinds or kind in typical.kinds) and typical.memory_bytes <= memory_bytes
+                need = -(-typical.memory_bytes * QUANTA // max(memory_bytes, 1)) if fits else -1
+                ask = (need, typical.count) if fits else (-1, 1)
+                merged[ask] = merged.get(ask, 0.0) + typical.number / total
+            found = self._of_shape[kind, memory_bytes] = [(*ask, share) for ask, share in merged.items()]
+        return found
+
+
+def _expected(asks: Sequence[tuple[int, int, float]], quanta: tuple[int, ...]) -> float:
+    free = sum(state >> 1 for state in quanta)
+    if not free:
+        return 0.0
+    lost = 0.0
+    for need, count, share in asks:
+        lost += share * (free - (_usable(need, count, quanta) if need >= 0 else 0))
+    return lost / QUANTA
+
+
+def _usable(need: int, count: int, quanta: tuple[int, ...]) -> int:
+    if count == 1:
+        return sum(state >> 1 for state in quanta if state >> 1 >= need)
+    whole = [state >> 1 for state in quanta if state & 1 and state >> 1 >= need]
+    return sum(whole) if len(whole) >= count else 0
+
+
+def mix_of(asks: Mapping[Typical, float]) -> Mix:
+    """Return the mix of what was asked for, each with its number, in an order that stays the same."""
+    ordered = sorted(asks.items(), key=lambda item: (item[0].memory_bytes, item[0].count, sorted(item[0].kinds)))
+    return tuple(msgspec.structs.replace(typical, number=number) for typical, number in ordered if number > 0)

@@ -1,0 +1,160 @@
+"""Answers to "why?" about an endpoint: what was decided, with its numbers, and what to do about it.
+
+Every decision leaves its reason where it is made: in the endpoint's progress,
+in the autoscaler's decision, in events. This only picks what answers a
+question, and adds the next step.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from modelyard.domain.endpoints import Endpoint, EndpointStatus, Stage, Tier
+
+Numbers = Mapping[str, str | int | float | bool | None]
+
+
+class Happened(msgspec.Struct, frozen=True):
+    """An event of the endpoint."""
+
+    at: float
+    kind: str
+    reason: str
+    replica_id: str = ""
+    data: Numbers = {}
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """One question with its answer; ``next_step`` is a command or a change, "" when there is nothing to do."""
+
+    question: str
+    answer: str
+    next_step: str = ""
+    at: int = 0
+    """When it was so, unix seconds; 0: now."""
+    data: Numbers = {}
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of an endpoint now. ``size_reason``: why it has ``wanted`` replicas; "" before the first pass."""
+
+    now_s: float
+    wanted: int = 0
+    ready: int = 0
+    size_reason: str = ""
+    size_data: Numbers = {}
+    tier: Tier | None = None
+    tier_reason: str = ""
+    placed: Sequence[str] = ()
+    """Where each replica runs, a line each."""
+    events: Sequence[Happened] = ()
+    """Oldest first."""
+
+
+TROUBLES = {
+    "replica_failed": "Why did {replica} end?",
+    "replica_killed": "Why was {replica} killed?",
+    "evicted": "Why was {replica} evicted?",
+    "rolled_back": "Why was the last version rolled back?",
+    "artifact_failed": "Why could the artifact not be used?",
+}
+TROUBLE_AGE_S = 86_400.0
+_AFTER_NO_ROOM = "free what is named, add a node, or ask for less; see: modelyard nodes"
+TROUBLES_MAX = 5
+
+
+def explain(endpoint: Endpoint, known: Known) -> tuple[Answer, ...]:
+    """Return the answers, what matters most first."""
+    answers = [_state(endpoint, known), _size(endpoint, known)]
+    if known.placed:
+        answers.append(Answer("Where does it run?", "; ".join(known.placed)))
+    if known.tier is not None:
+        answers.append(Answer(f"Why is it {known.tier}?", known.tier_reason))
+    answers += _troubles(endpoint, known)
+    return tuple(answers)
+
+
+def _state(endpoint: Endpoint, known: Known) -> Answer:
+    name, progress = endpoint.name, endpoint.progress
+    question = f"Why is it {endpoint.status}?"
+    if endpoint.failure:
+        return Answer(question, endpoint.failure, _after_failure(endpoint.failure, name))
+    match endpoint.status:
+        case EndpointStatus.STOPPED:
+            step = "" if endpoint.is_deleted else f"send it a request, or: modelyard endpoints set {name} --scale 1"
+            return Answer(question, progress.reason or "it sleeps", step)
+        case EndpointStatus.RUNNING:
+            return Answer(question, progress.reason or f"{known.ready} of {known.wanted} replicas are ready")
+        case _:
+            return _under_way(question, endpoint, known)
+
+
+def _under_way(question: str, endpoint: Endpoint, known: Known) -> Answer:
+    progress = endpoint.progress
+    parts = [f"{known.ready} of {known.wanted} replicas are ready", f"the furthest is {progress.stage}"]
+    if progress.percent is not None and progress.stage is not Stage.READY:
+        parts[-1] += f" ({progress.percent} %)"
+    if progress.eta_s:
+        parts.append(f"about {progress.eta_s:.0f} s are left")
+    if progress.reason:
+        parts.append(progress.reason)
+    step = _after_failure(progress.reason, endpoint.name) if progress.reason else ""
+    return Answer(question, "; ".join(parts), _AFTER_NO_ROOM if progress.stage is Stage.PLACING else step)
+
+
+def _size(endpoint: Endpoint, known: Known) -> Answer:
+    question = f"Why {known.wanted} replica{'' if known.wanted == 1 else 's'}?"
+    scaled = [one for one in known.events if one.kind == "scaled"]
+    answer = known.size_reason or "the controller has not looked at it yet"
+    if scaled:
+        last = scaled[-1]
+        answer += f"; last changed {_ago(known.now_s - last.at)} {last.reason}"
+    step = ""
+    if known.wanted >= endpoint.scaling.max_replicas and "configured most" in known.size_reason:
+        step = f"allow more: modelyard endpoints set {endpoint.name} --scale {endpoint.scaling.min_replicas}..N"
+    return Answer(question, answer, step, data=known.size_data)
+
+
+def _troubles(endpoint: Endpoint, known: Known) -> list[Answer]:
+    """Return what went wrong in the last day, the newest first, each place once."""
+    found: list[Answer] = []
+    seen: set[tuple[str, str]] = set()
+    for event in reversed(known.events):
+        key = (event.kind, event.reason)
+        if event.kind not in TROUBLES or key in seen or known.now_s - event.at > TROUBLE_AGE_S:
+            continue
+        seen.add(key)
+        times = sum(one.kind == event.kind and one.reason == event.reason for one in known.events)
+        said = str(event.data.get("last_lines") or "")
+        answer = event.reason + (f" ({times} times)" if times > 1 else "") + (f'. It said: "{said}"' if said else "")
+        question = TROUBLES[event.kind].format(replica=event.replica_id or "a replica")
+        step = _after_failure(f"{event.reason} {said}", endpoint.name)
+        found.append(Answer(question, answer, step, int(event.at), event.data))
+        if len(found) == TROUBLES_MAX:
+            break
+    return found
+
+
+def _after_failure(reason: str, name: str) -> str:
+    """Return the next step for a reason, by what it is about."""
+    lowered = reason.lower()
+    steps = (
+        (("out of memory", "oom"), "give it less to hold (options slots, context_length), or a node with more memory"),
+        (("largest free", "no room", "no node", "none is free"), _AFTER_NO_ROOM),
+        (("quota",), "free accelerators of this tenant, or have its quota raised; see: modelyard tenants"),
+        (("artifact", "digest", "gguf", "safetensors", "onnx"), "deploy a version with a good artifact"),
+        (("pip install",), "install what is named on the node"),
+        (("idle", "no request", "asleep"), f"send it a request, or: modelyard endpoints set {name} --scale 1"),
+    )
+    for words, step in steps:
+        if any(word in lowered for word in words):
+            return step
+    return f"see its log: modelyard logs {name}"
+
+
+def _ago(seconds: float) -> str:
+    for size, unit in ((86_400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= size:
+            number = int(seconds // size)
+            return f"{number} {unit}{'' if number == 1 else 's'} ago"
+    return f"{max(0, int(seconds))} s ago"

@@ -1,0 +1,89 @@
+"""The fewest moves that open room, each to a place that has room before anything has left."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.clusters import ask, at, node, state
+
+from modelyard.domain.nodes import Placement
+from modelyard.policy.asks import Ask
+from modelyard.policy.cluster import Cluster
+from modelyard.policy.defragment import Placed, moves
+from modelyard.policy.packing import find
+
+
+def put(cluster: Cluster, of: Ask, placement: Placement) -> Placed:
+    cluster.take(placement)
+    return Placed(placement, of)
+
+
+def test_one_small_model_moves_so_that_a_whole_node_is_free() -> None:
+    cluster = Cluster.of([node("a", 4), node("b", 2)])
+    movable = {"r-1": put(cluster, ask(10), at("a", 2, memory=10)), "r-2": put(cluster, ask(10), at("b", 0, memory=10))}
+    plan = moves(cluster, ask(60, 4), movable, most=2)
+    assert plan is not None
+    assert [(move.replica_id, move.to.node_id) for move in plan.moves] == [("r-1", "b")]
+    assert plan.placement.parts[0].accelerators == (0, 1, 2, 3)
+    assert plan.moves[0].reason == "moving it to b helps to open 4 x 60.0 GiB on a"
+
+
+def test_the_smallest_that_frees_enough_of_a_shared_accelerator_moves() -> None:
+    cluster = Cluster.of([node("a"), node("b")])
+    movable = {
+        "r-small": put(cluster, ask(10), at("a", 0, memory=10)),
+        "r-right": put(cluster, ask(20), at("a", 0, memory=20)),
+        "r-large": put(cluster, ask(25), at("a", 0, memory=25)),
+        "r-other": put(cluster, ask(45), at("b", 0, memory=45)),
+    }
+    plan = moves(cluster, ask(45), movable, most=3)
+    assert plan is not None
+    assert [(move.replica_id, move.to.node_id) for move in plan.moves] == [("r-right", "b")]
+    assert plan.placement == at("a", 0, memory=45)
+
+
+def test_no_move_where_there_is_room() -> None:
+    plan = moves(Cluster.of([node("a")]), ask(10), {}, most=3)
+    assert plan is not None
+    assert plan.moves == ()
+
+
+def test_nothing_moves_where_more_moves_would_be_needed_than_may_be() -> None:
+    cluster = Cluster.of([node("a", 2), node("b", 1)])
+    movable = {f"r-{number}": put(cluster, ask(10), at("a", number, memory=10)) for number in range(2)}
+    assert moves(cluster, ask(60, 2), movable, most=1) is None
+    assert moves(cluster, ask(60, 2), movable, most=2) is not None
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    shapes=st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=4),
+    placed=st.lists(st.tuples(st.sampled_from([5, 20, 40, 60]), st.sampled_from([1, 1, 2])), max_size=12),
+    gone=st.sets(st.integers(0, 11)),
+    last=st.tuples(st.sampled_from([20, 50, 80]), st.sampled_from([1, 2, 4])),
+)
+def test_every_plan_can_be_carried_out_in_its_order(
+    shapes: list[int], placed: list[tuple[int, int]], gone: set[int], last: tuple[int, int]
+) -> None:
+    cluster = Cluster.of([node(f"n{number}", count) for number, count in enumerate(shapes)])
+    movable = {}
+    for number, (memory, count) in enumerate(placed):
+        if (found := find(ask(memory, count), cluster)) is not None:
+            movable[f"r-{number}"] = put(cluster, ask(memory, count), found)
+    for number in gone:
+        if (left := movable.pop(f"r-{number}", None)) is not None:
+            cluster.give_back(left.placement)
+    before = state(cluster)
+    pending = ask(*last)
+    plan = moves(cluster, pending, movable, most=3)
+    assert state(cluster) == before
+    if plan is None:
+        return
+    assert len(plan.moves) <= 3
+    for move in plan.moves:  # the new one starts while all old ones are there
+        ask_of_it = movable[move.replica_id].ask
+        for part in move.to.parts:
+            for index in part.accelerators:
+                assert (cluster.free_bytes(part.node_id, index) or 0) >= ask_of_it.memory_bytes
+        cluster.take(move.to)
+    for move in plan.moves:
+        cluster.give_back(move.old)
+    assert find(pending, cluster) == plan.placement
