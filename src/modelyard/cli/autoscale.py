@@ -10,7 +10,7 @@ import click
 from modelyard.cli.output import Item
 
 _WORDS = {"true": True, "false": False, "null": None}
-_TEXTS = {"idle", "burst_pool"}
+_TEXTS = {"idle", "burst_pool", "node_pool"}
 
 
 class Setting(click.ParamType[tuple[str, Any]]):

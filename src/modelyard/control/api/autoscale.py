@@ -46,6 +46,9 @@ class AutoscaleBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str | msgspec.UnsetType | None,
         msgspec.Meta(description="Pinned 'hot', 'warm' or 'cold'; null: as the traffic has it."),
     ] = msgspec.UNSET
+    node_pool: Annotated[str | msgspec.UnsetType, msgspec.Meta(description="Nodes that replicas run on.")] = (
+        msgspec.UNSET
+    )
     check_s: Annotated[_Float, msgspec.Meta(description="Pause between two looks at the gates (s).")] = msgspec.UNSET
     up_queue: Annotated[_Whole, msgspec.Meta(description="Grow above so many queued requests (requests).")] = (
         msgspec.UNSET
@@ -120,9 +123,11 @@ def _word_faults(asked: dict[str, Any]) -> Iterator[Fault]:
         value = asked.get(name)
         if value is not None and value not in {str(one) for one in kind}:
             yield Fault(f"autoscale.{name}", f"must be one of {', '.join(kind)}")
-    pool = asked.get("burst_pool", "")
-    if len(pool) > _POOL_MAX or not all(letter.isascii() and (letter.isalnum() or letter in "._-") for letter in pool):
-        yield Fault("autoscale.burst_pool", f"use up to {_POOL_MAX} letters, digits, '.', '_' or '-'")
+    for name in ("burst_pool", "node_pool"):
+        pool = asked.get(name, "")
+        is_plain = all(letter.isascii() and (letter.isalnum() or letter in "._-") for letter in pool)
+        if len(pool) > _POOL_MAX or not is_plain:
+            yield Fault(f"autoscale.{name}", f"use up to {_POOL_MAX} letters, digits, '.', '_' or '-'")
 
 
 def _range_faults(asked: dict[str, Any]) -> Iterator[Fault]:

@@ -64,6 +64,7 @@ class AutoscaleView(msgspec.Struct, frozen=True, kw_only=True):
     """When the size changes and how far; see ``PATCH``, which takes the same names."""
 
     tier: Tier | None
+    node_pool: str
     check_s: float
     up_queue: int
     up_queue_s: float
