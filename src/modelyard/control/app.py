@@ -148,6 +148,7 @@ def _rollouts(context: Context, loops: Loops, publisher: TablePublisher) -> Roll
         refresh=publisher.refresh,
         wake=context.wake,
         interval_s=context.config.control.rollout_interval_s,
+        price=loops.price,
     )
 
 
