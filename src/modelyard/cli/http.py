@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import click
@@ -23,6 +23,8 @@ from modelyard.config import DataDirectory
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
+
+T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 60.0
@@ -251,3 +253,18 @@ def close_names(wanted: str, names: list[str]) -> str:
     if names:
         return f"There is: {', '.join(sorted(names)[:5])}."
     return "Nothing is deployed yet; see 'modelyard deploy --help'."
+
+
+def ask_of(platform: Platform, name: str, ask: Callable[[str], T], path: str) -> T:
+    """Return what ``ask(path)`` does of the endpoint called ``name``; where there is none, say which there are.
+
+    Raises:
+        Refused: the platform did.
+    """
+    try:
+        return ask(path)
+    except Refused as error:
+        if error.exit_code is not Exit.NOT_FOUND:
+            raise
+        names = [endpoint["name"] for endpoint in platform.all("/v1/endpoints", limit=PAGE)]
+        raise error.with_hint(close_names(name, names)) from error

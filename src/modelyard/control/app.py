@@ -119,16 +119,7 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         forecast=forecasts.profile,
         rounds=loops.times.status,
     )
-    rollouts = Rollouts(
-        store=store,
-        clock=clock,
-        changing=context.changing,
-        windows=signals,
-        passed=loops.passed,
-        refresh=publisher.refresh,
-        wake=loops.wake,
-        interval_s=config.control.rollout_interval_s,
-    )
+    others = (delivery, tidings, leases, context.requests, webhooks, forecasts, _rollouts(context, loops, publisher))
     api = build_api(context, console(context))
     listener = server.bind(data.control_socket)
     try:
@@ -136,8 +127,7 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         await feed.start()
         await _boot(store, pepper, clock, data, stop)
         keeping = partial(leadership.keep, stop)
-        works = (delivery.run, tidings.run, leases.run, context.requests.run, webhooks.run, forecasts.run, rollouts.run)
-        await _serve(api, listener, stop, loops.run(stop, keeping, *works))
+        await _serve(api, listener, stop, loops.run(stop, keeping, *(one.run for one in others)))
         await _deliver_rest(delivery)
         await leadership.resign()
     finally:
@@ -150,6 +140,20 @@ async def _serve(api: ASGIApp, listener: socket.socket, stop: asyncio.Event, loo
     async with asyncio.TaskGroup() as group:
         group.create_task(server.serve(api, listener, stop), name="the management API")
         group.create_task(loops, name="the loops")
+
+
+def _rollouts(context: Context, loops: Loops, publisher: TablePublisher) -> Rollouts:
+    return Rollouts(
+        store=context.store,
+        clock=context.clock,
+        changing=context.changing,
+        windows=context.signals,
+        passed=loops.passed,
+        refresh=publisher.refresh,
+        wake=context.wake,
+        interval_s=context.config.control.rollout_interval_s,
+        price=loops.price,
+    )
 
 
 async def _refresh(tidings: TidingsPublisher, publisher: TablePublisher) -> None:

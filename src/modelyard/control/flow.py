@@ -39,11 +39,12 @@ from modelyard.stores import ControlStore
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What a pass came to: the endpoint's size, and why versions of it cannot start."""
+    """What a pass came to: the endpoint's size, and why versions of it cannot start, or have no room."""
 
     replicas: int
     troubles: Mapping[str, SupplyError]
     has_rollout: bool
+    no_room: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -122,11 +123,11 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
         size_reason=decision.reason,
         waiting=next((action.reason for action in actions if isinstance(action, Wait)), ""),
         troubles={version_id: str(error) for version_id, error in starts.troubles.items()},
-        no_room=starts.no_room,
+        no_room=next(iter(starts.no_room.values()), ""),
         fetch=starts.fetch,
     )
     has_rollout = endpoint.rollout is not None and endpoint.rollout.is_live and not endpoint.is_deleted
-    tools.passed[endpoint.id] = Passed(decision.replicas, starts.troubles, has_rollout)
+    tools.passed[endpoint.id] = Passed(decision.replicas, starts.troubles, has_rollout, starts.no_room)
     has_changed |= await remember(endpoint, view, memory, decision, seen, tools.store)
     tools.memories[endpoint.id] = decision.memory
     return has_changed
@@ -154,7 +155,8 @@ class Starts:
     records: dict[str, Replica]
     troubles: dict[str, SupplyError] = field(default_factory=dict)
     """Why nothing of a version can start at all, by its id."""
-    no_room: str = ""
+    no_room: dict[str, str] = field(default_factory=dict)
+    """Why there is no room for a version, by its id."""
     fetch: Fetch | None = None
     recorded: list[str] = field(default_factory=list)
 
@@ -171,7 +173,7 @@ class Starts:
             need = Need(self.endpoint.name, self.world.demand(self.endpoint.id).queued, offer.settings.load_s)
             placed = tools.placer.place(replica, ask, need, self._residents)
             if isinstance(placed, NoRoom):
-                self.no_room = placed.text
+                self.no_room[version.id] = placed.text
                 return False
             supply = tools.supplies.supply(version)
         except SupplyError as error:

@@ -40,6 +40,7 @@ from modelyard.engines import Engines
 from modelyard.fleet import Fleet
 from modelyard.observe.rounds import Round, RoundTimes
 from modelyard.policy import scaling
+from modelyard.policy.costs import hourly_nanousd
 from modelyard.policy.eviction import Rule
 from modelyard.policy.reconcile import Pace, Situation, plan
 from modelyard.stores import ControlStore, StoreUnavailableError, TableFeed
@@ -111,6 +112,13 @@ class Loops:
     def size(self, endpoint_id: str) -> tuple[scaling.Seen, scaling.Decision] | None:
         """Return what the last pass saw of an endpoint and which size it decided; None before the first."""
         return self._tools.sizing.decisions.get(endpoint_id) if self._tools else None
+
+    def price(self, replica: Replica) -> float:
+        """Return the nano-dollars that a replica costs in an hour, 0 where its node has no price."""
+        if self._tools is None:
+            return 0.0
+        nodes = {node_id: seen.node for node_id, seen in self._tools.placer.nodes.items()}
+        return float(hourly_nanousd(replica.placement, nodes))
 
     def passed(self) -> Mapping[str, Passed]:
         """Return what the last pass over each endpoint came to, by endpoint id."""
