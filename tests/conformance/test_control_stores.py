@@ -368,3 +368,13 @@ async def test_a_closed_store_says_so(tmp_path: Path) -> None:
     await store.close()
     with pytest.raises(StoreUnavailableError):
         await store.tenants()
+
+
+async def test_forecasts_are_kept_for_endpoints_that_exist_and_go_with_them(store: ControlStore) -> None:
+    await store.add_deployment(a_version(), an_endpoint())
+    assert await store.forecasts() == {}
+    await store.put_forecasts({"ep-1": b"\x00one", "ep-gone": b"x"}, at=5.0)
+    await store.put_forecasts({"ep-1": b"\x00two"}, at=6.0)
+    assert await store.forecasts() == {"ep-1": b"\x00two"}
+    await store.remove_endpoint("ep-1")
+    assert await store.forecasts() == {}

@@ -397,3 +397,16 @@ def test_what_was_spent_is_what_the_ledger_says(work: list[tuple[int, str, str]]
             await database.close()
 
     asyncio.run(check())
+
+
+async def test_arrivals_of_an_endpoint_are_counted_by_ten_minutes(store: UsageStore) -> None:
+    moments = (0, 599.999, 600, 3599.5, 3600, 7200)
+    records: list[JournalRecord] = []
+    for at, moment in enumerate(moments):
+        records += [an_intent(f"r{at}", at=NOON + moment), a_settle(f"r{at}", at=NOON + moment + 1)]
+    records += [an_intent("other", model="else"), a_settle("other")]
+    await store.apply(records, HERE)
+    found = await store.arrivals("ep-smol", since=0.0, until=NOON + 7200)
+    assert found == {NOON: 2, NOON + 600: 1, NOON + 3000: 1, NOON + 3600: 1}
+    assert await store.arrivals("ep-smol", since=NOON + 600, until=NOON + 601) == {NOON + 600: 1}
+    assert await store.arrivals("ep-none", since=0.0, until=math.inf) == {}

@@ -116,9 +116,10 @@ class Observer:
         """Return the last load of each replica by its id."""
         return {replica_id: watch.load for replica_id, watch in self._watches.items()}
 
-    def looks(self) -> Mapping[str, tuple[float, EngineLoad]]:
-        """Return the last load of each replica with the (monotonic) moment at which its page was read."""
-        return {replica_id: (watch.looked_s, watch.load) for replica_id, watch in self._watches.items()}
+    def latest(self, replica_id: str) -> tuple[float, EngineLoad] | None:
+        """Return the last load of a replica and the (monotonic) moment at which its page was read."""
+        watch = self._watches.get(replica_id)
+        return (watch.looked_s, watch.load) if watch is not None and watch.looked_s else None
 
     def snapshots(self) -> list[ReplicaSnapshot]:
         """Return what metrics pages said since the last call; each is told once, for an old one would mislead."""

@@ -46,10 +46,10 @@ class Sizing:
         """Return what the policy sees of ``endpoint``."""
         seen = size_of(endpoint, world, slots=settings.slots if settings else 1)
         ready = _ready(endpoint, world)
-        looks = self.observer.looks()
-        self.speeds.take(looks, ready, settings.kv_tokens if settings else 0)
+        looked = [(one, *found) for one in ready if (found := self.observer.latest(one.id)) is not None]
+        self.speeds.take(looked, settings.kv_tokens if settings else 0)
         window = self.signals.window(endpoint.id, None, WINDOW_S) if self.signals else _NOTHING
-        loads = [looks[replica.id][1] for replica in ready if replica.id in looks]
+        loads = [load for _, _, load in looked]
         capacity = self._capacity(endpoint, settings, window)
         tokens_s = self.speeds.tokens_s(ready)
         seen = msgspec.structs.replace(

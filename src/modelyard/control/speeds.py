@@ -1,6 +1,6 @@
 """How fast engines are, learned from their metrics pages as the observer reads them; one model a version."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from modelyard.domain.fleet import Replica
@@ -29,11 +29,10 @@ class Speeds:
     def __repr__(self) -> str:
         return f"<Speeds of {len(self.models)} versions, {len(self._watched)} replicas>"
 
-    def take(self, looks: Mapping[str, tuple[float, EngineLoad]], replicas: Iterable[Replica], kv_tokens: int) -> None:
-        """Learn from what is new of ``replicas``; ``kv_tokens`` is how many their caches hold, 0 for unknown."""
-        for replica in replicas:
-            looked = looks.get(replica.id)
-            if looked is None or (look := _look(*looked, kv_tokens)) is None:
+    def take(self, looked: Iterable[tuple[Replica, float, EngineLoad]], kv_tokens: int) -> None:
+        """Learn from what pages said, and when; ``kv_tokens`` is how many the caches hold, 0 for unknown."""
+        for replica, at_s, load in looked:
+            if (look := _look(at_s, load, kv_tokens)) is None:
                 continue
             before = self._watched.get(replica.id)
             if before is None or before.look.at_s > look.at_s:

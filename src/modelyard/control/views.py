@@ -39,7 +39,8 @@ def size_of(endpoint: Endpoint, world: World, *, slots: int) -> scaling.Seen:
         slots=slots,
         gateways=len(world.reports),
         queued=demand.queued,
-        in_flight=demand.in_flight,
+        # To a gateway a request in line is in flight, too; to the policy it wants one slot, not two.
+        in_flight=max(demand.in_flight - demand.queued, 0),
         idle_s=math.inf if demand.idle_s is None else demand.idle_s,
         wait_s=demand.wait_s,
         is_proven=is_proven(endpoint),

@@ -21,6 +21,7 @@ _TERMS = 4
 _SCALE = (1.0, 1.0, 100.0, 10_000.0)
 """Terms are of very different size; scaled to about 1, one starting uncertainty serves all of them."""
 _UNSURE = 1000.0
+_ITERATIONS_MIN = 2.0
 _SPAN_S = (0.05, 30.0)
 """Looks closer together count noise, those further apart hide what happened between."""
 
@@ -80,10 +81,10 @@ def between(before: Look, after: Look) -> Sample | None:
     read = after.prompt_tokens - before.prompt_tokens
     if not _SPAN_S[0] <= span_s <= _SPAN_S[1] or min(before.running, after.running) < 1:
         return None
-    if generated <= 0 or read < 0:  # it did nothing, or began anew
-        return None
     batch = (before.running + after.running) / 2
     iterations = generated / batch
+    if iterations < _ITERATIONS_MIN or read < 0:  # it hardly did anything, or began anew
+        return None
     return Sample(span_s / iterations, batch, read / iterations, (before.kv_tokens + after.kv_tokens) / 2)
 
 
@@ -97,6 +98,9 @@ def learn(model: EngineModel, sample: Sample) -> EngineModel:
     gain = [value / (FORGETTING + sum(s * x for s, x in zip(spread, terms, strict=True))) for value in spread]
     predicted = sum(w * x for w, x in zip(model.weights, terms, strict=True))
     missed = sample.seconds - predicted
+    if model.is_known and predicted > 0:
+        # A pause between two looks reads like one very slow iteration; an engine that really got slower stays so.
+        missed = min(missed, predicted)
     # An iteration is never seen to vary in all four ways for ever: without a cap what is not seen would grow for ever.
     covariance = tuple(
         min(max((rows[row][column] - gain[row] * spread[column]) / FORGETTING, -_UNSURE), _UNSURE)

@@ -154,12 +154,10 @@ def decide(spec: Scaling, memory: Memory | None, seen: Seen, rules: Autoscale = 
     if least == 0 and seen.demand == 0 and (slept := _sleep(spec, memory, seen, rules, current)) is not None:
         return slept
     # While a gate is open nothing is calm, even where no more replicas are allowed.
-    if (
-        is_due
-        and not wanted.reason
-        and (fewer := _shrunk(spec, memory, seen, rules, current=current, least=least)) is not None
-    ):
-        return _settle_down(memory, seen, fewer)
+    if is_due and not wanted.reason:
+        fewer = _shrunk(spec, memory, seen, rules, current=current, least=least)
+        if fewer.replicas < current:
+            return _settle_down(memory, seen, fewer)
     return _settle(memory, current, wanted.reason or _reason_to_stay(current, seen, spec, rules, memory))
 
 
@@ -305,7 +303,9 @@ def _why_sized(seen: Seen, size: int) -> str:
 def _raise(memory: Memory, seen: Seen, wanted: _Size, current: int) -> Decision:
     if wanted.replicas <= current:  # all that is allowed runs already
         return _settle(memory, current, f"{_requests(seen)}; {current} is the configured most")
-    kept = msgspec.structs.replace(memory, replicas=wanted.replicas, raised_s=seen.now_s, peak=0)
+    # How little it was used before says nothing of what it has grown for.
+    grown = msgspec.structs.replace(memory.gates, unused_s=None)
+    kept = msgspec.structs.replace(memory, replicas=wanted.replicas, raised_s=seen.now_s, gates=grown, peak=0)
     return Decision(wanted.replicas, wanted.reason, kept)
 
 
@@ -404,9 +404,7 @@ def _reason_to_stay(current: int, seen: Seen, spec: Scaling, rules: Autoscale, m
     left_s = gate.calm_left_s(memory.gates, rules, seen.now_s)
     if left_s is None:
         return f"busy {100 * seen.busy:.0f} %: {current} replicas stay"
-    return (
-        f"calm; fewer than {current} replicas in {max(left_s, 0):.0f} s if it stays so and they carry {seen.load:.2f}"
-    )
+    return f"calm; fewer than {current} replicas in {max(left_s, 0):.0f} s if they carry {seen.load:.2f}"
 
 
 def split(replicas: int, releases: Sequence[Release]) -> dict[str, int]:

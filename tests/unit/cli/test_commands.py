@@ -125,7 +125,9 @@ def test_a_time_out_that_means_nothing_is_refused(text: str) -> None:
 
 def test_a_change_names_only_what_was_given() -> None:
     nothing: dict[str, Any] = {"scale": None, "idle_s": None, "weights": (), "shadows": (), "serving": {}}
+    nothing["autoscale"] = {}
     assert change_body(**nothing) == {}
+    assert change_body(**{**nothing, "autoscale": {"tier": "hot"}}) == {"autoscale": {"tier": "hot"}}
     assert change_body(**nothing | {"scale": (0, 4), "idle_s": 60.0}) == {
         "hardware": {"min_replicas": 0, "max_replicas": 4},
         "scaling": {"scale_to_zero": True, "scale_to_zero_after_idle_seconds": 60.0},
