@@ -158,7 +158,7 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     from modelyard.metering.delivery import Delivery
     from modelyard.observe.logs import setup_logging
     from modelyard.stores.feed import FeedServer
-    from modelyard.stores.sql import SqlControlStore, SqlRequestStore, SqlUsageStore, open_database
+    from modelyard.stores.sql import SqlControlStore, SqlRequestStore, SqlUploadStore, SqlUsageStore, open_database
     from modelyard.web.addresses import networks
     from modelyard.web.fetcher import Fetcher
 
@@ -184,6 +184,7 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
             store=SqlControlStore(database),
             usage=usage,
             requests=SqlRequestStore(database),
+            uploads=SqlUploadStore(database),
             fetcher=fetcher,
             fleet=LocalFleet(data.replicas, clock),
             engines=engines,

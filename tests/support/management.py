@@ -18,8 +18,11 @@ from modelyard.clock import ManualClock
 from modelyard.config import Config, DataDirectory
 from modelyard.console import build_console
 from modelyard.control.api import build_api
+from modelyard.control.artifacts import ArtifactStore
 from modelyard.control.context import Context
+from modelyard.control.part_files import PartFiles
 from modelyard.control.requests import RequestDesk
+from modelyard.control.uploads import UploadDesk
 from modelyard.control.webhooks import WebhookSender
 from modelyard.domain.demand import Report
 from modelyard.domain.routing_table import Heartbeat
@@ -35,7 +38,7 @@ from modelyard.domain.tenants import (
 from modelyard.engines.simulated import SimulatedEngine
 from modelyard.fleet.local import LocalFleet
 from modelyard.ids import hash_secret, new_api_key
-from modelyard.stores.sql import SqlControlStore, SqlRequestStore, SqlUsageStore, open_database
+from modelyard.stores.sql import SqlControlStore, SqlRequestStore, SqlUploadStore, SqlUsageStore, open_database
 from modelyard.web.addresses import networks
 from modelyard.web.fetcher import Fetcher
 
@@ -137,13 +140,23 @@ async def management(folder: Path, config: Config | None = None) -> AsyncIterato
     requests = SqlRequestStore(database)
     fetcher = Fetcher(networks(settings.fetch.private_networks))
     webhooks = WebhookSender(store=requests, fetcher=fetcher, pepper=PEPPER, clock=clock, chance=lambda: 0.5)
+    store = SqlControlStore(database)
+    uploads = UploadDesk(
+        store=SqlUploadStore(database),
+        versions=store,
+        artifacts=ArtifactStore(data.artifacts),
+        files=PartFiles(data.uploads),
+        settings=settings.control,
+        clock=clock,
+    )
     context = Context(
         config=settings,
         data=data,
-        store=SqlControlStore(database),
+        store=store,
         usage=SqlUsageStore(database),
         requests=RequestDesk(store=requests, webhooks=webhooks, settings=settings.control, clock=clock),
         webhooks=webhooks,
+        uploads=uploads,
         fleet=LocalFleet(data.replicas, clock),
         engines={engine.name: engine for engine in engines},
         clock=clock,
@@ -159,4 +172,5 @@ async def management(folder: Path, config: Config | None = None) -> AsyncIterato
     try:
         yield Management(app, context, clock, waked, refreshed, gateways)
     finally:
+        await uploads.close()
         await context.store.close()

@@ -21,14 +21,16 @@ from modelyard.control.bootstrap import ensure_admin_key, keep_admin_key
 from modelyard.control.context import Context
 from modelyard.control.leases import LeaseOffice
 from modelyard.control.loops import Loops, Parts
+from modelyard.control.part_files import PartFiles
 from modelyard.control.requests import RequestDesk
 from modelyard.control.table import TablePublisher
 from modelyard.control.tidings import TidingsPublisher
+from modelyard.control.uploads import UploadDesk
 from modelyard.control.webhooks import WebhookSender
 from modelyard.engines import Engines
 from modelyard.fleet import Fleet
 from modelyard.metering.delivery import Delivery
-from modelyard.stores import ControlStore, RequestStore, StoreUnavailableError, TableFeed, UsageStore
+from modelyard.stores import ControlStore, RequestStore, StoreUnavailableError, TableFeed, UploadStore, UsageStore
 from modelyard.web.fetcher import Fetcher
 
 __all__ = ["ensure_admin_key", "run_control"]
@@ -59,6 +61,7 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
     store: ControlStore,
     usage: UsageStore,
     requests: RequestStore,
+    uploads: UploadStore,
     fetcher: Fetcher,
     fleet: Fleet,
     engines: Engines,
@@ -82,6 +85,14 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
     tidings = TidingsPublisher(store=store, usage=usage, feed=feed, clock=clock, snapshots=loops.snapshots)
     webhooks = WebhookSender(store=requests, fetcher=fetcher, pepper=pepper, clock=clock, chance=random.Random().random)
     desk = RequestDesk(store=requests, webhooks=webhooks, settings=config.control, clock=clock)
+    upload_desk = UploadDesk(
+        store=uploads,
+        versions=store,
+        artifacts=artifacts,
+        files=PartFiles(data.uploads),
+        settings=config.control,
+        clock=clock,
+    )
     context = Context(
         config=config,
         data=data,
@@ -89,6 +100,7 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         usage=usage,
         requests=desk,
         webhooks=webhooks,
+        uploads=upload_desk,
         fleet=fleet,
         engines=engines,
         clock=clock,
@@ -108,7 +120,8 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve(api, listener, stop), name="the management API")
             group.create_task(
-                loops.run(stop, delivery.run, tidings.run, leases.run, desk.run, webhooks.run), name="the loops"
+                loops.run(stop, delivery.run, tidings.run, leases.run, desk.run, webhooks.run, upload_desk.run),
+                name="the loops",
             )
         await _deliver_rest(delivery)
     finally:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from modelyard.clock import Clock
 from modelyard.config import Config, DataDirectory
 from modelyard.control.requests import RequestDesk
+from modelyard.control.uploads import UploadDesk
 from modelyard.control.webhooks import WebhookSender
 from modelyard.domain.demand import Report
 from modelyard.domain.routing_table import Heartbeat
@@ -31,6 +32,8 @@ class Context:
     requests: RequestDesk
     """Requests whose answer is kept."""
     webhooks: WebhookSender
+    uploads: UploadDesk
+    """Artifacts that clients send."""
     fleet: Fleet
     engines: Engines
     clock: Clock

@@ -20,6 +20,7 @@ from modelyard.control.api.releases import Releases
 from modelyard.control.api.requests import Requests
 from modelyard.control.api.status import StatusPage
 from modelyard.control.api.tenants import Tenants
+from modelyard.control.api.uploads import Uploads
 from modelyard.control.api.usage import Usage
 from modelyard.control.api.webhooks import Webhooks
 from modelyard.control.context import Context
@@ -45,7 +46,8 @@ GATEWAY_ROUTES = (
 
 def declared_routes(context: Context) -> list[AnyRoute]:
     """Return every route that needs an identity. Endpoints come last of their paths: their names may hold slashes."""
-    nouns = (Deployments, Logs, Releases, Endpoints, Registry, Keys, Tenants, Usage, StatusPage, Requests, Webhooks)
+    serving = (Deployments, Logs, Releases, Endpoints, Registry, Uploads)
+    nouns = (*serving, Keys, Tenants, Usage, StatusPage, Requests, Webhooks)
     return [route for noun in nouns for route in noun(context).routes()]
 
 

@@ -2,12 +2,13 @@
 
 ``database.py`` holds the connection and its threads, ``schema.py`` the tables,
 ``migrate.py`` their change over time, ``mapping.py`` nouns to rows and back,
-``control.py``, ``usage.py`` and ``requests.py`` the contracts.
+``control.py``, ``usage.py``, ``requests.py`` and ``uploads.py`` the contracts.
 """
 
 from modelyard.stores.sql.control import SqlControlStore
 from modelyard.stores.sql.database import Database, open_database
 from modelyard.stores.sql.requests import SqlRequestStore
+from modelyard.stores.sql.uploads import SqlUploadStore
 from modelyard.stores.sql.usage import SqlUsageStore
 
-__all__ = ["Database", "SqlControlStore", "SqlRequestStore", "SqlUsageStore", "open_database"]
+__all__ = ["Database", "SqlControlStore", "SqlRequestStore", "SqlUploadStore", "SqlUsageStore", "open_database"]
