@@ -6,8 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.uploading import PART, UPLOADS, announce, complete, content_of, digest_of, left_of_uploads
-from tests.support.uploading import part_of, send, stored
+from tests.support.uploading import (
+    PART,
+    UPLOADS,
+    announce,
+    complete,
+    content_of,
+    digest_of,
+    left_of_uploads,
+    part_of,
+    send,
+    stored,
+)
 from tests.support.yard import Yard
 
 DISK_BYTES = 96 * 1024 * 1024
@@ -19,7 +29,10 @@ def yard(tmp_path: Path) -> Iterator[Yard]:
     disk = tmp_path / "data" / "artifacts"
     disk.mkdir(parents=True)
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(disk)], check=False, capture_output=True, text=True
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(disk)],
+        check=False,
+        capture_output=True,
+        text=True,
     )
     if mounted.returncode:
         pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.strip()}")

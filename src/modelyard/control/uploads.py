@@ -44,6 +44,10 @@ class Adopts(Protocol):
         """Take a whole file over; blocks."""
         ...
 
+    def path(self, artifact: Artifact) -> Path | None:
+        """Return the file of an artifact that is here, complete."""
+        ...
+
 
 class UploadDesk:
     """Takes uploads in. ``run`` sweeps; ``close`` ends what is being put together."""
@@ -302,6 +306,10 @@ class UploadDesk:
         known = {one.id for one in await self.store.uploads() if one.status is UploadStatus.OPEN}
         for upload_id in set(folders) - known - self._joining.keys() - self._writing.keys():
             await asyncio.to_thread(self._files.remove, upload_id)
+
+    def file_of(self, upload: Upload) -> Path | None:
+        """Return the file that a complete upload became, if it is here. Blocks."""
+        return self._artifacts.path(Artifact(uri_of(upload.digest), upload.digest, upload.size_bytes))
 
     async def kept_digests(self) -> frozenset[str]:
         """Return what was uploaded and may still be deployed: the garbage collection of artifacts spares it."""

@@ -6,9 +6,9 @@ Only what is stored happens here; the reconciler does the rest.
 import math
 import statistics
 
-from modelyard.control.api.deploy_spec import EXAMPLE, DeployAnswer, DeployRequest, endpoint_faults
+from modelyard.control.api.deploy_spec import EXAMPLE, DeployAnswer, DeployRequest, HardwareBody, endpoint_faults
 from modelyard.control.api.endpoint_views import URL_HEADER
-from modelyard.control.api.faults import refusal
+from modelyard.control.api.faults import Fault, check_all
 from modelyard.control.api.serving import changed_serving
 from modelyard.control.api.versions import examine, make_version
 from modelyard.control.context import Context
@@ -31,9 +31,8 @@ class Deployments:
     def routes(self) -> list[AnyRoute]:
         """Return the declared routes."""
         path, summary = "/v1/models/deploy", "Deploy a model"
-        return [
-            Route("POST", path, Scope.MANAGE, summary, self.deploy, DeployRequest, Empty, DeployAnswer, 202, EXAMPLE)
-        ]
+        types = (DeployRequest, Empty, DeployAnswer)
+        return [Route("POST", path, Scope.MANAGE, summary, self.deploy, *types, 202, EXAMPLE, gathers=True)]
 
     async def deploy(self, call: Call[DeployRequest, Empty]) -> DeployAnswer:
         """Store a version and an endpoint, and wake the reconciler."""
@@ -42,8 +41,8 @@ class Deployments:
             raise permission_denied(Scope.ADMIN)
         findings = await examine(context, identity, wanted)
         serving, unserved = changed_serving(wanted.serving, Serving(), context.config.gateway)
-        if faults := [*endpoint_faults(wanted, findings.engine), *findings.faults, *unserved]:
-            raise refusal("This deployment cannot be made.", faults)
+        faults = [*endpoint_faults(wanted, findings.engine), *_hardware_faults(wanted, findings.registered)]
+        check_all("This deployment cannot be made.", call.flaws, [*faults, *findings.faults, *unserved])
         version = await make_version(
             context,
             wanted,
@@ -58,17 +57,17 @@ class Deployments:
             name=wanted.model_name,
             releases=(Release(version.id),),
             scaling=_scaling(wanted),
-            created_at=version.created_at,
+            created_at=int(context.clock.unix_s()),
             is_shared=wanted.shared,
             serving=serving,
         )
-        await self._store(version, endpoint)
+        await self._store(version, endpoint, is_new=findings.registered is None)
         assert findings.settings is not None, "bad options are a fault"
         estimate_s = await self._estimate_s(version, findings.settings)
         url = call.request.headers.get(URL_HEADER, "").rstrip("/")
         return DeployAnswer(endpoint.id, endpoint.status, estimate_s, f"{url}/v1/models/{endpoint.id}")
 
-    async def _store(self, version: ModelVersion, endpoint: Endpoint) -> None:
+    async def _store(self, version: ModelVersion, endpoint: Endpoint, *, is_new: bool) -> None:
         context = self._context
         for other in await context.store.endpoints(tenant_id=endpoint.tenant_id):
             if other.name == endpoint.name and not other.is_deleted:
@@ -79,7 +78,12 @@ class Deployments:
                     param="model_name",
                 )
         try:
-            await context.store.add_deployment(version, endpoint)
+            if is_new:
+                await context.store.add_deployment(version, endpoint)
+            else:
+                await context.store.add_endpoint(endpoint)
+        except KeyError:
+            raise conflict("The version was deleted meanwhile.", param="model_artifact") from None
         except AlreadyExistsError as error:
             raise conflict(f"{error}. Choose another model_name or version.", param="model_name") from None
         context.wake()
@@ -97,6 +101,17 @@ class Deployments:
             if _loads_alike(other, version):
                 measured += await self._context.store.observed_load_s(other.id)
         return math.ceil(statistics.median(measured) if measured else settings.load_s)
+
+
+def _hardware_faults(wanted: DeployRequest, registered: ModelVersion | None) -> list[Fault]:
+    """Return which accelerators were asked for that a registered version does not have."""
+    if registered is None:
+        return []
+    asked = {"gpu_type": wanted.hardware.gpu_type, "gpu_count": wanted.hardware.gpu_count}
+    has = {"gpu_type": registered.gpu_type, "gpu_count": registered.gpu_count}
+    default = {"gpu_type": HardwareBody().gpu_type, "gpu_count": HardwareBody().gpu_count}
+    wrong = [name for name in asked if asked[name] not in (has[name], default[name])]
+    return [Fault(f"hardware.{name}", f"the registered version has {has[name]}; leave this out") for name in wrong]
 
 
 def _loads_alike(other: ModelVersion, version: ModelVersion) -> bool:
