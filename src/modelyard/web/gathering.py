@@ -40,7 +40,11 @@ def gather(decoder: Decoder[T], type: type[T], body: bytes) -> tuple[T, list[Fla
         return decoder.decode(body), []
     except (msgspec.MsgspecError, ValueError, RecursionError):
         pass
-    value = decode(_anything, body)
+    try:
+        value = _anything.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        # It cannot be read to its end, so there is one fault: what stopped the first look, or this.
+        return decode(decoder, body), []
     if not isinstance(value, dict):
         raise ApiError(400, code="invalid_type", message="Invalid request body: expected object.")
     return gathered(type, value)
@@ -60,7 +64,7 @@ def _struct(type: type[T], value: dict[str, Any], path: str, flaws: list[Flaw]) 
     fields = {field.encode_name: field for field in msgspec.structs.fields(type)}
     for name in value.keys() - fields.keys():
         close = difflib.get_close_matches(name, list(fields), n=1)
-        hint = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(sorted(fields))}"
+        hint = f"did you mean '{close[0]}'?" if close else "check its spelling in /docs"
         flaws.append(Flaw(_join(path, name), f"this field does not exist here; {hint}", "unsupported_parameter"))
     kept: dict[str, Any] = {}
     for name, field in fields.items():
