@@ -3,6 +3,7 @@
 import hashlib
 import http.client
 import socket
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,17 @@ from tests.support.yard import Reply, Yard
 
 UPLOADS = "/v1/uploads/artifacts"
 PART = 256 * 1024
+HEADER = (
+    b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 20) + b"general.architecture" + struct.pack("<IQ", 8, 5)
+) + b"llama"
+"""A GGUF file without tensors, of the architecture llama."""
 
 
 def content_of(size: int, seed: int = 0) -> bytes:
     """Return bytes that look like a GGUF file and do not repeat from part to part."""
     block = hashlib.sha256(b"%d" % seed).digest()
     body = b"".join(hashlib.sha256(block + b"%d" % at).digest() for at in range(size // 32 + 1))
-    return (b"GGUF" + body)[:size]
+    return (HEADER + body)[:size]
 
 
 def digest_of(content: bytes) -> str:
