@@ -11,10 +11,14 @@ from tests.support.yard import Reply, Yard
 
 UPLOADS = "/v1/uploads/artifacts"
 PART = 256 * 1024
-HEADER = (
-    b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 20) + b"general.architecture" + struct.pack("<IQ", 8, 5)
-) + b"llama"
-"""A GGUF file without tensors, of the architecture llama."""
+HEADER = b"".join(
+    [
+        b"GGUF" + struct.pack("<IQQ", 3, 1, 1),
+        struct.pack("<Q", 20) + b"general.architecture" + struct.pack("<IQ", 8, 5) + b"llama",
+        struct.pack("<Q", 1) + b"t" + struct.pack("<IQIQ", 1, 32, 0, 0),
+    ]
+)
+"""The head of a GGUF file of one small tensor, of the architecture llama."""
 
 
 def content_of(size: int, seed: int = 0) -> bytes:

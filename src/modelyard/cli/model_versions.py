@@ -25,6 +25,7 @@ def versions(name: str, *, platform: Platform, is_json: bool, is_quiet: bool) ->
     found = platform.all(REGISTRY, name=name, limit=PAGE)
     if not found:
         raise Failure(f"There is no model '{name}'. {_names(platform, name)}", Exit.NOT_FOUND)
+    found.sort(key=lambda one: (one["created_at"], len(one["version"]), one["version"]))
     columns: dict[str, Callable[[Item], object]] = {
         "VERSION": lambda one: one["version"],
         "STATUS": lambda one: one["status"],
