@@ -85,14 +85,7 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
     tidings = TidingsPublisher(store=store, usage=usage, feed=feed, clock=clock, snapshots=loops.snapshots)
     webhooks = WebhookSender(store=requests, fetcher=fetcher, pepper=pepper, clock=clock, chance=random.Random().random)
     desk = RequestDesk(store=requests, webhooks=webhooks, settings=config.control, clock=clock)
-    upload_desk = UploadDesk(
-        store=uploads,
-        versions=store,
-        artifacts=artifacts,
-        files=PartFiles(data.uploads),
-        settings=config.control,
-        clock=clock,
-    )
+    upload_desk = _upload_desk(uploads, store, artifacts, data, config, clock)
     context = Context(
         config=config,
         data=data,
@@ -119,15 +112,27 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         await _boot(store, pepper, clock, data, stop)
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve(api, listener, stop), name="the management API")
-            group.create_task(
-                loops.run(stop, delivery.run, tidings.run, leases.run, desk.run, webhooks.run, upload_desk.run),
-                name="the loops",
-            )
+            others = (delivery.run, tidings.run, leases.run, desk.run, webhooks.run, upload_desk.run)
+            group.create_task(loops.run(stop, *others), name="the loops")
         await _deliver_rest(delivery)
     finally:
         listener.close()
         await feed.close()
         await store.close()
+
+
+def _upload_desk(
+    uploads: UploadStore,
+    store: ControlStore,
+    artifacts: ArtifactStore,
+    data: DataDirectory,
+    config: Config,
+    clock: Clock,
+) -> UploadDesk:
+    files = PartFiles(data.uploads)
+    return UploadDesk(
+        store=uploads, versions=store, artifacts=artifacts, files=files, settings=config.control, clock=clock
+    )
 
 
 async def _refresh(tidings: TidingsPublisher, publisher: TablePublisher) -> None:
