@@ -16,7 +16,7 @@ from modelyard.cli.output import Item, remark
 
 HERE = frozenset({"localhost", "127.0.0.1", "::1"})
 
-_UNREADABLE = re.compile(r"model_artifact: (the file cannot be read|it is not a regular file|a file of the host needs)")
+_UNREADABLE = re.compile(r"model_artifact: (.*cannot be read|.*is not a regular file|a file of the host needs)")
 
 
 def is_here(platform: Platform) -> bool:

@@ -110,28 +110,30 @@ class ArtifactStore:
             draft.unlink(missing_ok=True)
         return Artifact(artifact.uri, digest, size)
 
-    def adopt(self, draft: Path, name: str, *, digest: str = "") -> Artifact:
-        """Take over the whole file ``draft`` of the same file system; ``digest`` is its own when the caller hashed it.
+    async def adopt(self, draft: Path, name: str, *, digest: str = "") -> Artifact:
+        """Take over the whole file ``draft`` of the same file system, as ``upload:<name>``; ``draft`` is gone then.
 
-        Blocks. ``name`` is the caller's, for messages. Content that is here already stays as it is.
+        ``digest`` is its own where the caller hashed it. Content that is here already stays as it is.
 
         Raises:
             ArtifactError: it cannot be read or renamed.
-            OSError: the disk is full or broken.
         """
+        return await asyncio.to_thread(self._adopt, draft, name, digest)
+
+    def _adopt(self, draft: Path, name: str, digest: str) -> Artifact:
         try:
             if not digest:
                 with draft.open("rb") as reader:
                     digest = f"sha256:{hashlib.file_digest(reader, 'sha256').hexdigest()}"
             size = draft.stat().st_size
-            artifact = Artifact(f"upload:{digest}", digest, size)
+            artifact = Artifact(f"upload:{name}", digest, size)
             if self.path(artifact) is None:
                 final = self._folder("sha256") / digest.removeprefix("sha256:")
                 draft.chmod(0o400)
                 draft.rename(final)
                 _sync_folder(final.parent)
-        except FileNotFoundError as error:
-            raise ArtifactError(f"the file of {name} is gone") from error
+        except OSError as error:
+            raise ArtifactError(f"the upload cannot be stored: {error.strerror or error}") from error
         finally:
             draft.unlink(missing_ok=True)
         return artifact

@@ -74,7 +74,7 @@ class PartDraft:
 
 
 class PartFiles:
-    """The folder of all uploads: one folder an upload, one file a part."""
+    """The folder of all uploads, inside that of the artifacts: one folder an upload, one file a part."""
 
     __slots__ = ("_root",)
 
@@ -124,6 +124,15 @@ class PartFiles:
     def remove(self, upload_id: str) -> None:
         """Remove all parts of an upload."""
         shutil.rmtree(self._folder(upload_id), ignore_errors=True)
+
+    def whole(self, digest: str, size_bytes: int) -> Path | None:
+        """Return the file of this content when it is here: the artifacts' folder is the one around this."""
+        file = self._root.parent / "sha256" / digest.removeprefix("sha256:")
+        try:
+            is_here = file.stat().st_size == size_bytes
+        except OSError:
+            return None
+        return file if is_here else None
 
     def folders(self) -> list[str]:
         """Return the ids of which there is a folder."""

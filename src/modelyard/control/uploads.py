@@ -40,12 +40,8 @@ _log = logging.getLogger(__name__)
 class Adopts(Protocol):
     """The content-addressed store, as far as uploads need it."""
 
-    def adopt(self, draft: Path, name: str, *, digest: str = "") -> Artifact:
-        """Take a whole file over; blocks."""
-        ...
-
-    def path(self, artifact: Artifact) -> Path | None:
-        """Return the file of an artifact that is here, complete."""
+    async def adopt(self, draft: Path, name: str, *, digest: str = "") -> Artifact:
+        """Take a whole file over, as ``upload:<name>``; raises ``ArtifactError``."""
         ...
 
 
@@ -228,9 +224,13 @@ class UploadDesk:
                 param="digest",
             )
         try:
-            await asyncio.to_thread(self._artifacts.adopt, draft, upload.id, digest=digest)
-        except (OSError, ArtifactError) as error:
-            raise _refusal_of(error, upload) from error
+            await self._artifacts.adopt(draft, digest, digest=digest)
+        except ArtifactError as error:
+            if isinstance(error.__cause__, OSError):
+                raise _refusal_of(error.__cause__, upload) from error
+            raise errors.bad_request("artifact_invalid", f"This upload is no model: {error}.") from error
+        finally:
+            await asyncio.to_thread(draft.unlink, missing_ok=True)
         expires_at = self._clock.unix_s() + self._settings.upload_ttl_s
         if not await self.store.complete_upload(upload.id, digest=digest, expires_at=expires_at):
             raise errors.conflict(f"Upload '{upload.id}' was deleted meanwhile.")
@@ -301,15 +301,23 @@ class UploadDesk:
                 continue
             _log.info("%s: forgotten, nothing came of it for %.0f s", upload.id, self._settings.upload_ttl_s)
             await self.drop(upload)
+        await self._forget_gone()
         # Looked at before the store: a folder that is made meanwhile belongs to an upload that is known by then.
         folders = await asyncio.to_thread(self._files.folders)
         known = {one.id for one in await self.store.uploads() if one.status is UploadStatus.OPEN}
         for upload_id in set(folders) - known - self._joining.keys() - self._writing.keys():
             await asyncio.to_thread(self._files.remove, upload_id)
 
+    async def _forget_gone(self) -> None:
+        """Forget complete uploads whose bytes are not here any more, so that they are sent again."""
+        for upload in await self.store.uploads():
+            if upload.status is UploadStatus.COMPLETE and await asyncio.to_thread(self.file_of, upload) is None:
+                _log.info("%s: forgotten, its bytes are gone", upload.id)
+                await self.store.remove_upload(upload.id)
+
     def file_of(self, upload: Upload) -> Path | None:
         """Return the file that a complete upload became, if it is here. Blocks."""
-        return self._artifacts.path(Artifact(uri_of(upload.digest), upload.digest, upload.size_bytes))
+        return self._files.whole(upload.digest, upload.size_bytes)
 
     async def kept_digests(self) -> frozenset[str]:
         """Return what was uploaded and may still be deployed: the garbage collection of artifacts spares it."""
@@ -342,8 +350,8 @@ def _ranges(numbers: list[int], most: int = 10) -> str:
     return ", ".join(shown) + (", …" if len(runs) > most else "")
 
 
-def _refusal_of(error: OSError | ArtifactError, upload: Upload) -> ApiError:
-    if isinstance(error, OSError) and error.errno in _FULL:
+def _refusal_of(error: OSError, upload: Upload) -> ApiError:
+    if error.errno in _FULL:
         return errors.upload_storage_full(needed=upload.size_bytes, free=0)
     _log.error("%s: its bytes cannot be stored: %s", upload.id, error)
     return errors.storage_unavailable()

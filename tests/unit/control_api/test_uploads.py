@@ -192,6 +192,16 @@ async def test_a_tenant_may_have_so_many_uploads_and_bytes(tmp_path: Path) -> No
         await begin(api, other)
 
 
+async def test_an_upload_whose_bytes_are_gone_is_forgotten(api: Management, manager: Identity) -> None:
+    done = await upload(api, manager)
+    (api.context.data.artifacts / "sha256" / done["digest"].removeprefix("sha256:")).unlink()
+    order = {"model_name": "m", "framework": "weighed", "model_artifact": done["uri"]}
+    refused = await api.call(manager, "POST", "/v1/models/deploy", order)
+    assert "upload them again" in refused.json()["error"]["message"]
+    await api.context.uploads.sweep()
+    assert (await api.call(manager, "GET", UPLOADS)).json()["data"] == []
+
+
 async def test_the_sweep_forgets_what_is_over_and_folders_of_nobody(api: Management, manager: Identity) -> None:
     desk, data = api.context.uploads, api.context.data
     old = await begin(api, manager)
