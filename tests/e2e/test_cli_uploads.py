@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.e2e.test_cli_commands import out, run
+from tests.e2e.test_cli_commands import out, run, terminal
 from tests.support.uploading import UPLOADS, content_of, digest_of, stored
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
@@ -152,3 +152,18 @@ def test_faults_of_a_file_are_told_with_their_lines(yard: Yard, tmp_path: Path) 
     assert "line 8, hardware.max_replicas: " in remote.stderr
     both = run(yard, "deploy", "-f", str(file), "--scale", "2")
     assert (both.returncode, "--scale into the file" in both.stderr) == (2, True)
+
+
+def test_a_terminal_sees_bars(yard: Yard, tmp_path: Path) -> None:
+    file = model_in(tmp_path, 3 * MIB, seed=24)
+    with terminal(yard, "models", "upload", str(file)) as (process, _, screen):
+        assert process.wait(30) == 0
+        eventually(lambda: "Uploaded my model.gguf" in screen(), 10, "the end")
+        assert "[########################]  100 %  3.1 MB/3.1 MB" in screen()
+        assert "/s  ETA 0 s" in screen()
+    order = ("--name", "slow", "--engine", "simulated", "--option", "load_s=1.5", "--wait")
+    with terminal(yard, "deploy", *order) as (process, _, screen):
+        assert process.wait(30) == 0
+        eventually(lambda: "'slow' is ready" in screen(), 10, "the end")
+        assert "slow  [" in screen()
+        assert "loading" in screen()
