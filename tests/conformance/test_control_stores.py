@@ -378,3 +378,40 @@ async def test_forecasts_are_kept_for_endpoints_that_exist_and_go_with_them(stor
     assert await store.forecasts() == {"ep-1": b"\x00two"}
     await store.remove_endpoint("ep-1")
     assert await store.forecasts() == {}
+
+
+async def test_a_version_is_removed_only_when_nothing_uses_it(store: ControlStore) -> None:
+    await store.add_deployment(a_version(), an_endpoint())
+    await store.add_version(a_version("ver-2", parent_id="ver-1"))
+    await store.add_version(a_version("ver-3", parent_id="ver-2", base_id="ver-2"))
+    assert not await store.remove_version("ver-1")
+    assert not await store.remove_version("ver-2")
+    assert await store.remove_version("ver-3")
+    await store.add_version(a_version("ver-4", parent_id="ver-2"))
+    await store.add_observed_load("ver-2", 3.0)
+    assert await store.remove_version("ver-2")
+    assert await store.remove_version("ver-2")
+    assert await store.versions() == [a_version(), a_version("ver-4", parent_id="ver-1")]
+    assert await store.observed_load_s("ver-2") == []
+
+
+async def test_a_version_of_a_replica_that_still_drains_is_not_removed(store: ControlStore) -> None:
+    await store.add_deployment(a_version(), an_endpoint())
+    await store.put_replica(a_replica("ep-1-0"))
+    await store.add_version(a_version("ver-2"))
+    await store.put_endpoint(an_endpoint(releases=(Release("ver-2"),)))
+    assert not await store.remove_version("ver-1")
+    await store.remove_replica("ep-1-0")
+    assert await store.remove_version("ver-1")
+
+
+async def test_an_endpoint_of_a_known_version_is_added_alone(store: ControlStore) -> None:
+    with pytest.raises(KeyError):
+        await store.add_endpoint(an_endpoint())
+    assert await store.endpoints() == []
+    await store.add_version(a_version())
+    await store.add_endpoint(an_endpoint())
+    assert await store.endpoints() == [an_endpoint()]
+    with pytest.raises(AlreadyExistsError, match="endpoint named '1'"):
+        await store.add_endpoint(an_endpoint("ep-2", name="1"))
+    assert await store.versions() == [a_version()]

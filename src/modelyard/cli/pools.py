@@ -58,7 +58,7 @@ def put(
 ) -> None:
     """Make the warm pool NAME, or change it."""
     body = {"model": model, "replicas": replicas, "node_pool": node_pool}
-    pool = platform.put(f"/v1/pools/{segment(name)}", body)
+    pool = platform.put_json(f"/v1/pools/{segment(name)}", body)
     if is_json:
         show_json(pool)
     elif is_quiet:

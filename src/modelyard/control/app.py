@@ -25,16 +25,18 @@ from modelyard.control.forecasts import Forecasts
 from modelyard.control.leadership import Leadership
 from modelyard.control.leases import LeaseOffice
 from modelyard.control.loops import Loops, Parts
+from modelyard.control.part_files import PartFiles
 from modelyard.control.requests import RequestDesk
 from modelyard.control.rollouts import Rollouts
 from modelyard.control.signals import Signals
 from modelyard.control.table import TablePublisher
 from modelyard.control.tidings import TidingsPublisher
+from modelyard.control.uploads import UploadDesk
 from modelyard.control.webhooks import WebhookSender
 from modelyard.engines import Engines
 from modelyard.fleet import Fleet
 from modelyard.metering.delivery import Delivery
-from modelyard.stores import ControlStore, RequestStore, StoreUnavailableError, TableFeed, UsageStore
+from modelyard.stores import ControlStore, RequestStore, StoreUnavailableError, TableFeed, UploadStore, UsageStore
 from modelyard.web.fetcher import Fetcher
 
 __all__ = ["ensure_admin_key", "run_control"]
@@ -67,6 +69,7 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
     store: ControlStore,
     usage: UsageStore,
     requests: RequestStore,
+    uploads: UploadStore,
     fetcher: Fetcher,
     fleet: Fleet,
     leadership: Leadership,
@@ -97,6 +100,7 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
     leases = LeaseOffice(feed=feed, table=lambda: publisher.table, workers=config.gateway.workers, clock=clock)
     tidings = TidingsPublisher(store=store, usage=usage, feed=feed, clock=clock, snapshots=loops.snapshots)
     webhooks = WebhookSender(store=requests, fetcher=fetcher, pepper=pepper, clock=clock, chance=random.Random().random)
+    upload_desk = _upload_desk(uploads, store, artifacts, data, config, clock)
     context = Context(
         config=config,
         data=data,
@@ -104,6 +108,7 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         usage=usage,
         requests=RequestDesk(store=requests, webhooks=webhooks, settings=config.control, clock=clock),
         webhooks=webhooks,
+        uploads=upload_desk,
         fleet=fleet,
         engines=engines,
         clock=clock,
@@ -119,7 +124,8 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         forecast=forecasts.profile,
         rounds=loops.times.status,
     )
-    others = (delivery, tidings, leases, context.requests, webhooks, forecasts, _rollouts(context, loops, publisher))
+    rollouts = _rollouts(context, loops, publisher)
+    others = (delivery, tidings, leases, context.requests, webhooks, upload_desk, forecasts, rollouts)
     api = build_api(context, console(context))
     listener = server.bind(data.control_socket)
     try:
@@ -153,6 +159,20 @@ def _rollouts(context: Context, loops: Loops, publisher: TablePublisher) -> Roll
         wake=context.wake,
         interval_s=context.config.control.rollout_interval_s,
         price=loops.price,
+    )
+
+
+def _upload_desk(
+    uploads: UploadStore,
+    store: ControlStore,
+    artifacts: ArtifactStore,
+    data: DataDirectory,
+    config: Config,
+    clock: Clock,
+) -> UploadDesk:
+    files = PartFiles(data.uploads)
+    return UploadDesk(
+        store=uploads, versions=store, artifacts=artifacts, files=files, settings=config.control, clock=clock
     )
 
 

@@ -36,6 +36,7 @@ from modelyard.gateway.routes import COUNTS, body_of_error, decoder_of, spoken_o
 from modelyard.gateway.server import ClientConnection, Request
 from modelyard.gateway.siblings import Siblings
 from modelyard.gateway.side_requests import SideRequest
+from modelyard.gateway.streamed_body import StreamedExchange
 from modelyard.gateway.upstream import UpstreamPool
 from modelyard.ids import KEY_LENGTH, RequestIds
 from modelyard.metering.journal import Journal
@@ -135,6 +136,17 @@ class Gateway:
                     # It failed before it was counted; its end will count it out.
                     exchange.endpoint.in_flight += 1
                 exchange.fail(errors.internal_error(request_id))
+
+    def stream(self, client: ClientConnection, request: Request) -> StreamedExchange:
+        """Pass ``request`` on while its body comes; what is returned takes the body.
+
+        Raises:
+            ApiError: 401 or 403 without a good key; nobody would read the body of a request that is refused later.
+        """
+        self.authenticate(request, Scope.MANAGE)
+        exchange = StreamedExchange(self.control, client, request, self.ids.next())
+        self.control.stream(exchange)
+        return exchange
 
     def _check_call(self, request: Request) -> None:
         if self.is_draining:

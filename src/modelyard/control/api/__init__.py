@@ -27,6 +27,7 @@ from modelyard.control.api.requests import Requests
 from modelyard.control.api.rollouts import Rollouts
 from modelyard.control.api.status import StatusPage
 from modelyard.control.api.tenants import Tenants
+from modelyard.control.api.uploads import Uploads
 from modelyard.control.api.usage import Usage
 from modelyard.control.api.webhooks import Webhooks
 from modelyard.control.api.why import Why
@@ -64,6 +65,7 @@ def declared_routes(context: Context) -> list[AnyRoute]:
         ForecastPages,
         Endpoints,
         Registry,
+        Uploads,
         Keys,
         Tenants,
         Usage,
