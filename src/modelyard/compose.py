@@ -165,7 +165,14 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     from modelyard.observe.logs import setup_logging
     from modelyard.stores.feed import FeedServer
     from modelyard.stores.mirror import MirroredStore
-    from modelyard.stores.sql import SqlControlStore, SqlLeaderStore, SqlRequestStore, SqlUsageStore, open_database
+    from modelyard.stores.sql import (
+        SqlControlStore,
+        SqlLeaderStore,
+        SqlRequestStore,
+        SqlUploadStore,
+        SqlUsageStore,
+        open_database,
+    )
     from modelyard.web.addresses import networks
     from modelyard.web.fetcher import Fetcher
 
@@ -208,6 +215,7 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
             store=MirroredStore(SqlControlStore(database), clock),
             usage=usage,
             requests=SqlRequestStore(database),
+            uploads=SqlUploadStore(database),
             fetcher=fetcher,
             fleet=_fleet(config.fleet, data, clock, machine, fence),
             leadership=leadership,

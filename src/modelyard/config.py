@@ -125,6 +125,8 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Time a replica gets between SIGTERM and SIGKILL, after it was drained."""
     drain_timeout_s: Positive = 120.0
     """Longest time a replica may drain before it is stopped all the same."""
+    warm_pool_accelerators: Count = 8
+    """Most accelerators that warm pools hold together."""
     min_residency_s: Positive = 60.0
     """Time a replica stays once it is ready, before an endpoint that has no room may take its place; twice as long is
     the most that one waits for idle ones that are dearer to load."""
@@ -144,6 +146,14 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Kept requests of one tenant; the next one is refused with 429."""
     kept_bytes_max: PositiveInt = 1024 * 1024 * 1024
     """Bytes of kept answers of one tenant; above it, a new request to be kept is refused with 429."""
+    upload_bytes_max: PositiveInt = 512 * 1024 * 1024 * 1024
+    """Largest artifact that may be uploaded."""
+    upload_bytes_held_max: PositiveInt = 1024 * 1024 * 1024 * 1024
+    """Bytes of one tenant's uploads, complete ones too; what would pass it is refused with 429."""
+    uploads_open_max: PositiveInt = 32
+    """Uploads of one tenant that are not complete; the next one is refused with 429."""
+    upload_ttl_s: Positive = 86_400.0
+    """Time since its last part that an upload is kept, and a complete one that no version uses."""
 
 
 class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -369,6 +379,11 @@ class DataDirectory:
     def artifacts(self) -> Path:
         """Content-addressed model files: ``sha256/<hex>``."""
         return self.root / "artifacts"
+
+    @property
+    def uploads(self) -> Path:
+        """One folder an upload, one file a part; beside the artifacts, so that a whole one moves without a copy."""
+        return self.artifacts / "uploads"
 
     @property
     def replicas(self) -> Path:

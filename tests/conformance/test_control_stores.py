@@ -23,6 +23,7 @@ from modelyard.domain.endpoints import (
     Timeouts,
 )
 from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.rollouts import Judgement, Rollout, RolloutKind, RolloutMode, RolloutState, Thresholds
 from modelyard.domain.tenants import ApiKey, Limits, Scope, Tenant
 from modelyard.stores import AlreadyExistsError, ControlStore, Event, StoreUnavailableError
 from modelyard.stores.sql import SqlControlStore
@@ -174,6 +175,34 @@ async def test_a_deployment_is_added_wholly_or_not_at_all(store: ControlStore) -
         await store.add_deployment(a_version("ver-2", version="ver-1"), an_endpoint("ep-2", "ver-2"))
     assert [found.id for found in await store.versions()] == ["ver-1"]
     assert [found.id for found in await store.endpoints()] == ["ep-1"]
+
+
+async def test_rollout_of_an_endpoint_is_kept_with_everything_in_it(store: ControlStore) -> None:
+    rollout = Rollout(
+        "ver-1",
+        "ver-2",
+        1.5,
+        kind=RolloutKind.ROLLING,
+        mode=RolloutMode.MANUAL,
+        state=RolloutState.PROMOTED,
+        reason="good",
+        steps=(5, 100),
+        step=1,
+        asked_at=2.5,
+        step_began_at=3.5,
+        thresholds=Thresholds(min_requests=7, ttft_ratio=2.0),
+        keep_s=1.0,
+        ended_at=4.5,
+        kept_until=5.5,
+        judgements=(Judgement(1.0, 5, "wait", "why", {"requests": 3, "share": 0.5, "of": "v1", "unknown": None}),),
+    )
+    await store.add_deployment(a_version(), an_endpoint())
+    await store.put_endpoint(an_endpoint(rollout=rollout))
+    (found,) = await store.endpoints()
+    assert found.rollout == rollout
+    await store.put_outlook("ep-1", status=EndpointStatus.RUNNING, progress=Progress(Stage.READY), failure="")
+    (found,) = await store.endpoints()
+    assert found.rollout == rollout, "what is told of it changes nothing that was asked"
 
 
 async def test_endpoint_names_are_unique_per_tenant_among_the_living(store: ControlStore) -> None:
@@ -349,3 +378,40 @@ async def test_forecasts_are_kept_for_endpoints_that_exist_and_go_with_them(stor
     assert await store.forecasts() == {"ep-1": b"\x00two"}
     await store.remove_endpoint("ep-1")
     assert await store.forecasts() == {}
+
+
+async def test_a_version_is_removed_only_when_nothing_uses_it(store: ControlStore) -> None:
+    await store.add_deployment(a_version(), an_endpoint())
+    await store.add_version(a_version("ver-2", parent_id="ver-1"))
+    await store.add_version(a_version("ver-3", parent_id="ver-2", base_id="ver-2"))
+    assert not await store.remove_version("ver-1")
+    assert not await store.remove_version("ver-2")
+    assert await store.remove_version("ver-3")
+    await store.add_version(a_version("ver-4", parent_id="ver-2"))
+    await store.add_observed_load("ver-2", 3.0)
+    assert await store.remove_version("ver-2")
+    assert await store.remove_version("ver-2")
+    assert await store.versions() == [a_version(), a_version("ver-4", parent_id="ver-1")]
+    assert await store.observed_load_s("ver-2") == []
+
+
+async def test_a_version_of_a_replica_that_still_drains_is_not_removed(store: ControlStore) -> None:
+    await store.add_deployment(a_version(), an_endpoint())
+    await store.put_replica(a_replica("ep-1-0"))
+    await store.add_version(a_version("ver-2"))
+    await store.put_endpoint(an_endpoint(releases=(Release("ver-2"),)))
+    assert not await store.remove_version("ver-1")
+    await store.remove_replica("ep-1-0")
+    assert await store.remove_version("ver-1")
+
+
+async def test_an_endpoint_of_a_known_version_is_added_alone(store: ControlStore) -> None:
+    with pytest.raises(KeyError):
+        await store.add_endpoint(an_endpoint())
+    assert await store.endpoints() == []
+    await store.add_version(a_version())
+    await store.add_endpoint(an_endpoint())
+    assert await store.endpoints() == [an_endpoint()]
+    with pytest.raises(AlreadyExistsError, match="endpoint named '1'"):
+        await store.add_endpoint(an_endpoint("ep-2", name="1"))
+    assert await store.versions() == [a_version()]

@@ -23,10 +23,12 @@ from modelyard.domain.routing_table import (
     TableChange,
     Tidings,
 )
+from modelyard.domain.signals import ReleaseCounts
 from modelyard.domain.tenants import ApiKey, Scope, Tenant
 from modelyard.domain.usage import Price
+from modelyard.domain.why import Ask, Bound, Considered, Line, Move, RequestStory, Told
 from modelyard.errors import StartupError
-from modelyard.stores.feed import FeedClient, FeedServer
+from modelyard.stores.feed import ASKED_MAX, FeedClient, FeedServer
 
 TOKEN = "internal-token"
 WITHIN_S = 15.0
@@ -343,3 +345,117 @@ async def test_a_gateway_that_joins_between_changes_gets_all_of_it_and_then_chan
         await gateway.sees(3)
         assert gateway.tables[-1] == a_table(3, padding=3)
         assert gateway.losses == 0
+
+
+async def answering(gateway: Gateway, story: RequestStory | None) -> None:
+    """Answer every question of the controller with ``story``."""
+    async for update in gateway.client.updates():
+        if isinstance(update, Ask):
+            gateway.client.send(Told(update.number, story))
+
+
+def a_story(request_id: str = "req_1") -> RequestStory:
+    return RequestStory(
+        request_id=request_id,
+        tenant_id="t1",
+        key_id="k1",
+        source="gateway-1",
+        arrived_at=1.5,
+        route="/v1/chat/completions",
+        model="smol",
+        endpoint_id="ep-1",
+        status=429,
+        code="queue_full",
+        facts={"waiting": 3, "predicted_wait_s": 1.25},
+        bounds=(Bound("key", "concurrency", 4),),
+        line=Line(3, None, is_cold=True),
+        considered=(Considered("rep-1", 1, 8, is_chosen=True, cached_tokens=256, total_s=0.5),),
+        moves=(Move("rep-2", "ver-1", 0.25, "connection lost"),),
+    )
+
+
+class Answerers:
+    """Gateways that only answer questions."""
+
+    def __init__(self, room: Room) -> None:
+        self.room = room
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def join(self, gateway_id: str, story: RequestStory | None) -> Gateway:
+        gateway = Gateway(FeedClient(self.room.path, TOKEN, gateway_id))
+        self.tasks.append(asyncio.create_task(answering(gateway, story)))
+        await eventually_async(lambda: gateway_id in self.room.server.reports(), WITHIN_S, f"{gateway_id} follows")
+        return gateway
+
+    async def close(self, *gateways: Gateway) -> None:
+        for gateway in gateways:
+            await gateway.client.close()
+        async with asyncio.timeout(WITHIN_S):
+            await asyncio.gather(*self.tasks)
+
+
+async def test_a_question_is_answered_by_the_gateway_that_remembers(room: Room) -> None:
+    await room.server.publish(a_table(1))
+    answerers = Answerers(room)
+    gateways = [
+        await answerers.join("gateway-0", None),
+        await answerers.join("gateway-1", a_story()),
+        await answerers.join("gateway-2", None),
+    ]
+    assert await room.server.ask("req_1", timeout_s=WITHIN_S) == a_story()
+    await answerers.close(*gateways)
+
+
+async def test_a_question_that_nobody_can_answer_has_no_answer(room: Room) -> None:
+    assert await room.server.ask("req_1", timeout_s=WITHIN_S) is None
+    answerers = Answerers(room)
+    gateway = await answerers.join("gateway-0", None)
+    assert await room.server.ask("req_1", timeout_s=WITHIN_S) is None
+    await answerers.close(gateway)
+
+
+async def test_a_gateway_that_does_not_answer_is_waited_for_as_long_as_was_said_and_no_longer(room: Room) -> None:
+    silent = room.join("gateway-0")  # it takes questions for news and goes on
+    answerers = Answerers(room)
+    other = await answerers.join("gateway-1", None)
+    await eventually_async(lambda: len(room.server.reports()) == 2, WITHIN_S, "both follow")
+    async with asyncio.timeout(WITHIN_S):
+        assert await room.server.ask("req_1", timeout_s=0.2) is None
+    await eventually_async(lambda: "Ask" in silent.order, WITHIN_S, "the question came")
+    # An answer that comes too late is nobody's.
+    silent.client.send(Told(1, a_story()))
+    silent.client.send(BUSY)
+    await eventually_async(lambda: room.server.reports()["gateway-0"] == BUSY, WITHIN_S, "the feed goes on")
+    await answerers.close(other)
+
+
+async def test_whoever_waits_for_a_gateway_that_leaves_is_told_at_once(room: Room) -> None:
+    gateway = room.join("gateway-0")
+    await eventually_async(lambda: "gateway-0" in room.server.reports(), WITHIN_S, "it follows")
+    asking = asyncio.create_task(room.server.ask("req_1", timeout_s=600))
+    await eventually_async(lambda: "Ask" in gateway.order, WITHIN_S, "the question came")
+    await gateway.client.close()
+    async with asyncio.timeout(WITHIN_S):
+        assert await asking is None
+
+
+async def test_one_gateway_is_asked_a_bounded_number_of_questions_at_a_time(room: Room) -> None:
+    gateway = room.join("gateway-0")
+    await eventually_async(lambda: "gateway-0" in room.server.reports(), WITHIN_S, "it follows")
+    asking = [asyncio.create_task(room.server.ask(f"req_{n}", timeout_s=600)) for n in range(ASKED_MAX + 5)]
+    await eventually_async(lambda: gateway.order.count("Ask") == ASKED_MAX, WITHIN_S, "the questions came")
+    await eventually_async(lambda: sum(task.done() for task in asking) == 5, WITHIN_S, "the rest is not asked")
+    await gateway.client.close()
+    async with asyncio.timeout(WITHIN_S):
+        assert set(await asyncio.gather(*asking)) == {None}
+
+
+async def test_counts_of_releases_arrive_as_they_were_told_and_silence_of_them_too(room: Room) -> None:
+    gateway = room.join("gateway-0")
+    await eventually_async(lambda: "gateway-0" in room.server.reports(), WITHIN_S, "it follows")
+    counts = ReleaseCounts("ep-1", "ver-1", 9, 1, (0, 3), (), (1, 2, 3), 70, 80, 1.25)
+    told = msgspec.structs.replace(BUSY, releases=[counts])
+    gateway.client.send(told)
+    await eventually_async(lambda: room.server.reports()["gateway-0"] == told, WITHIN_S, "counts")
+    gateway.client.send(BUSY)
+    await eventually_async(lambda: room.server.reports()["gateway-0"].releases is None, WITHIN_S, "not said")

@@ -43,3 +43,26 @@ def test_releases_come_get_a_share_and_go(yard: Yard) -> None:
     last = run(yard, "endpoints", "rm-release", "canary", "v2")
     assert (last.returncode, "no other release has traffic" in last.stderr) == (1, True)
     assert run(yard, "run", "canary", "hello").returncode == 0
+
+
+def test_a_canary_is_watched_promoted_and_undone(yard: Yard) -> None:
+    out(yard, "deploy", "--name", "roll", "--engine", "simulated", "--wait")
+    told = out(yard, "canary", "set", "roll", "10", "--engine", "simulated", "--manual", "--keep", "1m")
+    assert told.startswith("'roll' v1 -> v2: running at 0 %, on the way to 10 %.")
+    eventually(lambda: "at 10 %" in out(yard, "rollout", "status", "roll"), 20, "v2 has its share")
+    assert "its mode is manual" in out(yard, "rollout", "status", "roll")
+    other = run(yard, "canary", "set", "roll", "10", "--engine", "simulated", "--version", "v3")
+    assert (other.returncode, "promote it or roll it back first" in other.stderr) == (1, True)
+    assert "paused at 10 %" in out(yard, "rollout", "pause", "roll")
+    assert "running at 10 %" in out(yard, "canary", "resume", "roll")
+    assert out(yard, "canary", "promote", "roll").startswith("'roll' v1 -> v2: running at 10 %, on the way to 100 %.")
+    watched = run(yard, "rollout", "status", "roll", "--watch")
+    assert (watched.returncode, "promoted at 100 %" in watched.stdout) == (0, True), watched
+    assert "v1 until" in watched.stdout, "what is kept is told"
+    assert "Rollout" in out(yard, "endpoints", "roll")
+    assert out(yard, "rollback", "roll").startswith("'roll' v1 -> v2: rolled back.")
+    state = json.loads(out(yard, "rollout", "status", "roll", "--json"))
+    assert (state["state"], state["reason"].startswith("asked for with key")) == ("rolled_back", True)
+    assert run(yard, "rollout", "status", "roll", "--watch").returncode == 1, "scripts notice"
+    missing = run(yard, "rollback", "rol")
+    assert (missing.returncode, "Did you mean 'roll'?" in missing.stderr) == (3, True)

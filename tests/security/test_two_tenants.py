@@ -42,6 +42,8 @@ async def theirs(api: Management) -> Theirs:
     owner, _ = await api.key(tenant_id, Scope.MANAGE)
     endpoint_id = (await api.call(owner, "POST", "/v1/models/deploy", DEPLOYMENT)).json()["endpoint_id"]
     request_id = await kept_request(api, owner)
+    wanted = {"name": "their-model", "size_bytes": 1}
+    upload_id = (await api.call(owner, "POST", "/v1/uploads/artifacts", wanted)).json()["id"]
     version_id = (await api.context.store.versions())[0].id
     return Theirs(
         {
@@ -51,8 +53,10 @@ async def theirs(api: Management) -> Theirs:
             "tenant_id": [tenant_id],
             "request_id": [request_id],
             "version": [version_id],
+            "upload": [upload_id],
+            "number": ["1"],
         },
-        [endpoint_id, version_id, owner.key_id, tenant_id, request_id, "their-model"],
+        [endpoint_id, version_id, upload_id, owner.key_id, tenant_id, request_id, "their-model"],
     )
 
 

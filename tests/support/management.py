@@ -18,9 +18,12 @@ from modelyard.clock import ManualClock
 from modelyard.config import Config, DataDirectory
 from modelyard.console import build_console
 from modelyard.control.api import build_api
+from modelyard.control.artifacts import ArtifactStore
 from modelyard.control.context import Context
+from modelyard.control.part_files import PartFiles
 from modelyard.control.requests import RequestDesk
 from modelyard.control.signals import Signals
+from modelyard.control.uploads import UploadDesk
 from modelyard.control.webhooks import WebhookSender
 from modelyard.domain.demand import Report
 from modelyard.domain.routing_table import Heartbeat
@@ -37,7 +40,7 @@ from modelyard.domain.why import RequestStory
 from modelyard.engines.simulated import SimulatedEngine
 from modelyard.fleet.local import LocalFleet
 from modelyard.ids import hash_secret, new_api_key
-from modelyard.stores.sql import SqlControlStore, SqlRequestStore, SqlUsageStore, open_database
+from modelyard.stores.sql import SqlControlStore, SqlRequestStore, SqlUploadStore, SqlUsageStore, open_database
 from modelyard.web.addresses import networks
 from modelyard.web.fetcher import Fetcher
 
@@ -144,13 +147,23 @@ async def management(folder: Path, config: Config | None = None) -> AsyncIterato
     requests = SqlRequestStore(database)
     fetcher = Fetcher(networks(settings.fetch.private_networks))
     webhooks = WebhookSender(store=requests, fetcher=fetcher, pepper=PEPPER, clock=clock, chance=lambda: 0.5)
+    store = SqlControlStore(database)
+    uploads = UploadDesk(
+        store=SqlUploadStore(database),
+        versions=store,
+        artifacts=ArtifactStore(data.artifacts),
+        files=PartFiles(data.uploads),
+        settings=settings.control,
+        clock=clock,
+    )
     context = Context(
         config=settings,
         data=data,
-        store=SqlControlStore(database),
+        store=store,
         usage=SqlUsageStore(database),
         requests=RequestDesk(store=requests, webhooks=webhooks, settings=settings.control, clock=clock),
         webhooks=webhooks,
+        uploads=uploads,
         fleet=LocalFleet(data.replicas, clock),
         engines={engine.name: engine for engine in engines},
         clock=clock,
@@ -168,4 +181,5 @@ async def management(folder: Path, config: Config | None = None) -> AsyncIterato
     try:
         yield Management(app, context, clock, waked, refreshed, gateways, stories)
     finally:
+        await uploads.close()
         await context.store.close()

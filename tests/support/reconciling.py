@@ -17,6 +17,7 @@ from modelyard.config import Config, ControlConfig, PriceConfig
 from modelyard.control.artifacts import ArtifactStore
 from modelyard.control.bootstrap import ensure_platform
 from modelyard.control.loops import Loops, Parts
+from modelyard.control.rollouts import Rollouts, Windows
 from modelyard.control.signals import Signals
 from modelyard.control.table import TablePublisher
 from modelyard.domain.catalog import Artifact, ModelVersion
@@ -190,8 +191,12 @@ async def controller(
     *,
     through: Callable[[ControlStore, Fleet], tuple[ControlStore, Fleet]] | None = None,
     has_gateway: bool = True,
+    windows: Windows | None = None,
 ) -> AsyncIterator[Controller]:
-    """Run a controller on ``site``; ``through`` may put something between it and its store and fleet."""
+    """Run a controller on ``site``; ``through`` may put something between it and its store and fleet.
+
+    ``windows`` say what gateways counted, where a rollout is to be judged.
+    """
     store, fleet = through(site.store, site.fleet) if through else (site.store, site.fleet)
     feed = FeedServer(site.root / "feed.sock", TOKEN)
     await feed.start()
@@ -203,9 +208,19 @@ async def controller(
     loops = Loops(replace(parts, gateways_settle_s=0.5))
     gateway = Gateway(FeedClient(site.root / "feed.sock", TOKEN, "gateway-0"))
     stop = asyncio.Event()
+    rollouts = Rollouts(
+        store=store,
+        clock=SystemClock(),
+        changing=asyncio.Lock(),
+        windows=windows or parts.signals,
+        passed=loops.passed,
+        refresh=publisher.refresh,
+        wake=loops.wake,
+        interval_s=0.1,
+    )
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(loops.run(stop))
+            group.create_task(loops.run(stop, rollouts.run))
             if has_gateway:
                 group.create_task(gateway.follow())
             try:

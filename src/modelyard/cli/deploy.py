@@ -4,23 +4,31 @@ import re
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import click
 
+from modelyard.cli.applying import Applied, apply
 from modelyard.cli.autoscale import autoscale_options
+from modelyard.cli.bars import StageBar
+from modelyard.cli.endpoint_file import read_endpoint_file, with_lines
 from modelyard.cli.exits import Exit, Failure, Refused
 from modelyard.cli.http import Platform, connected, segment
 from modelyard.cli.nouns import DURATION
-from modelyard.cli.output import Item, ProgressLine, listing, progress_text, remark, show_json
+from modelyard.cli.output import Item, listing, remark, show_json
+from modelyard.cli.plan import show_plan
+from modelyard.cli.sending import send_order
 from modelyard.cli.serving import serving_options
 from modelyard.clock import SystemClock
 
 _POLL_S = 0.2
+REGISTERED = "model:"
 _EXAMPLE = """\b
 Example:
   modelyard deploy ./smollm2.gguf --name smollm2 --wait
   modelyard deploy ./smollm2.gguf --scale 0..4 --idle 5m --option context_length=4096
-  modelyard deploy --engine simulated --name sim"""
+  modelyard deploy --engine simulated --name sim
+  modelyard deploy -f endpoint.toml --wait"""
 
 
 class Scale(click.ParamType[tuple[int, int]]):
@@ -46,9 +54,15 @@ class Scale(click.ParamType[tuple[int, int]]):
 @click.option("--option", "options", multiple=True, metavar="K=V", help="A setting of the engine; repeatable.")
 @click.option("--version", help="Name of this version. [default: the next of v1, v2, …]")
 @click.option("--shared", is_flag=True, help="Let every tenant call it (admin only).")
+@click.option(
+    "-f", "--file", "endpoint_file", type=click.Path(path_type=Path), help="An endpoint in TOML or JSON, in one file."
+)
+@click.option("--upload", "is_uploading", is_flag=True, help="Send the file at PATH, also to a platform that is here.")
 @click.option("--wait", "is_waiting", is_flag=True, help="Return when it is ready; the stages go to stderr.")
 @click.option("--timeout", "timeout_s", type=DURATION, default="15m", show_default=True, help="Longest --wait.")
-@click.option("--dry-run", is_flag=True, help="Print the request, send nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Say what it would need, where it would run, what it would cost; do nothing."
+)
 @serving_options
 @autoscale_options
 @connected
@@ -56,38 +70,103 @@ class Scale(click.ParamType[tuple[int, int]]):
 def command(*, platform: Platform, serving: Item, autoscale: Item, is_json: bool, is_quiet: bool, **given: Any) -> None:
     """Deploy the model at PATH or URI and print its endpoint.
 
-    The platform reads PATH itself, so it must be on its machine.
+    A platform on this machine reads PATH itself; to one that is not, the file is uploaded first.
+
+    With -f the endpoint is made as its file says, or changed to that; the same file twice changes nothing.
     """
-    body = request_body(**{name: given[name] for name in given if name not in {"is_waiting", "timeout_s", "dry_run"}})
-    if serving:
-        body["serving"] = serving
-    if autoscale:
-        body["autoscale"] = autoscale
-    if given["dry_run"]:
-        show_json(body)
+    is_waiting, timeout_s, is_dry = (given.pop(name) for name in ("is_waiting", "timeout_s", "dry_run"))
+    endpoint_file, is_uploading = given.pop("endpoint_file"), given.pop("is_uploading")
+    body, file, lines = _read(endpoint_file, given, serving=serving, autoscale=autoscale)
+    if is_dry:
+        show_plan(platform, body, is_json=is_json)
         return
     try:
-        answer = platform.post("/v1/models/deploy", body)
+        if endpoint_file is not None:
+            done = apply(platform, body, file, is_uploading=is_uploading)
+        else:
+            done = _deploy(platform, body, file, is_uploading=is_uploading, is_next=given["version"] is None)
     except Refused as error:
-        if error.code != "conflict" or given["version"] is not None:
+        raise (with_lines(error, endpoint_file, lines) if endpoint_file is not None else error) from error
+    answer = done.answer
+    if is_waiting:
+        answer = answer | {"status": wait_until_ready(platform, done.endpoint_id, timeout_s=timeout_s)["status"]}
+    if is_json:
+        show_json(answer)
+    elif is_quiet:
+        print(done.endpoint_id)
+    else:
+        print(_outcome(body["model_name"], done, is_ready=is_waiting))
+
+
+def _read(
+    endpoint_file: Path | None, given: dict[str, Any], **sections: Item
+) -> tuple[Item, Path | None, dict[str, int]]:
+    """Return the request, the file of this machine that it names, and where the endpoint's file says what."""
+    lines: dict[str, int] = {}
+    if endpoint_file is not None:
+        _refuse_options(click.get_current_context())
+        body, lines = read_endpoint_file(endpoint_file)
+    else:
+        body = request_body(**given)
+    file = local_file(body)
+    if endpoint_file is not None:
+        _complete(body, file)
+    return body | {name: section for name, section in sections.items() if section}, file, lines
+
+
+def _deploy(platform: Platform, body: Item, file: Path | None, *, is_uploading: bool, is_next: bool) -> Applied:
+    try:
+        answer = send_order(
+            platform, body, file, lambda order: platform.post("/v1/models/deploy", order), is_uploading=is_uploading
+        )
+    except Refused as error:
+        if error.code != "conflict" or not is_next:
             raise
         raise error.with_hint(
             f"That is 'modelyard endpoints rm {body['model_name']}', 'endpoints add-release', or --name."
         ) from error
-    endpoint_id = answer["endpoint_id"]
-    if given["is_waiting"]:
-        answer |= {"status": wait_until_ready(platform, endpoint_id, timeout_s=given["timeout_s"])["status"]}
-    if is_json:
-        show_json(answer)
-    elif is_quiet:
-        print(endpoint_id)
-    elif given["is_waiting"]:
-        print(f"'{body['model_name']}' is ready. Try: modelyard run {body['model_name']} 'Hello'")
-    else:
-        print(
-            f"Deploying '{body['model_name']}' as {endpoint_id}; ready in about {answer['estimated_ready_seconds']} s. "
-            f"See: modelyard endpoints {body['model_name']}"
-        )
+    return Applied(answer["endpoint_id"], ["deployed"], answer)
+
+
+def _outcome(name: str, done: Applied, *, is_ready: bool) -> str:
+    if done.changes == ["deployed"]:
+        if is_ready:
+            return f"'{name}' is ready. Try: modelyard run {name} 'Hello'"
+        ready = f"ready in about {done.answer['estimated_ready_seconds']} s"
+        return f"Deploying '{name}' as {done.endpoint_id}; {ready}. See: modelyard endpoints {name}"
+    what = "; ".join(done.changes) or "unchanged"
+    return f"'{name}': {what}. See: modelyard endpoints {name}"
+
+
+def _refuse_options(context: click.Context) -> None:
+    """Refuse options of the command line that the file has the say in."""
+    from click.core import ParameterSource
+
+    with_file = {"endpoint_file", "is_uploading", "is_waiting", "timeout_s", "dry_run", "is_json", "is_quiet"}
+    with_file |= {"url", "key", "data_dir"}
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name not in with_file and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = parameter.opts[0] if isinstance(parameter, click.Option) else "PATH"
+            raise click.UsageError(f"With -f, write {option} into the file")
+
+
+def _complete(body: Item, file: Path | None) -> None:
+    """Fill in what a file may leave to the content of its artifact: the engine."""
+    artifact = str(body.get("model_artifact", ""))
+    if file is not None:
+        body["model_artifact"] = file.as_uri()
+    if not body.get("framework") and not artifact.startswith(REGISTERED):
+        body["framework"] = _engine_of(file)
+
+
+def local_file(body: Item) -> Path | None:
+    """Return the file of this machine that an order names.
+
+    Raises:
+        Failure: there is none of that name.
+    """
+    return _locate(str(body.get("model_artifact", "")) or None)[1]
 
 
 def request_body(
@@ -106,6 +185,8 @@ def request_body(
     if name is None:
         if source is None:
             raise click.UsageError("Give the model a --name.")
+        if source.startswith(("upload:", REGISTERED)):
+            raise click.UsageError("Give the endpoint a --name.")
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).stem).strip("-._") or "model"
     body: Item = {
         "model_name": name,
@@ -122,10 +203,11 @@ def request_body(
 def version_body(*, source: str | None, engine: str | None, options: tuple[str, ...], version: str | None) -> Item:
     """Return what a body says of a version: what a deployment and a further release have in common."""
     uri, file = _locate(source)
-    body: Item = {
-        "framework": _engine_of(file) if engine is None else engine,
-        "options": dict(_option(option) for option in options),
-    }
+    body: Item = {"options": dict(_option(option) for option in options)}
+    if engine is not None or not uri.startswith(REGISTERED):
+        body["framework"] = _engine_of(file) if engine is None else engine
+    elif not body["options"]:
+        del body["options"]
     if uri:
         body["model_artifact"] = uri
     if version is not None:
@@ -141,10 +223,11 @@ def wait_until_ready(platform: Platform, endpoint_id: str, *, timeout_s: float) 
     """
     clock = SystemClock()
     give_up_s = clock.monotonic_s() + timeout_s
-    progress = ProgressLine()
+    progress: StageBar | None = None
     try:
         while True:
             endpoint: Item = platform.get(f"/v1/endpoints/{segment(endpoint_id)}")
+            progress = progress or StageBar(endpoint["name"])
             if endpoint["status"] == "failed":
                 progress.clear()
                 raise Failure(
@@ -153,7 +236,7 @@ def wait_until_ready(platform: Platform, endpoint_id: str, *, timeout_s: float) 
                 )
             if endpoint["status"] == "running":
                 return endpoint
-            progress.show(f"{endpoint['name']}: {progress_text(endpoint.get('progress'))}")
+            progress.show(endpoint.get("progress"))
             if clock.monotonic_s() > give_up_s:
                 raise Failure(
                     f"'{endpoint['name']}' is not ready after {timeout_s:.0f} s; it goes on. "
@@ -162,20 +245,23 @@ def wait_until_ready(platform: Platform, endpoint_id: str, *, timeout_s: float) 
                 )
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
-        progress.clear()
         remark("Not waiting any longer; the deployment goes on.")
         raise
     finally:
-        progress.clear()
+        if progress is not None:
+            progress.clear()
 
 
 def _locate(source: str | None) -> tuple[str, Path | None]:
     """Return the URI to send, and the file when it is one of this machine."""
     if source is None:
         return "", None
+    if source.startswith(("upload:", REGISTERED)):
+        return source, None
     if "://" in source and not source.startswith("file://"):
         return source, None
-    file = Path(source.removeprefix("file://")).expanduser().absolute()
+    path = unquote(urlsplit(source).path) if source.startswith("file://") else source
+    file = Path(path).expanduser().absolute()
     if not file.exists():
         raise Failure(f"There is no file {file}. Check the path.", Exit.NOT_FOUND)
     return file.as_uri(), file

@@ -27,7 +27,7 @@ def stats(name: str, *, platform: Platform, window: float, is_json: bool, is_qui
     if is_quiet:
         print(found["stats"]["requests"])
         return
-    rates = ", ".join(f"{rate:.3g} in {span} s" for span, rate in found["arrivals_per_s"].items())
+    rates = ", ".join(f"{rate:.3g} in {span} s" for span, rate in sorted(found["arrivals_per_s"].items(), key=_span))
     show_pairs(
         {
             "Endpoint": found["name"],
@@ -40,6 +40,10 @@ def stats(name: str, *, platform: Platform, window: float, is_json: bool, is_qui
     print()
     rows = [_row(f"{one['version']} ({one['weight']} %)", one["stats"]) for one in found["releases"]]
     show_table(_HEADINGS, [*rows, _row("all", found["stats"])])
+
+
+def _span(item: tuple[str, float]) -> int:
+    return int(item[0])
 
 
 def _row(name: str, stats: Item) -> list[object]:

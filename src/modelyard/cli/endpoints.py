@@ -8,8 +8,7 @@ import click
 from modelyard.cli.autoscale import autoscale_options, size_text, tier_text
 from modelyard.cli.deploy import Scale, version_body
 from modelyard.cli.endpoint_stats import stats
-from modelyard.cli.exits import Exit, Refused
-from modelyard.cli.http import PAGE, Platform, close_names, connected, segment
+from modelyard.cli.http import PAGE, Platform, ask_of, connected, segment
 from modelyard.cli.nouns import DURATION, NounGroup
 from modelyard.cli.output import (
     Item,
@@ -70,7 +69,7 @@ def list_endpoints(*, platform: Platform, is_json: bool, is_quiet: bool) -> None
 def show(name: str, *, platform: Platform, is_json: bool, is_quiet: bool) -> None:
     """Show one endpoint: its stage, its replicas and what happened to it."""
     path = f"/v1/endpoints/{segment(name)}"
-    endpoint: Item = _find(platform, name, platform.get, path)
+    endpoint: Item = ask_of(platform, name, platform.get, path)
     if is_quiet:
         print(endpoint["id"])
         return
@@ -136,7 +135,7 @@ def change(name: str, *, platform: Platform, is_json: bool, is_quiet: bool, **gi
             "Nothing to change; give --scale, --idle, --tier, --autoscale, --weight, --shadow or an option of serving"
         )
     path = f"/v1/endpoints/{segment(name)}"
-    endpoint = _find(platform, name, lambda path: platform.patch(path, body), path)
+    endpoint = ask_of(platform, name, lambda path: platform.patch(path, body), path)
     _show_change(endpoint, f"Changed '{endpoint['name']}'.", is_json=is_json, is_quiet=is_quiet)
 
 
@@ -188,7 +187,7 @@ def add_release(
     """Add the model at PATH or URI to the endpoint NAME; the other releases share what it leaves."""
     body = version_body(**given) | {"weight": weight, "shadow": shadow}
     path = f"/v1/endpoints/{segment(name)}/releases"
-    endpoint = _find(platform, name, lambda path: platform.post(path, body), path)
+    endpoint = ask_of(platform, name, lambda path: platform.post(path, body), path)
     new = endpoint["releases"][-1]
     _show_change(
         endpoint, f"Added {new['version']} to '{name}': {release_text(new)}.", is_json=is_json, is_quiet=is_quiet
@@ -218,18 +217,8 @@ def remove_release(name: str, version: str, *, platform: Platform) -> None:
 @connected
 def remove(name: str, *, platform: Platform) -> None:
     """Remove an endpoint; running requests are finished, and its usage stays in the ledger."""
-    _find(platform, name, platform.delete, f"/v1/endpoints/{segment(name)}")
+    ask_of(platform, name, platform.delete, f"/v1/endpoints/{segment(name)}")
     remark(f"Removed '{name}'; its replicas finish what they are doing and stop.")
-
-
-def _find(platform: Platform, name: str, ask: Callable[[str], Item], path: str) -> Item:
-    try:
-        return ask(path)
-    except Refused as error:
-        if error.exit_code is not Exit.NOT_FOUND:
-            raise
-        names = [endpoint["name"] for endpoint in platform.all("/v1/endpoints", limit=PAGE)]
-        raise error.with_hint(close_names(name, names)) from error
 
 
 def _show_change(endpoint: Item, done: str, *, is_json: bool, is_quiet: bool) -> None:

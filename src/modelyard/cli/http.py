@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import click
@@ -23,6 +23,8 @@ from modelyard.config import DataDirectory
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
+
+T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 60.0
@@ -111,9 +113,19 @@ class Platform:
         """Return the JSON that POST answers."""
         return self._json("POST", path, body, {})
 
+    def put_json(self, path: str, body: Item) -> Any:
+        """Return the JSON that PUT of a body answers."""
+        return self._json("PUT", path, body, {})
+
     def patch(self, path: str, body: Item) -> Any:
         """Return the JSON that PATCH answers."""
         return self._json("PATCH", path, body, {})
+
+    def put(self, path: str, content: IO[bytes], size: int, headers: dict[str, str]) -> Any:
+        """Return the JSON that PUT answers; ``content`` is read while it is sent, and has ``size`` bytes."""
+        sent = {"content-type": "application/octet-stream", "content-length": str(size), **headers}
+        with self._exchange("PUT", self.url + path, content, sent, timeout_s=READ_TIMEOUT_S) as response:
+            return msgspec.json.decode(response.read())
 
     def delete(self, path: str) -> Any:
         """Return the JSON that DELETE answers, or None."""
@@ -152,21 +164,29 @@ class Platform:
     def _open(
         self, method: str, path: str, body: Item | None, query: dict[str, object], *, timeout_s: float
     ) -> Iterator["BaseHTTPResponse"]:
-        import urllib3
-
         url = self.url + path
         if given := {name: str(value) for name, value in query.items() if value is not None}:
             url += "?" + urlencode(given)
-        headers = {"authorization": f"Bearer {self.key}", "user-agent": "modelyard-cli", "accept-encoding": "identity"}
+        headers: dict[str, str] = {}
         content = None
         if body is not None:
             headers["content-type"] = "application/json"
             content = msgspec.json.encode(body)
+        with self._exchange(method, url, content, headers, timeout_s=timeout_s) as response:
+            yield response
+
+    @contextmanager
+    def _exchange(
+        self, method: str, url: str, content: bytes | IO[bytes] | None, headers: dict[str, str], *, timeout_s: float
+    ) -> Iterator["BaseHTTPResponse"]:
+        import urllib3
+
+        mine = {"authorization": f"Bearer {self.key}", "user-agent": "modelyard-cli", "accept-encoding": "identity"}
         timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=timeout_s)
         with urllib3.PoolManager(retries=False, timeout=timeout, **self._trust()) as pool:
             try:
                 response = pool.request(
-                    method, url, body=content, headers=headers, preload_content=False, redirect=False
+                    method, url, body=content, headers={**mine, **headers}, preload_content=False, redirect=False
                 )
             except urllib3.exceptions.HTTPError as error:
                 raise self.unreachable(error) from error
@@ -247,3 +267,18 @@ def close_names(wanted: str, names: list[str]) -> str:
     if names:
         return f"There is: {', '.join(sorted(names)[:5])}."
     return "Nothing is deployed yet; see 'modelyard deploy --help'."
+
+
+def ask_of(platform: Platform, name: str, ask: Callable[[str], T], path: str) -> T:
+    """Return what ``ask(path)`` does of the endpoint called ``name``; where there is none, say which there are.
+
+    Raises:
+        Refused: the platform did.
+    """
+    try:
+        return ask(path)
+    except Refused as error:
+        if error.exit_code is not Exit.NOT_FOUND:
+            raise
+        names = [endpoint["name"] for endpoint in platform.all("/v1/endpoints", limit=PAGE)]
+        raise error.with_hint(close_names(name, names)) from error

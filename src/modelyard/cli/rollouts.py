@@ -7,7 +7,7 @@ import click
 
 from modelyard.cli.deploy import version_body
 from modelyard.cli.exits import Exit, Failure
-from modelyard.cli.http import Platform, connected, segment
+from modelyard.cli.http import Platform, ask_of, connected, segment
 from modelyard.cli.nouns import DURATION
 from modelyard.cli.output import Item, ProgressLine, formats, moment, show_json, show_pairs, show_table
 
@@ -56,7 +56,8 @@ def set_canary(
     It gets them as soon as its replicas are ready. The other version keeps all of its own.
     """
     body = canary_body(percent, version, **given)
-    endpoint = platform.post(f"/v1/endpoints/{segment(name)}/canary", body)
+    path = f"/v1/endpoints/{segment(name)}/canary"
+    endpoint = ask_of(platform, name, lambda path: platform.post(path, body), path)
     _show(endpoint, is_json=is_json, is_quiet=is_quiet)
 
 
@@ -135,7 +136,7 @@ def undo(name: str, *, platform: Platform, is_json: bool, is_quiet: bool) -> Non
 def status(name: str, *, platform: Platform, is_watching: bool, is_json: bool, is_quiet: bool) -> None:
     """Show how far the rollout of the endpoint NAME is, and what the judge says."""
     path = f"/v1/endpoints/{segment(name)}/rollout"
-    found: Item = platform.get(path)
+    found: Item = ask_of(platform, name, platform.get, path)
     if is_watching:
         found = _watch(platform, path, found)
     if is_json:
@@ -168,18 +169,19 @@ def canary_body(percent: int, version: str | None, **given: Any) -> Item:
 
 def rollout_text(found: Item) -> str:
     """Return in one line how far a rollout is."""
-    what = f"{found['stable']} -> {found['candidate']}"
+    text = f"{found['stable']} -> {found['candidate']}: {found['state'].replace('_', ' ')}"
+    if found["state"] == "rolled_back":
+        return text
+    text += f" at {found['weight']} %"
     if found["kind"] == "rolling":
-        way = f"{found['weight']} % replica by replica"
-    else:
-        way = f"{found['weight']} %"
-        if found["weight"] < found["target"]:
-            way += f", on the way to {found['target']} %"
-    return f"{what}: {found['state'].replace('_', ' ')} at {way}"
+        return f"{text}, replica by replica"
+    return f"{text}, on the way to {found['target']} %" if found["weight"] < found["target"] else text
 
 
 def _act(platform: Platform, name: str, verb: str, *, is_json: bool, is_quiet: bool) -> None:
-    _show(platform.post(f"/v1/endpoints/{segment(name)}/{verb}", {}), is_json=is_json, is_quiet=is_quiet)
+    path = f"/v1/endpoints/{segment(name)}/{verb}"
+    endpoint = ask_of(platform, name, lambda path: platform.post(path, {}), path)
+    _show(endpoint, is_json=is_json, is_quiet=is_quiet)
 
 
 def _show(endpoint: Item, *, is_json: bool, is_quiet: bool) -> None:

@@ -108,6 +108,7 @@ async def endpoint_rows(context: ConsoleContext, identity: Identity) -> list[End
             [(_name_of(release, versions), _share_of(release)) for release in endpoint.releases],
         )
         for endpoint in await context.store.endpoints(tenant_id=tenant_id)
+        if not endpoint.pool
     ]
 
 

@@ -7,9 +7,10 @@ controller takes them over.
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.types import ASGIApp
 
@@ -24,16 +25,18 @@ from modelyard.control.forecasts import Forecasts
 from modelyard.control.leadership import Leadership
 from modelyard.control.leases import LeaseOffice
 from modelyard.control.loops import Loops, Parts
+from modelyard.control.part_files import PartFiles
 from modelyard.control.requests import RequestDesk
 from modelyard.control.rollouts import Rollouts
 from modelyard.control.signals import Signals
 from modelyard.control.table import TablePublisher
 from modelyard.control.tidings import TidingsPublisher
+from modelyard.control.uploads import UploadDesk
 from modelyard.control.webhooks import WebhookSender
 from modelyard.engines import Engines
 from modelyard.fleet import Fleet
 from modelyard.metering.delivery import Delivery
-from modelyard.stores import ControlStore, RequestStore, StoreUnavailableError, TableFeed, UsageStore
+from modelyard.stores import ControlStore, RequestStore, StoreUnavailableError, TableFeed, UploadStore, UsageStore
 from modelyard.web.fetcher import Fetcher
 
 __all__ = ["ensure_admin_key", "run_control"]
@@ -66,6 +69,7 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
     store: ControlStore,
     usage: UsageStore,
     requests: RequestStore,
+    uploads: UploadStore,
     fetcher: Fetcher,
     fleet: Fleet,
     leadership: Leadership,
@@ -96,14 +100,15 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
     leases = LeaseOffice(feed=feed, table=lambda: publisher.table, workers=config.gateway.workers, clock=clock)
     tidings = TidingsPublisher(store=store, usage=usage, feed=feed, clock=clock, snapshots=loops.snapshots)
     webhooks = WebhookSender(store=requests, fetcher=fetcher, pepper=pepper, clock=clock, chance=random.Random().random)
-    desk = RequestDesk(store=requests, webhooks=webhooks, settings=config.control, clock=clock)
+    upload_desk = _upload_desk(uploads, store, artifacts, data, config, clock)
     context = Context(
         config=config,
         data=data,
         store=store,
         usage=usage,
-        requests=desk,
+        requests=RequestDesk(store=requests, webhooks=webhooks, settings=config.control, clock=clock),
         webhooks=webhooks,
+        uploads=upload_desk,
         fleet=fleet,
         engines=engines,
         clock=clock,
@@ -119,33 +124,56 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         forecast=forecasts.profile,
         rounds=loops.times.status,
     )
-    rollouts = Rollouts(
-        store=store,
-        clock=clock,
-        changing=context.changing,
-        windows=signals,
-        passed=loops.passed,
-        refresh=publisher.refresh,
-        wake=loops.wake,
-        interval_s=config.control.rollout_interval_s,
-    )
+    rollouts = _rollouts(context, loops, publisher)
+    others = (delivery, tidings, leases, context.requests, webhooks, upload_desk, forecasts, rollouts)
     api = build_api(context, console(context))
     listener = server.bind(data.control_socket)
     try:
         await asyncio.to_thread(artifacts.clear_leftovers)
         await feed.start()
         await _boot(store, pepper, clock, data, stop)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(server.serve(api, listener, stop), name="the management API")
-            keeping = partial(leadership.keep, stop)
-            others = (delivery.run, tidings.run, leases.run, desk.run, webhooks.run, forecasts.run, rollouts.run)
-            group.create_task(loops.run(stop, keeping, *others), name="the loops")
+        keeping = partial(leadership.keep, stop)
+        await _serve(api, listener, stop, loops.run(stop, keeping, *(one.run for one in others)))
         await _deliver_rest(delivery)
         await leadership.resign()
     finally:
         listener.close()
         await feed.close()
         await store.close()
+
+
+async def _serve(api: ASGIApp, listener: socket.socket, stop: asyncio.Event, loops: Coroutine[Any, Any, None]) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(server.serve(api, listener, stop), name="the management API")
+        group.create_task(loops, name="the loops")
+
+
+def _rollouts(context: Context, loops: Loops, publisher: TablePublisher) -> Rollouts:
+    return Rollouts(
+        store=context.store,
+        clock=context.clock,
+        changing=context.changing,
+        windows=context.signals,
+        passed=loops.passed,
+        refresh=publisher.refresh,
+        wake=context.wake,
+        interval_s=context.config.control.rollout_interval_s,
+        price=loops.price,
+    )
+
+
+def _upload_desk(
+    uploads: UploadStore,
+    store: ControlStore,
+    artifacts: ArtifactStore,
+    data: DataDirectory,
+    config: Config,
+    clock: Clock,
+) -> UploadDesk:
+    files = PartFiles(data.uploads)
+    return UploadDesk(
+        store=uploads, versions=store, artifacts=artifacts, files=files, settings=config.control, clock=clock
+    )
 
 
 async def _refresh(tidings: TidingsPublisher, publisher: TablePublisher) -> None:

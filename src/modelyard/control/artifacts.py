@@ -110,6 +110,34 @@ class ArtifactStore:
             draft.unlink(missing_ok=True)
         return Artifact(artifact.uri, digest, size)
 
+    async def adopt(self, draft: Path, name: str, *, digest: str = "") -> Artifact:
+        """Take over the whole file ``draft`` of the same file system, as ``upload:<name>``; ``draft`` is gone then.
+
+        ``digest`` is its own where the caller hashed it. Content that is here already stays as it is.
+
+        Raises:
+            ArtifactError: it cannot be read or renamed.
+        """
+        return await asyncio.to_thread(self._adopt, draft, name, digest)
+
+    def _adopt(self, draft: Path, name: str, digest: str) -> Artifact:
+        try:
+            if not digest:
+                with draft.open("rb") as reader:
+                    digest = f"sha256:{hashlib.file_digest(reader, 'sha256').hexdigest()}"
+            size = draft.stat().st_size
+            artifact = Artifact(f"upload:{name}", digest, size)
+            if self.path(artifact) is None:
+                final = self._folder("sha256") / digest.removeprefix("sha256:")
+                draft.chmod(0o400)
+                draft.rename(final)
+                _sync_folder(final.parent)
+        except OSError as error:
+            raise ArtifactError(f"the upload cannot be stored: {error.strerror or error}") from error
+        finally:
+            draft.unlink(missing_ok=True)
+        return artifact
+
     def _folder(self, name: str) -> Path:
         folder = self._root / name
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -126,6 +154,8 @@ def local_path(uri: str) -> Path:
         raise ArtifactError("the version has no artifact, and its engine needs one")
     if uri.startswith("/"):
         return Path(uri)
+    if uri.startswith("upload:"):
+        raise ArtifactError("the uploaded artifact is not here any more; upload it again")
     parts = urlsplit(uri)
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
         return Path(unquote(parts.path))

@@ -75,7 +75,7 @@ class Attention:
         self._rests.pop(endpoint_id, None)
 
     def _is_resting(self, endpoint: Endpoint, world: World) -> bool:
-        if endpoint.is_deleted or endpoint.failure or endpoint.rollout is not None:
+        if endpoint.is_deleted or endpoint.failure or (endpoint.rollout is not None and endpoint.rollout.is_live):
             return False
         demand = world.demand(endpoint.id)
         if endpoint.status not in _RESTING or demand.queued or demand.in_flight:

@@ -13,6 +13,7 @@ from modelyard.clock import Clock
 from modelyard.config import Config, DataDirectory
 from modelyard.control.requests import RequestDesk
 from modelyard.control.signals import Signals
+from modelyard.control.uploads import UploadDesk
 from modelyard.control.webhooks import WebhookSender
 from modelyard.domain.demand import Report
 from modelyard.domain.routing_table import Heartbeat
@@ -36,6 +37,8 @@ class Context:
     requests: RequestDesk
     """Requests whose answer is kept."""
     webhooks: WebhookSender
+    uploads: UploadDesk
+    """Artifacts that clients send."""
     fleet: Fleet
     engines: Engines
     clock: Clock

@@ -141,6 +141,11 @@ class Executor:
                 records.clear()
         return True
 
+    async def adopt(self, replica: Replica, reason: str, records: Records) -> None:
+        """Make a running replica of a warm pool that of the endpoint in its record; one write moves it."""
+        await self._put(records, replica, ReplicaState.READY, reason)
+        await self._tell(replica.endpoint_id, "replica_taken", reason, replica.id)
+
     async def activate(self, version: ModelVersion) -> None:
         """Note that a version has served: the source's status ``active``."""
         if version.status is not VersionStatus.ACTIVE:

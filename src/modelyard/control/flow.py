@@ -6,7 +6,7 @@ do. Policies decide (``policy/scaling.py``, ``policy/reconcile.py``), this file
 only carries answers from one to the next.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -16,16 +16,18 @@ from modelyard.control.executor import Executor
 from modelyard.control.loadtimes import LoadTimes
 from modelyard.control.observer import Observer
 from modelyard.control.placing import Need, Placer
+from modelyard.control.pools import Pools
 from modelyard.control.remember import remember
 from modelyard.control.sizing import Sizing
 from modelyard.control.supplies import Supplies, SupplyError
 from modelyard.control.views import is_proven, situation_of
 from modelyard.control.world import World
+from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.engines import Settings
 from modelyard.policy import scaling
-from modelyard.policy.actions import StartReplica, Wait
+from modelyard.policy.actions import Action, StartReplica, Wait
 from modelyard.policy.eviction import Resident
 from modelyard.policy.packing import NoRoom
 from modelyard.policy.progress import Fetch, View
@@ -37,11 +39,12 @@ from modelyard.stores import ControlStore
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What a pass came to: the endpoint's size, and why versions of it cannot start."""
+    """What a pass came to: the endpoint's size, and why versions of it cannot start, or have no room."""
 
     replicas: int
     troubles: Mapping[str, SupplyError]
     has_rollout: bool
+    no_room: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -54,6 +57,7 @@ class Tools:
     supplies: Supplies
     loads: LoadTimes
     placer: Placer
+    pools: Pools
     sizing: Sizing
     pace: Pace
     publish: Callable[[], Awaitable[None]]
@@ -69,19 +73,30 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
     seen = tools.sizing.look(endpoint, world, settings, load_s, memory)
 
     decision = scaling.decide(endpoint.scaling, memory, seen, endpoint.autoscale)
+    if endpoint.pool:
+        decision = tools.pools.decide(endpoint, decision)
     evicted = tools.placer.evicted(replica.id for replica in world.replicas.get(endpoint.id, ()))
     if evicted:
         decision = without(decision, evicted)
     tools.sizing.note(endpoint.id, seen, decision)
     wanted = sizes(decision.replicas, endpoint, world.unix_s)
     situation = situation_of(
-        endpoint, wanted, decision.reason, world, tools.observer, is_first=memory is None, evicted=evicted.keys()
+        endpoint,
+        wanted,
+        decision.reason,
+        world,
+        tools.observer,
+        is_first=memory is None,
+        evicted=evicted.keys(),
+        taken=tools.pools.taken_from(endpoint.id) if endpoint.pool else (),
     )
     actions = plan(situation, tools.pace)
 
     records = {seen.record.id: seen.record for seen in situation.replicas}
     has_changed = False
     starts = Starts(endpoint, world, tools, records)
+    touched = touched_by(actions) if endpoint.pool else frozenset()
+    tools.pools.touch(touched)
     tools.placer.begin(endpoint.id)
     try:
         for action in actions:
@@ -91,6 +106,7 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
                 has_changed |= await tools.executor.carry_out(action, endpoint.id, records)
     finally:
         tools.placer.end(endpoint.id, starts.recorded)
+        tools.pools.let_go(touched)
 
     for version_id in {record.version_id for record in records.values() if record.state is ReplicaState.READY}:
         await tools.executor.activate(tools.supplies.known(world.versions[version_id]))
@@ -107,14 +123,19 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
         size_reason=decision.reason,
         waiting=next((action.reason for action in actions if isinstance(action, Wait)), ""),
         troubles={version_id: str(error) for version_id, error in starts.troubles.items()},
-        no_room=starts.no_room,
+        no_room=next(iter(starts.no_room.values()), ""),
         fetch=starts.fetch,
     )
     has_rollout = endpoint.rollout is not None and endpoint.rollout.is_live and not endpoint.is_deleted
-    tools.passed[endpoint.id] = Passed(decision.replicas, starts.troubles, has_rollout)
+    tools.passed[endpoint.id] = Passed(decision.replicas, starts.troubles, has_rollout, starts.no_room)
     has_changed |= await remember(endpoint, view, memory, decision, seen, tools.store)
     tools.memories[endpoint.id] = decision.memory
     return has_changed
+
+
+def touched_by(actions: Iterable[Action]) -> frozenset[str]:
+    """Return the replicas that ``actions`` are about."""
+    return frozenset(action.replica_id for action in actions if hasattr(action, "replica_id"))
 
 
 def without(decision: scaling.Decision, evicted: Mapping[str, str]) -> scaling.Decision:
@@ -134,7 +155,8 @@ class Starts:
     records: dict[str, Replica]
     troubles: dict[str, SupplyError] = field(default_factory=dict)
     """Why nothing of a version can start at all, by its id."""
-    no_room: str = ""
+    no_room: dict[str, str] = field(default_factory=dict)
+    """Why there is no room for a version, by its id."""
     fetch: Fetch | None = None
     recorded: list[str] = field(default_factory=list)
 
@@ -142,6 +164,8 @@ class Starts:
         """Place, supply and start; say whether it was started. What is missing is noted, and asked for by supply."""
         tools, replica = self.tools, action.replica
         version = self.world.versions[replica.version_id]
+        if await self._take(replica, version):
+            return True
         try:
             offer = tools.supplies.offer(version)
             is_spare = replica.ordinal >= max(self.endpoint.scaling.floor, 1)
@@ -149,7 +173,7 @@ class Starts:
             need = Need(self.endpoint.name, self.world.demand(self.endpoint.id).queued, offer.settings.load_s)
             placed = tools.placer.place(replica, ask, need, self._residents)
             if isinstance(placed, NoRoom):
-                self.no_room = placed.text
+                self.no_room[version.id] = placed.text
                 return False
             supply = tools.supplies.supply(version)
         except SupplyError as error:
@@ -161,6 +185,26 @@ class Starts:
             return False
         await tools.executor.start(action, self.endpoint, supply, placed, self.records)
         self.recorded.append(replica.id)
+        return True
+
+    async def _take(self, replica: Replica, version: ModelVersion) -> bool:
+        """Take a replica of a warm pool where nothing of the endpoint answers; say whether there was one."""
+        tools, endpoint = self.tools, self.endpoint
+        is_cold = not any(record.state is ReplicaState.READY for record in self.records.values())
+        if endpoint.pool or not is_cold or replica.placement.parts:
+            return False
+        found = tools.pools.take(endpoint, version, self.world.versions, replica)
+        if found is None:
+            return False
+        taken, reason = found
+        if tools.placer.over_quota(endpoint.tenant_id, taken.placement):
+            tools.pools.give_back(taken)
+            return False
+        try:
+            await tools.executor.adopt(taken, reason, self.records)
+        except BaseException:
+            tools.pools.give_back(taken)
+            raise
         return True
 
     def _residents(self) -> list[Resident]:

@@ -24,6 +24,7 @@ from modelyard.control.forecasts import Forecasts
 from modelyard.control.loadtimes import LoadTimes
 from modelyard.control.observer import Observer, Target
 from modelyard.control.placing import Placer
+from modelyard.control.pools import Pools
 from modelyard.control.signals import Signals
 from modelyard.control.sizing import Sizing
 from modelyard.control.supplies import Supplies
@@ -39,6 +40,7 @@ from modelyard.engines import Engines
 from modelyard.fleet import Fleet
 from modelyard.observe.rounds import Round, RoundTimes
 from modelyard.policy import scaling
+from modelyard.policy.costs import hourly_nanousd
 from modelyard.policy.eviction import Rule
 from modelyard.policy.reconcile import Pace, Situation, plan
 from modelyard.stores import ControlStore, StoreUnavailableError, TableFeed
@@ -111,6 +113,13 @@ class Loops:
         """Return what the last pass saw of an endpoint and which size it decided; None before the first."""
         return self._tools.sizing.decisions.get(endpoint_id) if self._tools else None
 
+    def price(self, replica: Replica) -> float:
+        """Return the nano-dollars that a replica costs in an hour, 0 where its node has no price."""
+        if self._tools is None:
+            return 0.0
+        nodes = {node_id: seen.node for node_id, seen in self._tools.placer.nodes.items()}
+        return float(hourly_nanousd(replica.placement, nodes))
+
     def passed(self) -> Mapping[str, Passed]:
         """Return what the last pass over each endpoint came to, by endpoint id."""
         return self._tools.passed if self._tools else {}
@@ -157,6 +166,7 @@ class Loops:
                 threads=parts.config.fleet.threads,
             ),
             placer=Placer(Rule(min_residency_s=control.min_residency_s, patience_s=2 * control.min_residency_s)),
+            pools=Pools(control.warm_pool_accelerators),
             supplies=Supplies(
                 store=parts.store,
                 engines=parts.engines,
@@ -211,6 +221,7 @@ class Loops:
                 for tenant in await parts.store.tenants()
                 if tenant.limits.accelerators is not None
             }
+            tools.pools.see(world, tools.loads.known())
             tools.placer.see(world, await parts.fleet.nodes(), limits)
         tools.observer.watch(self._targets(world, tools))
         tools.sizing.keep(world)

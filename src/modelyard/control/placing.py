@@ -162,7 +162,7 @@ class Placer:
         found = place(ask, self._cluster)
         if isinstance(found, NoRoom):
             return self._make_room(replica, ask, need, residents, found)
-        if over := self._over_quota(ask.tenant_id, found):
+        if over := self.over_quota(ask.tenant_id, found):
             return NoRoom(over, ask.memory_bytes)
         self._cluster.take(found)
         self._promised[replica.id] = Promise(replica.id, replica.endpoint_id, ask.tenant_id, ask, found)
@@ -191,7 +191,7 @@ class Placer:
         found = eviction.evict(wanted, self._cluster, candidates, self._rule)
         if isinstance(found, eviction.NoEviction):
             return NoRoom(no_room.reason, no_room.needed_bytes, helps=(found.reason, *no_room.helps))
-        if over := self._over_quota(ask.tenant_id, found.placement):
+        if over := self.over_quota(ask.tenant_id, found.placement):
             return NoRoom(over, ask.memory_bytes)
         reason = f"{no_room.reason}; {found.reason}"
         self._claims[replica.id] = Promise(
@@ -206,7 +206,8 @@ class Placer:
         self._loads.append((self._now_s, ask.tenant_id))
         return NoRoom(reason, no_room.needed_bytes)
 
-    def _over_quota(self, tenant_id: str, new: Placement) -> str:
+    def over_quota(self, tenant_id: str, new: Placement) -> str:
+        """Return why a tenant may not have ``new`` beside what it has, "" where it may."""
         limit = self._limits.get(tenant_id)
         if limit is None:
             return ""

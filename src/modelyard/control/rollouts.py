@@ -21,7 +21,7 @@ from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.rollouts import Rollout, RolloutState
 from modelyard.domain.signals import Window
-from modelyard.policy.canary import Cost, Data, Evidence, Start, judge
+from modelyard.policy.canary import Cost, Data, Evidence, Start, Verdict, is_watched, judge
 from modelyard.policy.reconcile import crashes
 from modelyard.policy.rollouts import advanced, decided, weight_of
 from modelyard.stores import ControlStore, Event
@@ -44,8 +44,8 @@ class Windows(Protocol):
 class Rollouts:
     """Judges rollouts until cancelled.
 
-    ``changing`` is held from a look to its write, as by every change of endpoints. ``price`` is that of an accelerator
-    of a replica for an hour, 0 where it has none.
+    ``changing`` is held from a look to its write, as by every change of endpoints. ``price`` is that of a replica
+    with all its accelerators for an hour, 0 where it has none.
     """
 
     store: ControlStore
@@ -100,7 +100,7 @@ class Rollouts:
     async def _judged(self, endpoint: Endpoint, replicas: Sequence[Replica], passed: Passed, now: float) -> Endpoint:
         rollout = endpoint.rollout
         assert rollout is not None, "only endpoints with a rollout are looked at"
-        if rollout.state is not RolloutState.RUNNING:
+        if rollout.state is not RolloutState.RUNNING and not is_watched(rollout, now):
             return endpoint
         seconds = min(now - rollout.step_began_at, WINDOW_MAX_S) if rollout.step_began_at else 0.0
         versions = {version.id: version for version in await self.store.versions(tenant_id=endpoint.tenant_id)}
@@ -117,7 +117,9 @@ class Rollouts:
             stable_cost=self._cost(versions.get(rollout.stable_id), replicas),
             candidate_cost=self._cost(versions.get(rollout.candidate_id), replicas),
         )
-        return decided(endpoint, judge(rollout, evidence, now), now)
+        decision = judge(rollout, evidence, now)
+        is_quiet = decision.verdict is Verdict.WAIT and not rollout.is_open
+        return endpoint if is_quiet else decided(endpoint, decision, now)
 
     def _cost(self, version: ModelVersion | None, replicas: Sequence[Replica]) -> Cost:
         if version is None:
@@ -125,7 +127,9 @@ class Rollouts:
         mine = next((one for one in replicas if one.version_id == version.id and one.slots), None)
         if mine is None:
             return Cost(accelerators=version.gpu_count, kind=version.gpu_type)
-        return Cost(mine.slots, version.gpu_count, self.price(mine), version.gpu_type)
+        if price := self.price(mine):
+            return Cost(mine.slots, 1, price, version.gpu_type)
+        return Cost(mine.slots, version.gpu_count, kind=version.gpu_type)
 
     async def _names(self, endpoint: Endpoint) -> dict[str, str]:
         versions = await self.store.versions(tenant_id=endpoint.tenant_id)
@@ -142,6 +146,7 @@ def start_of(rollout: Rollout, replicas: Sequence[Replica], passed: Passed) -> S
     for (version_id, _), history in histories.items():
         if version_id == rollout.candidate_id and len(history) > attempts:
             attempts, reason = len(history), history[-1].reason
+    reason = reason or passed.no_room.get(rollout.candidate_id, "")
     trouble = passed.troubles.get(rollout.candidate_id)
     if trouble is not None:
         attempts, reason = max(attempts, trouble.attempts or 0), str(trouble)

@@ -124,6 +124,8 @@ class Signals:
         """Gateways that have told what they counted since they came."""
         self._changed: set[_Series] = set()
         self._endpoints: dict[str, _Endpoint] = {}
+        self._reported: dict[str, list[EndpointDemand]] = {}
+        """The endpoints of each gateway's last report; those that are not in it are gone."""
 
     def __repr__(self) -> str:
         return f"<Signals of {len(self._endpoints)} endpoints, {len(self._living)} gateways>"
@@ -141,6 +143,7 @@ class Signals:
         is_new = gateway_id not in self._living
         if is_new:
             self._living[gateway_id] = {}
+        self._reported[gateway_id] = report.endpoints
         for demand in report.endpoints:
             self._demand(gateway_id, demand, is_new=is_new)
         if report.releases is not None:
@@ -191,6 +194,7 @@ class Signals:
         for series in self._living.pop(gateway_id, {}).values():
             series.is_over = True
         self._told.discard(gateway_id)
+        self._reported.pop(gateway_id, None)
         for endpoint in self._endpoints.values():
             endpoint.heard.pop(gateway_id, None)
 
@@ -204,7 +208,10 @@ class Signals:
         while len(self._ticks) > 2 * COARSE and self._ticks[COARSE][0] <= now_s - KEPT_S:
             self._ticks.popleft()
         first = self._ticks[0][1]
+        known = {gateway: {demand.endpoint_id for demand in demands} for gateway, demands in self._reported.items()}
         for endpoint_id, endpoint in list(self._endpoints.items()):
+            for gateway_id in [one for one in endpoint.heard if endpoint_id not in known[one]]:
+                del endpoint.heard[gateway_id]
             endpoint.look(tick, first)
             if not endpoint.heard and endpoint.totals[-1][0] <= first:
                 del self._endpoints[endpoint_id]

@@ -109,7 +109,7 @@ class TablePublisher:
             endpoints=tuple(
                 self._made(endpoint, versions, replicas.get(endpoint.id, ()))
                 for endpoint in endpoints
-                if not endpoint.is_deleted
+                if not endpoint.is_deleted and not endpoint.pool
             ),
         )
         if len(self._routes) > len(table.endpoints):

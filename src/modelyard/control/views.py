@@ -57,11 +57,17 @@ def situation_of(
     *,
     is_first: bool,
     evicted: Collection[str] = (),
+    taken: Collection[str] = (),
 ) -> Situation:
-    """Return what the reconcile policy sees of ``endpoint``; ``evicted`` are replicas that go first."""
+    """Return what the reconcile policy sees of ``endpoint``.
+
+    ``evicted`` are replicas that go first, ``taken`` those that began here and are another endpoint's now.
+    """
     processes = {process.replica_id: process for process in world.processes.get(endpoint.id, ())}
     replicas = []
     for record in world.replicas.get(endpoint.id, ()):
+        if record.id in taken:
+            continue
         process = processes.pop(record.id, None)
         vital, vital_reason = observer.vital(record.id)
         replicas.append(
@@ -85,6 +91,7 @@ def situation_of(
         wanted={version_id: number for version_id, number in wanted.items() if version_id in world.versions},
         replicas=replicas,
         size_reason=reason,
+        taken_ids=taken,
         strays=strays_of(endpoint.id, world),
         is_deleted=endpoint.is_deleted,
         is_first=is_first,

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+import msgspec
+
 from modelyard.clock import Clock
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import Report
@@ -92,7 +94,7 @@ async def look(
         endpoints={endpoint.id: endpoint for endpoint in endpoints},
         versions={version.id: version for version in versions},
         replicas=_by_endpoint(replicas),
-        processes=_by_endpoint(processes),
+        processes=_by_endpoint(_owned(processes, replicas)),
         busy=busy,
         reports=reports,
         known_to_drain=known_to_drain,
@@ -110,10 +112,24 @@ def demands_of(reports: Iterable[Report]) -> Mapping[str, Demand]:
             if so_far is None or so_far.idle_s is None:
                 found[row.endpoint_id] = Demand(row.queued, row.in_flight, row.idle_s, row.wait_s)
             else:
-                queued, in_flight = so_far.queued + row.queued, so_far.in_flight + row.in_flight
-                idle_s, wait_s = min(so_far.idle_s, row.idle_s), max(so_far.wait_s, row.wait_s)
-                found[row.endpoint_id] = Demand(queued, in_flight, idle_s, wait_s)
+                found[row.endpoint_id] = Demand(
+                    queued=so_far.queued + row.queued,
+                    in_flight=so_far.in_flight + row.in_flight,
+                    idle_s=min(so_far.idle_s, row.idle_s),
+                    wait_s=max(so_far.wait_s, row.wait_s),
+                )
     return found
+
+
+def _owned(processes: Iterable[Observed], replicas: Iterable[Replica]) -> list[Observed]:
+    """Return ``processes`` with the endpoint that each belongs to now: one of a warm pool was started for the pool."""
+    owners = {replica.id: replica.endpoint_id for replica in replicas}
+    return [
+        process
+        if owners.get(process.replica_id, process.endpoint_id) == process.endpoint_id
+        else msgspec.structs.replace(process, endpoint_id=owners[process.replica_id])
+        for process in processes
+    ]
 
 
 def _by_endpoint(rows: Iterable[T]) -> Mapping[str, list[T]]:

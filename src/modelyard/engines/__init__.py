@@ -86,6 +86,8 @@ class Engine(Protocol):
     trailing assistant message is continued as it is) when it can go on in the middle of an answer, and
     ``functions.custom``, ``best_of`` … for fields of OpenAI's that few honour."""
     needs_artifact: bool
+    loads_adapters: bool
+    """A LoRA adapter can be given to it beside its base."""
     ready_path: str
     """GET answers 200 when the model is loaded."""
     load_path: str

@@ -78,6 +78,7 @@ class LlamaCppEngine:
         {"top_k", "min_p", "typical_p", "repeat_penalty", "ignore_eos", "cache_prompt", "assistant_prefill"}
     )
     needs_artifact = True
+    loads_adapters = False
     ready_path = "/health"
     load_path = "/metrics"
 

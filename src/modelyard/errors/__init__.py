@@ -15,6 +15,7 @@ from modelyard.errors.limits import (
     quota_exhausted,
     rate_limited,
     request_exceeds_token_limit,
+    uploads_full,
 )
 from modelyard.errors.platform import (
     auth_unavailable,
@@ -36,6 +37,7 @@ from modelyard.errors.platform import (
     storage_unavailable,
     token_timeout,
     total_timeout,
+    upload_storage_full,
 )
 from modelyard.errors.requests import (
     bad_request,
@@ -121,4 +123,6 @@ __all__ = [
     "unknown_url",
     "unsupported_content_encoding",
     "unsupported_parameter",
+    "upload_storage_full",
+    "uploads_full",
 ]

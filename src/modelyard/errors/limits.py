@@ -44,6 +44,18 @@ def kept_requests_full(*, retry_after_s: float) -> ApiError:
     )
 
 
+def uploads_full(reason: str, fix: str) -> ApiError:
+    """Return the error for an upload of a tenant that has as many, or as many bytes, as may be."""
+    return ApiError(
+        429,
+        code="uploads_full",
+        type="rate_limit_error",
+        message=f"This tenant may upload no more: {reason}. {fix} (DELETE /v1/uploads/artifacts/{{id}}).",
+        retry_after_s=60,
+        should_retry=False,
+    )
+
+
 def queue_full(model: str, *, retry_after_s: float) -> ApiError:
     """Return the error for an endpoint whose waiting line is full."""
     return ApiError(

@@ -111,6 +111,19 @@ def storage_full() -> ApiError:
     )
 
 
+def upload_storage_full(*, needed: int, free: int) -> ApiError:
+    """Return the error for an upload that the disk cannot take; what had come of it is as it was."""
+    return ApiError(
+        507,
+        code="storage_full",
+        type="server_error",
+        message=f"The disk of the platform cannot take this upload: it needs up to {needed} bytes, {free} are free for "
+        "it. Delete what is not needed, or ask your administrator for space; parts that are here stay.",
+        retry_after_s=60,
+        should_retry=False,
+    )
+
+
 def shutting_down() -> ApiError:
     """Return the error for a request that arrives while the gateway drains."""
     return ApiError(

@@ -239,7 +239,7 @@ def _declare_gauges(gateway: Gateway) -> None:
     catalog = gateway.catalog
     gauges = gateway.metrics.gauges
 
-    def by_model(read: Callable[[EndpointState[Exchange]], int]) -> Gauge:
+    def by_model(read: Callable[[EndpointState[Exchange]], float]) -> Gauge:
         return lambda: _sums(((endpoint.route.name,), read(endpoint)) for endpoint in catalog.endpoints)
 
     gauges["modelyard_in_flight"] = (("model",), by_model(lambda e: e.in_flight))
@@ -247,6 +247,16 @@ def _declare_gauges(gateway: Gateway) -> None:
     gauges["modelyard_replicas"] = (
         ("model",),
         by_model(lambda e: sum(not replica.is_draining for replica in e.dispatcher.replicas)),
+    )
+    gauges["modelyard_predicted_wait_seconds"] = (
+        ("model",),
+        lambda: _largest(((e.route.name,), e.wait_s(gateway.clock.monotonic_s())) for e in catalog.endpoints),
+    )
+    gauges["modelyard_remembered_requests"] = (("kind",), gateway.memory.sizes)
+    gateway.metrics.releases = lambda: (
+        ((endpoint.route.name, version_id), tally.requests, tally.errors, tally.service_s)
+        for endpoint in catalog.endpoints
+        for version_id, tally in endpoint.tallies.items()
     )
     gauges["modelyard_connections"] = ((), lambda: [((), len(gateway.connections))])
     gauges["modelyard_table_revision"] = ((), lambda: [((), catalog.table.revision if catalog.table else 0)])
@@ -260,7 +270,15 @@ def _declare_gauges(gateway: Gateway) -> None:
     gauges["modelyard_loop_lag_seconds"] = ((), lambda: [((), gateway.overload.lag_s)])
 
 
-def _sums(numbers: Iterable[tuple[Labels, int]]) -> list[tuple[Labels, float]]:
+def _largest(numbers: Iterable[tuple[Labels, float]]) -> list[tuple[Labels, float]]:
+    """Return the largest number of equal labels."""
+    found: dict[Labels, float] = {}
+    for labels, number in numbers:
+        found[labels] = max(number, found.get(labels, 0.0))
+    return list(found.items())
+
+
+def _sums(numbers: Iterable[tuple[Labels, float]]) -> list[tuple[Labels, float]]:
     """Add up equal labels: two tenants may have a model of the same name, and no series may stand on a page twice."""
     found: dict[Labels, float] = {}
     for labels, number in numbers:

@@ -66,15 +66,27 @@ class ControlProxy:
         if not is_public(path):
             if not path.startswith("/v1/"):
                 raise errors.unknown_url(request.method.decode("latin-1"), path)
-            identity = b"%b: %b\r\n" % (
-                IDENTITY_HEADER.encode(),
-                _encode(self.gateway.authenticate(request, None).identity),
-            )
+            identity = self._identity(request)
+        self._begin(ControlExchange(self, client, request, request_id), identity, len(request.body))
+
+    def stream(self, exchange: "ControlExchange") -> None:
+        """Pass on a request of which only the head has come.
+
+        Raises:
+            ApiError: 401 without a good key.
+        """
+        self._begin(exchange, self._identity(exchange.request), exchange.request.length)
+
+    def _identity(self, request: Request) -> bytes:
+        known = self.gateway.authenticate(request, None).identity
+        return b"%b: %b\r\n" % (IDENTITY_HEADER.encode(), _encode(known))
+
+    def _begin(self, exchange: "ControlExchange", identity: bytes, length: int) -> None:
+        request = exchange.request
         self.gateway.metrics.control_requests += 1
-        exchange = ControlExchange(self, client, request, request_id)
-        client.current = exchange
+        exchange.client.current = exchange
         self.active.add(exchange)
-        exchange.payload = self._head(request, request_id, identity) + request.body
+        exchange.payload = self._head(request, exchange.request_id, identity, length) + request.body
         self.open(exchange)
 
     def open(self, exchange: "ControlExchange") -> None:
@@ -92,8 +104,7 @@ class ControlProxy:
         """Give up on answers that do not come, and on clients that do not read them."""
         stall_s = self.gateway.settings.write_stall_timeout_s
         for exchange in list(self.active):
-            if now_s >= exchange.deadline_s or now_s - exchange.stalled_since_s > stall_s:
-                exchange.fail()
+            exchange.check_time(now_s, stall_s)
 
     async def close(self) -> None:
         """Drop everything."""
@@ -119,7 +130,7 @@ class ControlProxy:
         except TimeoutError:
             exchange.fail()
 
-    def _head(self, request: Request, request_id: str, identity: bytes) -> bytes:
+    def _head(self, request: Request, request_id: str, identity: bytes, length: int) -> bytes:
         target = request.path.encode("latin-1")
         if request.query:
             target += b"?" + request.query
@@ -140,7 +151,7 @@ class ControlProxy:
             self._token.encode(),
             request_id.encode(),
             self.gateway.settings.public_url.rstrip("/").encode() or self._scheme + request.host,
-            len(request.body),
+            length,
         )
 
 
@@ -153,9 +164,9 @@ class ControlExchange(asyncio.Protocol):
         self.payload = b""
         self._tries = 1
         self._proxy = proxy
-        self._client = client
-        self._request = request
-        self._request_id = request_id
+        self.client = client
+        self.request = request
+        self.request_id = request_id
         self._transport: asyncio.Transport | None = None
         self._head = b""
         self._has_head = False
@@ -172,9 +183,14 @@ class ControlExchange(asyncio.Protocol):
         """Write the request."""
         if self._transport is not None and not self.is_over:
             self._transport.write(self.payload)
-            if self._client.is_paused:
+            if self.client.is_paused:
                 # It has not read its last answer yet, and will not be told again that it is behind.
                 self.client_paused()
+
+    def check_time(self, now_s: float, stall_s: float) -> None:
+        """Give up on an answer that does not come, or that is not read for ``stall_s``."""
+        if now_s >= self.deadline_s or now_s - self.stalled_since_s > stall_s:
+            self.fail()
 
     def fail(self) -> None:
         """End without the controller's answer."""
@@ -182,7 +198,7 @@ class ControlExchange(asyncio.Protocol):
             return
         self._finish()
         if self._has_head:
-            self._client.abort()
+            self.client.abort()
         else:
             self._refuse(errors.control_unavailable())
 
@@ -237,8 +253,8 @@ class ControlExchange(asyncio.Protocol):
         # What has a length or chunks is over when they say so; only a body without both ends with the connection.
         if self._has_head and self._left is None and self._chunks is None:
             self._finish()
-            self._client.end_raw(is_last=True)
-        elif not self._has_head and self._request.method in _REPEATABLE and self._tries < TRIES_MAX:
+            self._end_client(is_last=True)
+        elif not self._has_head and self.request.method in _REPEATABLE and self._tries < TRIES_MAX:
             # It was about to stop, or crashed; reading again changes nothing.
             self._tries += 1
             self._transport, self._head = None, b""
@@ -253,7 +269,7 @@ class ControlExchange(asyncio.Protocol):
         status = int(lines[0].split(b" ", 2)[1])
         out = [lines[0]]
         has_id = False
-        request = self._request
+        request = self.request
         for line in lines[1:]:
             name = line.partition(b":")[0].lower()
             if name == b"connection":
@@ -269,43 +285,46 @@ class ControlExchange(asyncio.Protocol):
         if request.method == b"HEAD" or status in (204, 304):
             self._left = 0
         if not has_id:
-            out.append(b"x-request-id: " + self._request_id.encode())
+            out.append(b"x-request-id: " + self.request_id.encode())
         is_until_close = self._left is None and (request.is_http10 or self._chunks is None)
-        if self._client.is_closing or not request.keep_alive or is_until_close:
+        if self.client.is_closing or not request.keep_alive or is_until_close:
             out.append(b"connection: close")
-        self._client.send_raw(b"\r\n".join(out) + b"\r\n" + request.cors + b"\r\n")
+        self.client.send_raw(b"\r\n".join(out) + b"\r\n" + request.cors + b"\r\n")
 
     def _pass_body(self, data: bytes) -> None:
         if self._left is None:
             self._pass_unmeasured(data)
             return
         if data and self._left:
-            self._client.send_raw(data)
+            self.client.send_raw(data)
         self._left = max(0, self._left - len(data))
         if self._left == 0:
             self._finish()
-            self._client.end_raw(is_last=False)
+            self._end_client(is_last=False)
 
     def _pass_unmeasured(self, data: bytes) -> None:
         """Pass on a piece of a body without a length; HTTP/1.0 knows no chunks, and learns the end from the close."""
         chunks = self._chunks
         if chunks is None:
-            self._client.send_raw(data)
+            self.client.send_raw(data)
             return
         try:
             payload = chunks.feed(data)
         except ValueError:
             self.fail()
             return
-        is_old = self._request.is_http10
+        is_old = self.request.is_http10
         if data:
-            self._client.send_raw(payload if is_old else data)
+            self.client.send_raw(payload if is_old else data)
         if chunks.is_ended:
             self._finish()
-            self._client.end_raw(is_last=is_old)
+            self._end_client(is_last=is_old)
+
+    def _end_client(self, *, is_last: bool) -> None:
+        self.client.end_raw(is_last=is_last)
 
     def _refuse(self, refusal: ApiError) -> None:
-        self._proxy.gateway.refuse(self._client, refusal, self._request_id)
+        self._proxy.gateway.refuse(self.client, refusal, self.request_id)
 
     def _finish(self) -> None:
         self.is_over = True

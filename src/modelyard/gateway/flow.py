@@ -36,6 +36,7 @@ from modelyard.gateway.routes import COUNTS, body_of_error, decoder_of, spoken_o
 from modelyard.gateway.server import ClientConnection, Request
 from modelyard.gateway.siblings import Siblings
 from modelyard.gateway.side_requests import SideRequest
+from modelyard.gateway.streamed_body import StreamedExchange
 from modelyard.gateway.upstream import UpstreamPool
 from modelyard.ids import KEY_LENGTH, RequestIds
 from modelyard.metering.journal import Journal
@@ -135,6 +136,17 @@ class Gateway:
                     # It failed before it was counted; its end will count it out.
                     exchange.endpoint.in_flight += 1
                 exchange.fail(errors.internal_error(request_id))
+
+    def stream(self, client: ClientConnection, request: Request) -> StreamedExchange:
+        """Pass ``request`` on while its body comes; what is returned takes the body.
+
+        Raises:
+            ApiError: 401 or 403 without a good key; nobody would read the body of a request that is refused later.
+        """
+        self.authenticate(request, Scope.MANAGE)
+        exchange = StreamedExchange(self.control, client, request, self.ids.next())
+        self.control.stream(exchange)
+        return exchange
 
     def _check_call(self, request: Request) -> None:
         if self.is_draining:
@@ -332,8 +344,11 @@ class Gateway:
         return salt
 
     def tell_story(self, ask: Ask) -> Told:
-        """Answer what is remembered of a request."""
-        return Told(ask.number, self.memory.story(ask.request_id, self.catalog))
+        """Answer what is remembered of a request. Ids that this process did not give are none of its own."""
+        story = None
+        if ask.request_id.startswith(self.ids.prefix):
+            story = self.memory.story(ask.request_id, self.catalog, now_s=self.clock.monotonic_s())
+        return Told(ask.number, story)
 
     def take_tidings(self, tidings: Tidings) -> None:
         """Take over what changes too often for the table."""
@@ -367,6 +382,7 @@ class Gateway:
             request.check_time(now_s)
         self.kept.check_time(now_s)
         self.suspects.forget_old(now_s)
+        self.memory.tidy(now_s)
 
     def note_refusal(self, refusal: ApiError, request_id: str) -> None:
         """Count a refusal, and log it under its id so that a caller's report can be found."""

@@ -5,10 +5,12 @@ Host or two, a target that is not a path, heads over the limit, compressed
 bodies (``reference/security.md`` S24, S26, S28).
 """
 
+import re
 from collections.abc import Iterable
 
 from modelyard import errors
 from modelyard.config import GatewayConfig
+from modelyard.domain.uploads import PART_BYTES_MAX, UPLOADS_PATH
 from modelyard.gateway import cors
 from modelyard.gateway.preferences import NAMES
 
@@ -25,6 +27,7 @@ _CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 _WATCHED = _CREDENTIALS | NAMES | {
     b"host", b"content-length", b"content-encoding", b"transfer-encoding", b"expect", b"origin",
 }  # fmt: skip
+_PART = re.compile(rb"%b/[^/?]+/parts/[^/?]+" % UPLOADS_PATH.encode())
 _HOST_BYTES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_:[]%~"
 
 
@@ -96,7 +99,8 @@ def check_headers(request: Request, settings: GatewayConfig, read_bytes: int) ->
             request.host = header[1]
         elif name == b"content-length":
             request.length = length = int(header[1])
-            if length > settings.body_bytes_max:
+            # The target is still whole in ``query``.
+            if length > settings.body_bytes_max and not (length <= PART_BYTES_MAX and is_part(request, request.query)):
                 raise errors.body_too_large(settings.body_bytes_max)
         elif name in _CREDENTIALS:
             request.credentials.append(header)
@@ -125,6 +129,11 @@ def _check_rare(request: Request, settings: GatewayConfig, header: tuple[bytes, 
 def head_size(request: Request) -> int:
     """Return about how many bytes the head took."""
     return len(request.query) + sum(len(name) + len(value) + 4 for name, value in request.headers)
+
+
+def is_part(request: Request, target: bytes) -> bool:
+    """Say whether ``request`` brings a part of an upload, whose body is passed on as it comes."""
+    return request.method == b"PUT" and _PART.fullmatch(target) is not None
 
 
 def is_public(path: str) -> bool:

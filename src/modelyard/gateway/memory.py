@@ -9,6 +9,7 @@ out what was served; so has what came without a good key, which is nobody's.
 
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from modelyard.domain.usage import Price
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
 
 STRANGERS_MAX = 500
 """Requests without a good key that are remembered."""
+INDEX_S = 1.0
+"""How old an index may be: who asks in a loop must not have everything searched each time."""
+INDEX_KEPT_S = 5.0
+NEWEST = 500
+"""What is searched of each ring beside the index."""
 
 
 class _Ended(NamedTuple):
@@ -99,6 +105,9 @@ class RequestMemory:
         self._refused: deque[tuple[object, ...]] = deque(maxlen=refused)
         self._away: deque[_TurnedAway] = deque(maxlen=refused)
         self._strangers: deque[_TurnedAway] = deque(maxlen=min(refused, STRANGERS_MAX))
+        self._index: dict[object, tuple[object, ...]] = {}
+        """What is remembered by request id; made when somebody asks, and dropped when nobody does any more."""
+        self._indexed_s = float("-inf")
 
     def __repr__(self) -> str:
         return f"<RequestMemory: {len(self._served)} served, {len(self._refused) + len(self._away)} refused>"
@@ -158,15 +167,41 @@ class RequestMemory:
 
     # --- read, hardly ever ---
 
-    def story(self, request_id: str, catalog: "Catalog[Exchange]") -> RequestStory | None:
-        """Return what is remembered of a request, and what ``catalog`` now knows of its limits; None: nothing."""
-        for ring in (self._served, self._refused):
-            for raw in reversed(ring):
+    def sizes(self) -> list[tuple[tuple[str, ...], float]]:
+        """Return how many are remembered, by kind."""
+        refused = len(self._refused) + len(self._away) + len(self._strangers)
+        return [(("served",), len(self._served)), (("refused",), refused)]
+
+    def story(self, request_id: str, catalog: "Catalog[Exchange]", *, now_s: float) -> RequestStory | None:
+        """Return what is remembered of a request, and what ``catalog`` now knows of its limits; None: nothing.
+
+        Right after a burst of more than ``NEWEST`` others it may be found only ``INDEX_S`` later.
+        """
+        raw = self._find(request_id, now_s)
+        if raw is None:
+            return None
+        if isinstance(raw, _TurnedAway):
+            return self._short(raw, catalog)
+        return self._whole(_Ended(*raw), catalog)  # type: ignore[arg-type]  # as ``ended`` wrote it
+
+    def tidy(self, now_s: float) -> None:
+        """Drop the index when nobody has asked for a while; called by the sweep."""
+        if self._index and now_s - self._indexed_s > INDEX_KEPT_S:
+            self._index = {}
+
+    def _find(self, request_id: str, now_s: float) -> tuple[object, ...] | None:
+        rings: tuple[deque[tuple[object, ...]] | deque[_TurnedAway], ...] = (
+            self._served, self._refused, self._away, self._strangers,
+        )  # fmt: skip
+        if now_s - self._indexed_s > INDEX_S:
+            self._indexed_s = now_s
+            self._index = {raw[0]: raw for ring in rings for raw in ring}
+        if (found := self._index.get(request_id)) is not None:
+            return found
+        for ring in rings:
+            for raw in islice(reversed(ring), NEWEST):
                 if raw[0] == request_id:
-                    return self._whole(_Ended(*raw), catalog)  # type: ignore[arg-type]  # as ``ended`` wrote it
-        for turned in (*reversed(self._away), *reversed(self._strangers)):
-            if turned.request_id == request_id:
-                return self._short(turned, catalog)
+                    return raw
         return None
 
     def _whole(self, ended: _Ended, catalog: "Catalog[Exchange]") -> RequestStory:

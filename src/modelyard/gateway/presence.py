@@ -120,6 +120,9 @@ class ControllerPresence:
             if isinstance(update, Tidings):
                 self._on_tidings(update)
                 continue
+            if self._catalog.table is None or self._catalog.table.epoch != update.epoch:
+                # A controller that begins anew takes the first counts it hears as its starting point.
+                self._releases_due_s = 0.0
             self._catalog.take(update, now_s=self._heard_s)
             self._on_table()
             self._turn_away_hopeless(update)

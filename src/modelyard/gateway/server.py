@@ -16,11 +16,12 @@ from modelyard import errors
 from modelyard.errors import ApiError
 from modelyard.gateway import cors
 from modelyard.gateway.framing import status_line, without_framing
-from modelyard.gateway.head import HOT_PATHS, Request, check_headers, is_public, origin_of
+from modelyard.gateway.head import HOT_PATHS, Request, check_headers, is_part, is_public, origin_of
 from modelyard.gateway.upgrades import head_without_upgrade
 
 if TYPE_CHECKING:
     from modelyard.gateway.flow import Gateway
+    from modelyard.gateway.streamed_body import StreamedExchange
 
 __all__ = ["ClientConnection", "Exchange", "Request"]
 
@@ -69,6 +70,7 @@ class ClientConnection(asyncio.Protocol):
         "_request",
         "_rest",
         "_serving",
+        "_sink",
         "_unsent",
         "_waiting",
         "current",
@@ -90,6 +92,7 @@ class ClientConnection(asyncio.Protocol):
         self._serving: Request | None = None
         self._body = b""
         self._rest = bytearray()
+        self._sink: StreamedExchange | None = None
         self._body_bytes = 0
         self._head_bytes = 0
         self._has_head = False
@@ -159,6 +162,16 @@ class ClientConnection(asyncio.Protocol):
         """Say that a raw response is over."""
         request = self._serving
         self._next(is_last=is_last or request is None or self._is_last(request))
+
+    def hold_body(self, *, is_held: bool) -> None:
+        """Read no more of the client, or go on."""
+        if self.transport is not None and not self.transport.is_closing():
+            (self.transport.pause_reading if is_held else self.transport.resume_reading)()
+
+    def refuse_body(self, refusal: ApiError) -> None:
+        """Answer a request whose body still comes, and close."""
+        self.current = self._serving = self._sink = None
+        self._refuse(refusal)
 
     def abort(self) -> None:
         """Drop the connection in the middle of a response, so that it cannot be taken for a whole one."""
@@ -296,7 +309,11 @@ class ClientConnection(asyncio.Protocol):
             self._check_head(self._request)
             if self._request.length > UNPROVEN_BODY_BYTES_MAX or self._request.expects:
                 self._check_caller(self._request)
+            if self._request.length and self._serving is None and is_part(self._request, self._request.path.encode()):
+                self._serving = self._request
+                self._sink = self._gateway.stream(self, self._request)
         except ApiError as refusal:
+            self._serving = None if self._serving is self._request else self._serving
             # httptools turns what a callback raises into its own error; the reason is kept beside it.
             self._refusal = refusal
             raise
@@ -305,6 +322,9 @@ class ClientConnection(asyncio.Protocol):
         """Collect a piece of the body, up to the limit."""
         self._head_bytes = 0
         self._body_bytes += len(body)
+        if self._sink is not None:
+            self._sink.feed(body)
+            return
         limit = self._gateway.settings.body_bytes_max
         if self._body_bytes > limit:
             self._refusal = errors.body_too_large(limit)
@@ -333,6 +353,9 @@ class ClientConnection(asyncio.Protocol):
         self._head_bytes = 0
         # Nothing behind the last request of a connection is a request, and must not disturb that one's answer.
         self._is_deaf = not request.keep_alive
+        if self._sink is not None:
+            self._sink = None
+            return
         if self._serving is not None:
             self._waiting.append(request)
             if len(self._waiting) >= PIPELINED_MAX and self.transport is not None:

@@ -5,7 +5,7 @@ dicts and ``prometheus_client`` only renders them when somebody asks.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,10 +17,15 @@ NAMES = {
     "modelyard_tokens": "Tokens metered, by model and kind (prompt, cached, completion).",
     "modelyard_retries": "Requests sent to another replica, by model.",
     "modelyard_shadowed": "Copies of requests sent to a shadow release, by model, version and whether it answered.",
+    "modelyard_release_requests": "Attempts on replicas that ended, by model and version; from 0 after a quiet while.",
+    "modelyard_release_errors": "Attempts on replicas that failed, not by the caller's fault, by model and version.",
+    "modelyard_release_busy_seconds": "Seconds that requests spent on replicas, by model and version.",
     "modelyard_ignored_fields": "Unknown request fields that were dropped.",
     "modelyard_control_requests": "Requests forwarded to the controller.",
     "modelyard_in_flight": "Requests that have a replica or wait for one, by model.",
     "modelyard_queued": "Requests that wait for a replica, by model.",
+    "modelyard_predicted_wait_seconds": "How long a request that came now would wait, by model.",
+    "modelyard_remembered_requests": "Requests that 'modelyard why' can tell of, by kind (served, refused).",
     "modelyard_replicas": "Replicas that the gateway may use, by model.",
     "modelyard_connections": "Open client connections.",
     "modelyard_table_revision": "Revision of the routing table in use.",
@@ -82,6 +87,8 @@ class GatewayMetrics:
         self.connections = 0
         self.first_token: dict[Labels, Histogram] = {}
         self.gauges: dict[str, tuple[Labels, Gauge]] = {}
+        self.releases: Callable[[], Iterable[tuple[Labels, int, int, float]]] = tuple
+        """Model and version of each release with its requests, failures and seconds on replicas."""
 
     def ended(self, route: str, model: str, status: int, seconds: float) -> None:
         """Count an inference request that ended."""
@@ -147,6 +154,7 @@ class GatewayMetrics:
         yield _counter("modelyard_tokens", ("model", "kind"), tokens)
         yield _counter("modelyard_retries", ("model",), self.retries)
         yield _counter("modelyard_shadowed", ("model", "version", "outcome"), self.shadows)
+        yield from self._releases()
         yield _counter("modelyard_ignored_fields", (), {(): self.ignored_fields})
         yield _counter("modelyard_control_requests", (), {(): self.control_requests})
         for name, (labels, read) in self.gauges.items():
@@ -157,8 +165,22 @@ class GatewayMetrics:
         yield _histograms("modelyard_first_token_seconds", self.first_token)
         yield _histograms("modelyard_request_seconds", seconds)
 
+    def _releases(self) -> Iterator["Metric"]:
+        requests: dict[Labels, float] = {}
+        errors: dict[Labels, float] = {}
+        busy_s: dict[Labels, float] = {}
+        for labels, ended, failed, service_s in self.releases():
+            # Two tenants may have a model of the same name, and no series may stand on a page twice.
+            requests[labels] = requests.get(labels, 0) + ended
+            errors[labels] = errors.get(labels, 0) + failed
+            busy_s[labels] = busy_s.get(labels, 0.0) + service_s
+        names = ("model", "version")
+        yield _counter("modelyard_release_requests", names, requests)
+        yield _counter("modelyard_release_errors", names, errors)
+        yield _counter("modelyard_release_busy_seconds", names, busy_s)
 
-def _counter(name: str, labels: Labels, values: dict[Labels, int]) -> "Metric":
+
+def _counter(name: str, labels: Labels, values: Mapping[Labels, float]) -> "Metric":
     from prometheus_client.core import CounterMetricFamily
 
     family = CounterMetricFamily(name, NAMES[name], labels=labels)

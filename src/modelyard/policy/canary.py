@@ -82,7 +82,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What a second of service on a replica costs. ``price``: of an accelerator for an hour, 0 unknown."""
+    """What a second of service on a replica costs. ``price``: of one of its accelerators for an hour, 0 unknown."""
 
     slots: int = 1
     accelerators: int = 1
@@ -110,7 +110,13 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def judge(rollout: Rollout, seen: Evidence, now: float) -> Decision:
-    """Return what to do with ``rollout`` now."""
+    """Return what to do with ``rollout`` now.
+
+    A candidate that the judge promoted is watched while the version before is kept: there is nothing to compare it
+    with any more, but one that fails outright goes back.
+    """
+    if is_watched(rollout, now):
+        return _watch(rollout, seen, now)
     if rollout.state is not RolloutState.RUNNING:
         return Decision(Verdict.WAIT, f"it is {rollout.state}")
     if (starting := _judge_start(rollout, seen.start, now)) is not None:
@@ -135,6 +141,11 @@ def _judge_traffic(rollout: Rollout, seen: Evidence, now: float) -> Decision:
         reason = f"{findings[0].reason}; that may be chance, more requests will tell"
         return Decision(Verdict.WAIT, reason, data)
     return Decision(Verdict.PROMOTE, _praise(seen), data)
+
+
+def is_watched(rollout: Rollout, now: float) -> bool:
+    """Say whether a promotion may still be taken back by the judge."""
+    return rollout.state is RolloutState.PROMOTED and rollout.mode is RolloutMode.AUTO and now < rollout.kept_until
 
 
 def compare(rollout: Rollout, seen: Evidence) -> Iterator[Finding]:
@@ -219,11 +230,22 @@ def _judge_start(rollout: Rollout, start: Start, now: float) -> Decision | None:
         why = f": {start.trouble}" if start.trouble else ""
         limit = f"{rollout.thresholds.ready_within_s:g} s"
         return Decision(Verdict.ROLL_BACK, f"the candidate was not ready within {limit}{why}", data)
-    trouble = f" (start {start.attempts} of {ATTEMPTS_MAX} failed: {start.trouble})" if start.attempts else ""
+    trouble = f": {start.trouble}" if start.trouble else ""
+    if start.attempts:
+        trouble = f" (start {start.attempts} of {ATTEMPTS_MAX} failed{trouble})"
     return Decision(Verdict.WAIT, f"no replica of the candidate is ready yet{trouble}", data)
 
 
 # --- comparisons -------------------------------------------------------------------
+
+
+def _watch(rollout: Rollout, seen: Evidence, now: float) -> Decision:
+    starting = _judge_start(rollout, seen.start, now)
+    if starting is not None and starting.verdict is Verdict.ROLL_BACK:
+        return starting
+    if stop := _hard_stop(seen.candidate):
+        return Decision(Verdict.ROLL_BACK, f"with all traffic {stop}", numbers(rollout, seen))
+    return Decision(Verdict.WAIT, f"it is {rollout.state}")
 
 
 def _hard_stop(candidate: Window) -> str | None:

@@ -7,7 +7,8 @@ it. The expectation over the mix of typical asks is the block's fragmentation,
 in accelerators; a placement that raises it least leaves most for the others.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -41,6 +42,15 @@ STANDARD_MIX: Mix = tuple(
 """What is assumed before anything was asked for: many small models, some of one accelerator, few of several."""
 
 
+class _Asks(NamedTuple):
+    """A mix as it looks to one kind of accelerator."""
+
+    lost: tuple[float, ...]
+    """By free quanta of an accelerator: the quanta that asks for one accelerator are expected not to be able to use."""
+    several: tuple[tuple[int, int, float], ...]
+    """Asks for several whole ones: quanta of each, how many, and their share of the mix."""
+
+
 class Fragmentation:
     """The fragmentation of blocks under one mix; remembers every state that it was asked for."""
 
@@ -48,7 +58,7 @@ class Fragmentation:
 
     def __init__(self, mix: Mix) -> None:
         self.mix = mix
-        self._of_shape: dict[tuple[str, int], list[tuple[int, int, float]]] = {}
+        self._of_shape: dict[tuple[str, int], _Asks] = {}
         self._known: dict[tuple[str, int, tuple[int, ...]], float] = {}
 
     def of(self, kind: str, memory_bytes: int, quanta: tuple[int, ...]) -> float:
@@ -59,36 +69,38 @@ class Fragmentation:
             known = self._known[key] = _expected(self._asks(kind, memory_bytes), quanta)
         return known
 
-    def _asks(self, kind: str, memory_bytes: int) -> list[tuple[int, int, float]]:
-        """Return the mix for one kind of accelerator as (quanta, count, share); -1 quanta: never fits."""
+    def _asks(self, kind: str, memory_bytes: int) -> _Asks:
         found = self._of_shape.get((kind, memory_bytes))
         if found is None:
-            total = sum(typical.number for typical in self.mix) or 1.0
-            merged: dict[tuple[int, int], float] = {}
-            for typical in self.mix:
-                fits = (not typical.kinds or kind in typical.kinds) and typical.memory_bytes <= memory_bytes
-                need = -(-typical.memory_bytes * QUANTA // max(memory_bytes, 1)) if fits else -1
-                ask = (need, typical.count) if fits else (-1, 1)
-                merged[ask] = merged.get(ask, 0.0) + typical.number / total
-            found = self._of_shape[kind, memory_bytes] = [(*ask, share) for ask, share in merged.items()]
+            found = self._of_shape[kind, memory_bytes] = _asks_of(self.mix, kind, memory_bytes)
         return found
 
 
-def _expected(asks: Sequence[tuple[int, int, float]], quanta: tuple[int, ...]) -> float:
-    free = sum(state >> 1 for state in quanta)
-    if not free:
-        return 0.0
-    lost = 0.0
-    for need, count, share in asks:
-        lost += share * (free - (_usable(need, count, quanta) if need >= 0 else 0))
+def _asks_of(mix: Mix, kind: str, memory_bytes: int) -> _Asks:
+    total = sum(typical.number for typical in mix) or 1.0
+    # What fits no accelerator of this kind loses all that is free, as an ask for more than there is would.
+    single = [0.0] * (QUANTA + 2)
+    several: dict[tuple[int, int], float] = {}
+    for typical in mix:
+        fits = (not typical.kinds or kind in typical.kinds) and typical.memory_bytes <= memory_bytes
+        need = -(-typical.memory_bytes * QUANTA // max(memory_bytes, 1)) if fits else QUANTA + 1
+        if fits and typical.count > 1:
+            several[need, typical.count] = several.get((need, typical.count), 0.0) + typical.number / total
+        else:
+            single[need] += typical.number / total
+    lost = tuple(free * sum(single[free + 1 :]) for free in range(QUANTA + 1))
+    return _Asks(lost, tuple((need, count, share) for (need, count), share in several.items()))
+
+
+def _expected(asks: _Asks, quanta: tuple[int, ...]) -> float:
+    lost = sum([asks.lost[state >> 1] for state in quanta])
+    if asks.several:
+        free = sum([state >> 1 for state in quanta])
+        empty = [state >> 1 for state in quanta if state & 1]
+        for need, count, share in asks.several:
+            usable = [one for one in empty if one >= need] if len(empty) >= count else []
+            lost += share * (free - sum(usable) if len(usable) >= count else free)
     return lost / QUANTA
-
-
-def _usable(need: int, count: int, quanta: tuple[int, ...]) -> int:
-    if count == 1:
-        return sum(state >> 1 for state in quanta if state >> 1 >= need)
-    whole = [state >> 1 for state in quanta if state & 1 and state >> 1 >= need]
-    return sum(whole) if len(whole) >= count else 0
 
 
 def mix_of(asks: Mapping[Typical, float]) -> Mix:

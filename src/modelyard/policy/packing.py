@@ -50,12 +50,11 @@ def find(ask: Ask, cluster: Cluster, mix: Mix = STANDARD_MIX, weights: Weights =
 class _Book:
     """Scores of the cluster's classes for one ask; what holds for the next one of its kind stays in the cluster."""
 
-    __slots__ = ("_ask", "_cluster", "_fragmentation", "_mix", "_nodes", "_weights")
+    __slots__ = ("_ask", "_cluster", "_fragmentation", "_nodes", "_weights")
 
     def __init__(self, ask: Ask, cluster: Cluster, mix: Mix, weights: Weights) -> None:
         self._ask = ask
         self._cluster = cluster
-        self._mix = mix
         self._weights = weights
         self._fragmentation = _fragmentation(cluster, mix)
         self._nodes = self._scores_of_nodes()
@@ -118,7 +117,7 @@ class _Book:
     def _scores(self, count: int) -> dict[BlockClass, _Found | None]:
         ask = self._ask
         key = (ask.memory_bytes, count, ask.count > 1, ask.kinds, ask.pool, ask.may_use_spot, ask.may_be_simulated)
-        found = self._cluster.scores.setdefault((*key, self._mix, self._weights), {})
+        found = self._cluster.scores.setdefault((*key, self._weights), {})
         return cast("dict[BlockClass, _Found | None]", found)
 
     def _look(self, klass: BlockClass, count: int, scores: dict[BlockClass, _Found | None]) -> _Found | None:
@@ -138,12 +137,13 @@ class _Book:
         """Choose the accelerator whose rest is of most use."""
         best: _Found | None = None
         tried = set()
+        before = [quantum(slot, shape.memory_bytes) for slot in slots]
         for position in fits:
             slot = slots[position]
             if (slot.free, slot.is_empty) in tried:
                 continue
             tried.add((slot.free, slot.is_empty))
-            score = self._cost(shape, slots, {position: slot.free - self._ask.memory_bytes})
+            score = self._cost(shape, slots, before, {position: slot.free - self._ask.memory_bytes})
             found = _Found(score, slot.free, (position,))
             best = found if best is None else min(best, found)
         return best
@@ -162,13 +162,13 @@ class _Book:
             chosen = sorted(islands, key=lambda island: (-len(islands[island]), island))
         positions = [position for island in chosen for position in islands[island]][:count]
         used = len({slots[position].island for position in positions})
-        score = self._cost(shape, slots, dict.fromkeys(positions, 0)) + self._weights.islands * (used - 1)
+        before = [quantum(slot, shape.memory_bytes) for slot in slots]
+        score = self._cost(shape, slots, before, dict.fromkeys(positions, 0)) + self._weights.islands * (used - 1)
         return _Found(score, sum(slot.free for slot in slots), tuple(positions))
 
-    def _cost(self, shape: Shape, slots: tuple[Slot, ...], left: dict[int, int]) -> float:
+    def _cost(self, shape: Shape, slots: tuple[Slot, ...], before: list[int], left: dict[int, int]) -> float:
         """Return what it costs to leave ``left`` bytes free of some accelerators."""
         memory = shape.memory_bytes
-        before = [quantum(slot, memory) for slot in slots]
         after = list(before)
         share = 0.0
         for position, free in left.items():
@@ -183,29 +183,34 @@ class _Book:
 
 def _fragmentation(cluster: Cluster, mix: Mix) -> Fragmentation:
     """Return the cluster's fragmentation under ``mix``, with all that was worked out before."""
-    found = cluster.scores.get(mix)
-    if not isinstance(found, Fragmentation):
-        found = cluster.scores[mix] = Fragmentation(mix)
+    # By identity first: a round has one mix, and comparing a long one costs more than a decision.
+    found = cluster.scores.get("fragmentation")
+    if not isinstance(found, Fragmentation) or (found.mix is not mix and found.mix != mix):
+        cluster.scores.clear()
+        found = cluster.scores["fragmentation"] = Fragmentation(mix)
     return found
 
 
 def no_room(ask: Ask, cluster: Cluster) -> NoRoom:
     """Say why nothing fits ``ask``, and what would help."""
-    blocks = [block for block in cluster.blocks if block.is_open and not refused(ask, block.shape)]
     helps = tuple(_helps(ask, cluster))
-    if not blocks:
+    largest = (-1, 0)
+    most = (-1, 0)
+    for klass, members in cluster.classes.items():
+        if not refused(ask, klass.shape):
+            order = -min(members)  # of equals, the first node
+            largest = max(largest, (max(slot.free for slot in klass.slots), order))
+            most = max(most, (_whole(ask, klass.slots), order))
+    free, order = largest
+    if free < 0:
         return NoRoom(f"needs {_wanted(ask)}; no node that it may be on has that", ask.memory_bytes, helps=helps)
-    largest, widest = max(
-        ((slot.free, block) for block in blocks for slot in block.slots()),
-        key=lambda found: (found[0], -found[1].order),
-    )
-    node_id = widest.node.id
+    node_id = cluster.blocks[-order].node.id
     if ask.count == 1:
-        reason = f"needs {gib(ask.memory_bytes)} GiB on one node; largest free {gib(largest)} on {node_id}"
-        return NoRoom(reason, ask.memory_bytes, largest, node_id, helps)
-    most, block = max(((_whole(ask, block), block) for block in blocks), key=lambda found: (found[0], -found[1].order))
-    free = f"the most that are free are {most}, on {block.node.id}" if most else "none is free"
-    return NoRoom(f"needs {_wanted(ask)}; {free}", ask.memory_bytes, largest, node_id, helps)
+        reason = f"needs {gib(ask.memory_bytes)} GiB on one node; largest free {gib(free)} on {node_id}"
+        return NoRoom(reason, ask.memory_bytes, free, node_id, helps)
+    number, order = most
+    said = f"the most that are free are {number}, on {cluster.blocks[-order].node.id}" if number else "none is free"
+    return NoRoom(f"needs {_wanted(ask)}; {said}", ask.memory_bytes, free, node_id, helps)
 
 
 def _wanted(ask: Ask) -> str:
@@ -217,14 +222,14 @@ def _wanted(ask: Ask) -> str:
     return f"{ask.count} whole {kinds} with {gib(ask.memory_bytes)} GiB each on {nodes}{pool}"
 
 
-def _whole(ask: Ask, block: Block) -> int:
-    return sum(slot.is_empty and slot.free >= ask.memory_bytes for slot in block.slots())
+def _whole(ask: Ask, slots: tuple[Slot, ...]) -> int:
+    return sum(slot.is_empty and slot.free >= ask.memory_bytes for slot in slots)
 
 
 def _helps(ask: Ask, cluster: Cluster) -> Iterator[str]:
     """Yield what would make room by another setting or at another node."""
-    for block in cluster.blocks:
-        if not block.is_open and not refused(ask, block.shape) and _holds(ask, block):
+    for block in (block for node_id in cluster.closed for block in cluster.blocks_of(node_id)):
+        if not refused(ask, block.shape) and _holds(ask, block):
             yield f"{block.node.id} has room but takes nothing: {cluster.closed[block.node.id]}"
             break
     if found := _elsewhere(ask, cluster, may_use_spot=True):
@@ -243,7 +248,7 @@ def _helps(ask: Ask, cluster: Cluster) -> Iterator[str]:
 
 def _holds(ask: Ask, block: Block) -> bool:
     if ask.count > 1:
-        return _whole(ask, block) >= ask.count
+        return _whole(ask, block.slots()) >= ask.count
     return any(slot.free >= ask.memory_bytes for slot in block.slots())
 
 

@@ -15,7 +15,7 @@ that was set back never lengthens a pause.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -96,6 +96,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     replicas: Sequence[ReplicaSeen] = ()
     strays: Sequence[Stray] = ()
     size_reason: str = ""
+    taken_ids: Collection[str] = ()
+    """Ids of replicas that began here and belong to another endpoint now: never given again while they live."""
     is_deleted: bool = False
     is_first: bool = False
 
@@ -298,6 +300,8 @@ def _fill(
             reason = f"it failed {times} ({failed[0].reason}); the pause between starts is {pause_s:g} s"
             return Wait(version_id, ordinal, situation.now_s + pause_left_s, reason)
     generation = newest.generation + 1 if newest else 0
+    while replica_id(situation.endpoint_id, version_id, ordinal, generation) in situation.taken_ids:
+        generation += 1
     record = Replica(
         id=replica_id(situation.endpoint_id, version_id, ordinal, generation),
         endpoint_id=situation.endpoint_id,

@@ -85,8 +85,8 @@ def _line(story: RequestStory) -> Iterator[str]:
         yield f"It waited {_s(story.waited_s)} for a replica of '{story.model}' to load{behind}{expected}."
     else:
         yield (
-            f"It waited {_s(story.waited_s)}: every replica of '{story.model}' was full and {line.ahead} "
-            f"{'request was' if line.ahead == 1 else 'requests were'} before it{expected}."
+            f"It waited {_s(story.waited_s)}: every replica of '{story.model}' was full and "
+            f"{_requests(line.ahead)} stood before it{expected}."
         )
 
 
@@ -95,8 +95,8 @@ def _place(story: RequestStory) -> Iterator[str]:
         return
     seen = story.considered
     if not seen:
-        beside = "" if story.beside is None else f", beside {story.beside} others"
-        yield f"It went to {story.replica_id}{beside}: the one that had room, or the only one."
+        beside = f"; {_requests(story.beside)} of this gateway ran there" if story.beside is not None else ""
+        yield f"It went to {story.replica_id}, without a choice between replicas{beside}."
         return
     chosen = next(one for one in seen if one.is_chosen)
     with_room = [one for one in seen if one.total_s is not None]
@@ -204,6 +204,10 @@ def _terms(one: Considered) -> str:
         f"{_s(one.total_s or 0.0)} (wait {_s(one.wait_s or 0.0)}, prompt {_s(one.prefill_s or 0.0)}{cached}, for "
         f"others {_s(one.others_s or 0.0)}; {one.running}/{one.slots} running)"
     )
+
+
+def _requests(count: int) -> str:
+    return "no other request" if not count else "1 request" if count == 1 else f"{count} requests"
 
 
 def _named(one: Considered) -> str:

@@ -17,6 +17,7 @@ from modelyard.domain.leases import Leases
 from modelyard.domain.requests import Finish, KeptRequest, Webhook, WebhookSecret
 from modelyard.domain.routing_table import Heartbeat, RoutingTable, Tidings
 from modelyard.domain.tenants import ApiKey, Tenant
+from modelyard.domain.uploads import Upload
 from modelyard.domain.usage import JournalRecord, UsageBucket, UsageRow
 from modelyard.domain.why import Ask, RequestStory, Told
 
@@ -117,6 +118,13 @@ class ControlStore(Protocol):
         """Add; raises ``AlreadyExistsError`` for a taken id or (tenant, name, version)."""
         ...
 
+    async def remove_version(self, version_id: str) -> bool:
+        """Forget a version; say False, and keep it, while an endpoint or an adapter uses it.
+
+        What came after it comes after what it came after.
+        """
+        ...
+
     async def put_version(self, version: ModelVersion) -> None:
         """Replace the status, digest and sizes of the version of this id."""
         ...
@@ -127,6 +135,10 @@ class ControlStore(Protocol):
 
     async def add_deployment(self, version: ModelVersion, endpoint: Endpoint) -> None:
         """Add both in one transaction; raises ``AlreadyExistsError`` for a taken endpoint name of the tenant."""
+        ...
+
+    async def add_endpoint(self, endpoint: Endpoint) -> None:
+        """Add one of known versions; raises ``AlreadyExistsError`` for a taken name, ``KeyError`` for no version."""
         ...
 
     async def add_release(self, version: ModelVersion, endpoint: Endpoint) -> None:
@@ -342,6 +354,50 @@ class RequestStore(Protocol):
 
     async def put_webhook_secret(self, secret: WebhookSecret) -> None:
         """Replace it."""
+        ...
+
+
+class UploadStore(Protocol):
+    """Uploads under way, and what was uploaded by whom. All methods raise ``StoreUnavailableError``."""
+
+    async def add_upload(self, upload: Upload) -> None:
+        """Add; raises ``AlreadyExistsError`` for a taken id."""
+        ...
+
+    async def upload(self, upload_id: str, *, tenant_id: str | None) -> Upload | None:
+        """Return the upload of this id (of this tenant)."""
+        ...
+
+    async def uploads(self, *, tenant_id: str | None = None) -> list[Upload]:
+        """Return all of a tenant (or of all), oldest first."""
+        ...
+
+    async def uploaded(self, digest: str, *, tenant_id: str | None) -> Upload | None:
+        """Return the oldest complete upload of this content (by this tenant)."""
+        ...
+
+    async def put_part(self, upload_id: str, number: int, *, expires_at: float) -> bool:
+        """Note that a part is here, and move the end of its upload's time; say whether the upload is open."""
+        ...
+
+    async def drop_part(self, upload_id: str, number: int) -> bool:
+        """Note that a part is gone; say whether its upload is open."""
+        ...
+
+    async def complete_upload(self, upload_id: str, *, digest: str, expires_at: float) -> bool:
+        """Note that an open upload is whole and has this digest; say whether it was open."""
+        ...
+
+    async def keep_upload(self, upload_id: str, *, expires_at: float) -> None:
+        """Move the end of an upload's time."""
+        ...
+
+    async def remove_upload(self, upload_id: str) -> None:
+        """Forget an upload."""
+        ...
+
+    async def expired_uploads(self, *, before: float) -> list[Upload]:
+        """Return those whose time ended before then, the longest ago first."""
         ...
 
 

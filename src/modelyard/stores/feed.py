@@ -151,7 +151,7 @@ class _Connection:
 
     async def ask(self, question: Ask) -> RequestStory | None:
         """Return what the gateway remembers of a request; None at once when it is asked too much, or leaves."""
-        if len(self._asked) >= ASKED_MAX:
+        if len(self._asked) >= ASKED_MAX or len(self._questions) >= ASKED_MAX:
             return None
         answer: asyncio.Future[RequestStory | None] = asyncio.get_running_loop().create_future()
         self._asked[question.number] = answer

@@ -183,6 +183,13 @@ class MirroredStore:
 
         await self._write(self._store.put_version(version), (self._versions, put))
 
+    async def remove_version(self, version_id: str) -> bool:
+        """Forget a version; say False, and keep it, while an endpoint or an adapter uses it."""
+        try:
+            return await self._store.remove_version(version_id)
+        finally:
+            self._versions.void()  # others may have got another lineage with it
+
     async def add_deployment(self, version: ModelVersion, endpoint: Endpoint) -> None:
         """Add both in one transaction; raises ``AlreadyExistsError`` for a taken endpoint name of the tenant."""
         await self._write(
@@ -190,6 +197,10 @@ class MirroredStore:
             (self._versions, lambda: self._versions.set(version)),
             (self._endpoints, lambda: self._endpoints.set(endpoint)),
         )
+
+    async def add_endpoint(self, endpoint: Endpoint) -> None:
+        """Add one of versions that exist; raises ``AlreadyExistsError`` for a taken name of the tenant."""
+        await self._write(self._store.add_endpoint(endpoint), (self._endpoints, lambda: self._endpoints.set(endpoint)))
 
     async def add_release(self, version: ModelVersion, endpoint: Endpoint) -> None:
         """Add the version and replace the endpoint of this id; raises ``AlreadyExistsError`` for a taken version."""

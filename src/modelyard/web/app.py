@@ -37,6 +37,7 @@ from modelyard.errors import (
 from modelyard.ids import RequestIds
 from modelyard.stores import StoreUnavailableError
 from modelyard.web.decoding import decode, decode_query
+from modelyard.web.gathering import Flaw, gather
 from modelyard.web.routes import JSON, AnyRoute, Call, Empty
 
 BODY_BYTES_MAX = 1024 * 1024
@@ -134,11 +135,16 @@ class _Endpoint:
         if not identity.may(route.scope):
             raise permission_denied(route.scope)
         body: Any = None
+        flaws: list[Flaw] = []
         if route.body is not Empty:
             # No body at all reads as {}: either everything has a default, or the first missing field is named.
-            body = decode(self._body, await read_body(request) or b"{}")
+            content = await read_body(request) or b"{}"
+            if route.gathers:
+                body, flaws = gather(self._body, route.body, content)
+            else:
+                body = decode(self._body, content)
         query = decode_query(route.query, request.scope["query_string"])
-        answer = await route.handler(Call(identity, body, query, request))
+        answer = await route.handler(Call(identity, body, query, request, flaws))
         return answer if isinstance(answer, Response) else json_response(answer, route.status)
 
 

@@ -4,7 +4,7 @@ A ``Route`` without a scope cannot be written, so nothing is open by accident;
 the few public pages are plain handlers on an explicit list (``web/app.py``).
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from modelyard.domain.tenants import Identity, Scope
+from modelyard.web.gathering import Flaw
 
 B = TypeVar("B")
 Q = TypeVar("Q")
@@ -33,6 +34,8 @@ class Call(Generic[B, Q]):
     body: B
     query: Q
     request: Request
+    flaws: Sequence[Flaw] = ()
+    """What does not fit of the body, on a route that ``gathers``."""
 
     def path(self, name: str) -> str:
         """Return the path parameter ``name``."""
@@ -59,6 +62,8 @@ class Route(Generic[B, Q, A]):
     status: int = 200
     example: Any = None
     media_type: str = JSON
+    gathers: bool = False
+    """A body with fields that do not fit goes to the handler, which refuses it together with what else is wrong."""
 
 
 AnyRoute = Route[Any, Any, Any]

@@ -123,3 +123,19 @@ async def test_half_a_file_under_a_digest_is_not_taken_for_the_artifact(artifact
     got = await artifacts.fetch(Artifact(str(model)), "ver-1", check, ignore)
     assert artifacts.path(Artifact(got.uri, got.digest, got.size_bytes + 1)) is None
     assert artifacts.path(Artifact(got.uri, "sha256:../../etc", 1)) is None
+
+
+async def test_a_whole_file_is_taken_over_without_a_copy(tmp_path: Path, artifacts: ArtifactStore) -> None:
+    for _ in range(2):
+        draft = tmp_path / "draft"
+        draft.write_bytes(CONTENT)
+        inode = draft.stat().st_ino
+        got = await artifacts.adopt(draft, DIGEST)
+        assert got == Artifact(f"upload:{DIGEST}", DIGEST, len(CONTENT))
+        assert not draft.exists()
+    kept = artifacts.path(got)
+    assert kept is not None
+    assert (kept.read_bytes(), kept.stat().st_mode & 0o777) == (CONTENT, 0o400)
+    assert kept.stat().st_ino != inode, "the first one stays"
+    with pytest.raises(ArtifactError):
+        await artifacts.adopt(tmp_path / "none", "x")

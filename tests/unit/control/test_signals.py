@@ -164,6 +164,17 @@ def test_the_longest_line_of_a_window_is_remembered_over_all_gateways(room: Room
     assert room.signals.queued_max("unknown", 60) == 0
 
 
+def test_nothing_is_kept_of_an_endpoint_that_was_deleted(room: Room) -> None:
+    room.told(arrivals=0)
+    room.passes(10, arrivals=5, queued=2)
+    for _ in range(int(KEPT_S) + 60):
+        room.clock.advance(1.0)
+        room.signals.hear("g0", Report([EndpointDemand("other", 0, 0, 0.0, 0)], [], "e", 1))
+    assert room.signals.arrival_rate("ep", 60) == 0.0
+    assert room.signals.queued_max("ep", 60) == 0
+    assert "1 endpoints" in repr(room.signals)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["report", "restart", "leave"])), min_size=1, max_size=400),

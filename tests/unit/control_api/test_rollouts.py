@@ -191,6 +191,23 @@ async def test_bad_candidate_is_rolled_back_with_its_numbers(
     assert await stage.endpoint() == before, "once is enough"
 
 
+async def test_candidate_that_breaks_under_all_traffic_goes_back_while_the_old_one_is_kept(
+    api: Management, manager: Identity, endpoint_id: str, stage: Stage
+) -> None:
+    await begin(api, manager, weight=100, keep_previous_seconds=60)
+    await stage.pass_over()
+    endpoint = await stage.endpoint()
+    assert endpoint.rollout is not None
+    api.clock.advance(5)
+    await stage.pass_over()
+    assert await stage.endpoint() == endpoint, "nothing to tell"
+    stage.told.of = {endpoint.rollout.candidate_id: window(100, 60)}
+    await stage.pass_over()
+    view = (await api.call(manager, "GET", PATH)).json()
+    assert (shares(view), view["rollout"]["state"]) == ({"v1": 100}, "rolled_back")
+    assert "with all traffic the candidate failed 60 of 100" in view["events"][-1]["reason"]
+
+
 async def test_candidate_whose_artifact_is_corrupt_is_rolled_back_and_never_gets_traffic(
     api: Management, manager: Identity, endpoint_id: str, stage: Stage
 ) -> None:

@@ -1,5 +1,6 @@
 """This machine among the declared nodes; a driver that hangs costs one bounded wait and no second one at a time."""
 
+import asyncio
 import threading
 from pathlib import Path
 
@@ -45,6 +46,19 @@ async def test_while_a_driver_hangs_the_last_look_stands_with_a_reason(monkeypat
         go.set()
     monkeypatch.setattr(machine, "LOOK_TIMEOUT_S", 30.0)
     assert (await local.nodes())[0].reason == ""
+
+
+async def test_those_who_ask_at_the_same_time_share_a_look() -> None:
+    looks: list[int] = []
+
+    def look(**_: object) -> Found:
+        looks.append(1)
+        return CPU
+
+    local = Machine(look=look)
+    answers = await asyncio.gather(*(local.nodes() for _ in range(5)))
+    assert all(answer == answers[0] for answer in answers)
+    assert len(looks) == 1
 
 
 async def test_before_the_first_look_ends_the_machine_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:

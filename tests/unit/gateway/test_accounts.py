@@ -94,6 +94,11 @@ def test_each_limit_of_key_and_tenant_holds_in_all_and_for_a_model(
     assert (error.status, error.code) == (429, "rate_limit_exceeded")
     if kind != "concurrency":
         assert b"x-ratelimit-remaining-" in error.limits
+    facts = error.facts or {}
+    assert facts["kind"] == kind.removesuffix("_per_minute")
+    assert facts["limit"] == rates[kind]
+    assert facts["used"] == pytest.approx(rates[kind])
+    assert facts["whose"] == ("this model" if is_for_model else "this key" if whose == "key" else "the tenant")
     if is_for_model:
         yard.reserve(model="another")
     else:
@@ -123,6 +128,9 @@ def test_a_quota_takes_the_worst_case_and_a_settlement_its_price(bench: Callable
     refused = yard.refused(output=500)
     assert (refused.status, refused.code, refused.should_retry) == (429, "insufficient_quota", False)
     assert refused.retry_after_s == 12 * 3600
+    assert refused.facts == {
+        "whose": "this key", "kind": "money_per_day", "limit": 1000, "used": 48, "needed": 1010,
+    }  # fmt: skip
 
 
 def test_tenant_and_key_quotas_hold_together(bench: Callable[..., Bench]) -> None:

@@ -1,8 +1,13 @@
 """The catalog: what is learnt of a model estimates prompts without ever blowing them up."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+from modelyard.domain.endpoints import Progress, Stage
+from modelyard.domain.routing_table import ReplicaRoute
 from modelyard.gateway.catalog import CHARS_PER_TOKEN, EndpointState
+from modelyard.policy.dispatch import Dispatcher, DispatchRules, Verdict
+from modelyard.policy.job import Job
 
 
 def state() -> EndpointState[Any]:
@@ -32,3 +37,51 @@ def test_short_prompts_teach_what_the_template_adds() -> None:
         endpoint.learn(text_length=40, prompt_tokens=41, seconds=1)
     assert endpoint.prompt_tokens(40) in range(40, 42)
     assert endpoint.prompt_tokens(4000) in range(1030, 1032)
+
+
+class Waiter:
+    """Whoever asks for a replica."""
+
+    failed_on = ()
+
+    def __init__(self) -> None:
+        self.job = Job("t")
+
+    def turned_away(self, verdict: Verdict) -> None:
+        """Nobody is in these tests."""
+
+
+def served(*, in_flight: int, slots: int = 2) -> EndpointState[Any]:
+    """Return an endpoint with one replica that has this many requests."""
+    dispatcher: Dispatcher[Any] = Dispatcher(
+        "ep", rules=DispatchRules(), deliver=lambda waiter, replica: True, chance=lambda: 0.0
+    )
+    replica = ReplicaRoute("r", "h", 1, "s", slots)
+    dispatcher.update([("v", 100, 0, [(replica, slots)])], now_s=0.0)
+    endpoint = EndpointState(
+        cast("Any", SimpleNamespace(progress=Progress(Stage.READY))), dispatcher, last_request_s=0.0
+    )
+    for _ in range(in_flight):
+        dispatcher.arrive(Waiter(), now_s=1.0, deadline_s=9.0)
+        endpoint.in_flight += 1
+    return endpoint
+
+
+def test_a_request_that_came_now_would_not_wait_while_there_is_room() -> None:
+    assert served(in_flight=0).wait_s(1.0) == 0.0
+    assert served(in_flight=1).wait_s(1.0) == 0.0
+
+
+def test_the_predicted_wait_grows_with_the_line() -> None:
+    waits = [served(in_flight=count).wait_s(1.0) for count in (2, 3, 4, 8)]
+    assert 0.0 < waits[0] < waits[1] < waits[2] < waits[3]
+
+
+def test_a_sleeping_endpoint_has_no_wait_until_somebody_stands_before_it() -> None:
+    endpoint = served(in_flight=0)
+    endpoint.dispatcher.update([], now_s=1.0)
+    endpoint.route = cast("Any", SimpleNamespace(progress=Progress(Stage.LOADING, eta_s=12.0)))
+    assert endpoint.wait_s(1.0) == 0.0
+    endpoint.dispatcher.arrive(Waiter(), now_s=1.0, deadline_s=9.0)
+    endpoint.in_flight = 1
+    assert endpoint.wait_s(1.0) == 12.0

@@ -109,6 +109,7 @@ def test_accelerators_and_their_price_count_into_the_cost() -> None:
     ("start", "verdict", "says"),
     [
         (Start(ready=0), Verdict.WAIT, "no replica of the candidate is ready yet"),
+        (Start(ready=0, trouble="no room: 3 GiB"), Verdict.WAIT, "is ready yet: no room: 3 GiB"),
         (Start(ready=0, attempts=1, trouble="exit 1"), Verdict.WAIT, "start 1 of 3 failed: exit 1"),
         (Start(ready=0, attempts=3, trouble="exit 1"), Verdict.ROLL_BACK, "cannot start: exit 1; 3 starts failed"),
         (Start(ready=0, trouble="no engine", is_hopeless=True), Verdict.ROLL_BACK, "cannot start: no engine"),
@@ -138,6 +139,16 @@ def test_load_may_take_its_time_but_not_for_ever() -> None:
 @pytest.mark.parametrize("state", [RolloutState.PAUSED, RolloutState.PROMOTED, RolloutState.ROLLED_BACK])
 def test_only_running_rollouts_are_judged(state: RolloutState) -> None:
     assert verdict_of(seen(candidate=window(100, 100)), changed(state=state)).verdict is Verdict.WAIT
+
+
+def test_promotion_by_the_judge_is_taken_back_while_the_old_version_is_kept_if_it_fails_outright() -> None:
+    bad, dead = seen(window(0), window(50, 30)), seen(start=Start(ready=0, attempts=3, trouble="killed"))
+    kept = changed(state=RolloutState.PROMOTED, kept_until=NOW + 1)
+    assert "with all traffic the candidate failed 30 of 50 requests" in verdict_of(bad, kept).reason
+    assert [verdict_of(one, kept).verdict for one in (bad, dead)] == [Verdict.ROLL_BACK] * 2
+    assert verdict_of(seen(window(0), window(50, 20)), kept).verdict is Verdict.WAIT
+    for over in (changed(kept, kept_until=NOW - 1), changed(kept, mode=RolloutMode.MANUAL)):
+        assert [verdict_of(one, over).verdict for one in (bad, dead)] == [Verdict.WAIT] * 2
 
 
 def test_rolling_change_is_not_compared() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelyard.policy.job import NEVER_S, Job
+from modelyard.policy.job import NEVER_S, Job, Look, Looks
 from modelyard.policy.prefixes import PrefixHolders, PrefixIndex
 from modelyard.policy.replica_load import ReplicaLoad
 from modelyard.policy.routing import (
@@ -188,6 +188,30 @@ def test_only_a_replica_with_room_is_chosen_and_one_is_whenever_there_is_one(
     )
     free = [replica for replica in fleet if takes(replica, avoid) and replica not in unfit]
     assert chosen in free if free else chosen is None
+
+
+@given(fleets, jobs)
+@settings(deadline=None, max_examples=60)
+def test_what_was_seen_of_each_replica_is_what_it_was_judged_by(fleet: list[Replica], job: Job) -> None:
+    fleet, job.session = fleet[:CROWD], 0
+    for number, replica in enumerate(fleet):
+        replica.prefixes.add(LONG[: 7 * number])
+    looks: Looks = []
+    assert pick(fleet, job, looks=looks) is pick(fleet, job)
+    if len(fleet) < 2:
+        assert looks == []
+        return
+    behind = behind_share(fleet, MODEL, now_s=NOW_S) if job.prefix else 0.0
+    for replica, raw in zip(fleet, looks, strict=True):
+        look = Look(*raw)
+        assert (look.identity, look.slots) == (replica.identity, replica.slots)
+        if takes(replica, []):
+            expected = added_seconds(replica, job, MODEL, now_s=NOW_S, behind=behind)
+            assert look.total_s == pytest.approx(expected)
+            assert look.matched == replica.prefixes.matched(job.prefix)
+            assert look.wait_s + look.prefill_s <= look.total_s * (1 + 1e-9)
+        else:
+            assert look.total_s == float("inf")
 
 
 @given(fleets, jobs)

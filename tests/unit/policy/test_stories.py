@@ -43,7 +43,7 @@ def refused(status: int, code: str, **more: object) -> RequestStory:
 def test_an_answered_request_says_when_where_and_for_how_much() -> None:
     text = told()
     assert "It did not wait: a replica had room." in text
-    assert "It went to rep-1, beside 3 others" in text
+    assert "It went to rep-1, without a choice between replicas; 3 requests of this gateway ran there." in text
     assert "It was answered after 1.5 s, its first token after 125 ms." in text
     assert "12 prompt tokens (4 cached) and 34 completion tokens: $0.001234." in text
     assert next_step(SERVED) == ""
@@ -59,7 +59,7 @@ def test_limits_are_named_with_their_values() -> None:
 def test_a_wait_says_behind_how_many_and_what_was_predicted() -> None:
     text = told(waited_s=2.5, line=Line(4, 3.0, is_cold=False))
     assert (
-        "It waited 2.5 s: every replica of 'demo' was full and 4 requests were before it; 3 s were predicted." in text
+        "It waited 2.5 s: every replica of 'demo' was full and 4 requests stood before it; 3 s were predicted." in text
     )
     text = told(waited_s=12.0, line=Line(0, None, is_cold=True))
     assert "It waited 12 s for a replica of 'demo' to load." in text
@@ -107,9 +107,12 @@ def test_a_limit_that_refused_says_its_value_what_was_used_and_when_to_come_back
 
 def test_a_quota_is_told_in_dollars() -> None:
     facts: dict[str, object] = {
-        "kind": "money_per_day", "whose": "this key", "limit": 2_000_000_000,
-        "used": 1_500_000_000, "needed": 700_000_000,
-    }  # fmt: skip
+        "kind": "money_per_day",
+        "whose": "this key",
+        "limit": 2_000_000_000,
+        "used": 1_500_000_000,
+        "needed": 700_000_000,
+    }
     text = " ".join(words(refused(429, "insufficient_quota", facts=facts, retry_after_s=3600.0)))
     assert "The limit of this key is $2; $1.5 were used, and it needed up to $0.7." in text
 

@@ -20,12 +20,14 @@ from modelyard.control.api.keys import Keys
 from modelyard.control.api.logs import Logs
 from modelyard.control.api.nodes import Nodes
 from modelyard.control.api.plan import Plans
+from modelyard.control.api.pools import WarmPools
 from modelyard.control.api.registry import Registry
 from modelyard.control.api.releases import Releases
 from modelyard.control.api.requests import Requests
 from modelyard.control.api.rollouts import Rollouts
 from modelyard.control.api.status import StatusPage
 from modelyard.control.api.tenants import Tenants
+from modelyard.control.api.uploads import Uploads
 from modelyard.control.api.usage import Usage
 from modelyard.control.api.webhooks import Webhooks
 from modelyard.control.api.why import Why
@@ -63,6 +65,7 @@ def declared_routes(context: Context) -> list[AnyRoute]:
         ForecastPages,
         Endpoints,
         Registry,
+        Uploads,
         Keys,
         Tenants,
         Usage,
@@ -71,6 +74,7 @@ def declared_routes(context: Context) -> list[AnyRoute]:
         Webhooks,
         Why,
         Nodes,
+        WarmPools,
     )
     return [route for noun in nouns for route in noun(context).routes()]
 

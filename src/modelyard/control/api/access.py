@@ -30,7 +30,7 @@ async def find_endpoint(store: ControlStore, identity: Identity, reference: str)
     Raises:
         ApiError: 404.
     """
-    seen = [one for one in await store.endpoints(tenant_id=identity.visible_tenant) if reference in (one.id, one.name)]
+    seen = [one for one in await callable_endpoints(store, identity.visible_tenant) if reference in (one.id, one.name)]
 
     def preference(one: Endpoint) -> tuple[bool, bool, bool, int]:
         # An endpoint that drains has given its name away already.
@@ -39,6 +39,11 @@ async def find_endpoint(store: ControlStore, identity: Identity, reference: str)
     if seen:
         return max(seen, key=preference)
     raise missing("endpoint", reference)
+
+
+async def callable_endpoints(store: ControlStore, tenant_id: str | None) -> list[Endpoint]:
+    """Return the endpoints of a tenant (or of all) without warm pools, which answer nobody."""
+    return [one for one in await store.endpoints(tenant_id=tenant_id) if not one.pool]
 
 
 async def find_key(store: ControlStore, identity: Identity, key_id: str) -> ApiKey:

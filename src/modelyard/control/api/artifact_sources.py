@@ -24,6 +24,8 @@ class ArtifactSource(msgspec.Struct, frozen=True):
 
     uri: str = ""
     size_bytes: int = 0
+    digest: str = ""
+    """What it has, where that is known."""
 
 
 async def read_source(engine: Engine, reference: str, *, is_admin: bool) -> tuple[ArtifactSource, list[Fault]]:

@@ -7,9 +7,9 @@ import math
 import statistics
 
 from modelyard.control.api.autoscale import changed_autoscale
-from modelyard.control.api.deploy_spec import EXAMPLE, DeployAnswer, DeployRequest, endpoint_faults
+from modelyard.control.api.deploy_spec import EXAMPLE, DeployAnswer, DeployRequest, HardwareBody, endpoint_faults
 from modelyard.control.api.endpoint_views import URL_HEADER
-from modelyard.control.api.faults import refusal
+from modelyard.control.api.faults import Fault, check_all
 from modelyard.control.api.serving import changed_serving
 from modelyard.control.api.versions import examine, make_version
 from modelyard.control.context import Context
@@ -33,9 +33,8 @@ class Deployments:
     def routes(self) -> list[AnyRoute]:
         """Return the declared routes."""
         path, summary = "/v1/models/deploy", "Deploy a model"
-        return [
-            Route("POST", path, Scope.MANAGE, summary, self.deploy, DeployRequest, Empty, DeployAnswer, 202, EXAMPLE)
-        ]
+        types = (DeployRequest, Empty, DeployAnswer)
+        return [Route("POST", path, Scope.MANAGE, summary, self.deploy, *types, 202, EXAMPLE, gathers=True)]
 
     async def deploy(self, call: Call[DeployRequest, Empty]) -> DeployAnswer:
         """Store a version and an endpoint, and wake the reconciler."""
@@ -46,9 +45,8 @@ class Deployments:
         findings = await examine(context, identity, wanted)
         serving, unserved = changed_serving(wanted.serving, Serving(), context.config.gateway)
         autoscale, unscaled = changed_autoscale(wanted.autoscale, Autoscale(), scaling_of(wanted))
-        faults = [*endpoint_faults(wanted, findings.engine, kinds), *findings.faults, *unserved, *unscaled]
-        if faults:
-            raise refusal("This deployment cannot be made.", faults)
+        faults = [*endpoint_faults(wanted, findings.engine, kinds), *_hardware_faults(wanted, findings.registered)]
+        check_all("This deployment cannot be made.", call.flaws, [*faults, *findings.faults, *unserved, *unscaled])
         version = await make_version(
             context,
             wanted,
@@ -63,18 +61,18 @@ class Deployments:
             name=wanted.model_name,
             releases=(Release(version.id),),
             scaling=scaling_of(wanted),
-            created_at=version.created_at,
+            created_at=int(context.clock.unix_s()),
             is_shared=wanted.shared,
             serving=serving,
             autoscale=autoscale,
         )
-        await self._store(version, endpoint)
+        await self._store(version, endpoint, is_new=findings.registered is None)
         assert findings.settings is not None, "bad options are a fault"
         ready_s = math.ceil(await estimate_s(context, version, findings.settings))
         url = call.request.headers.get(URL_HEADER, "").rstrip("/")
         return DeployAnswer(endpoint.id, endpoint.status, ready_s, f"{url}/v1/models/{endpoint.id}")
 
-    async def _store(self, version: ModelVersion, endpoint: Endpoint) -> None:
+    async def _store(self, version: ModelVersion, endpoint: Endpoint, *, is_new: bool) -> None:
         context = self._context
         for other in await context.store.endpoints(tenant_id=endpoint.tenant_id):
             if other.name == endpoint.name and not other.is_deleted:
@@ -85,7 +83,12 @@ class Deployments:
                     param="model_name",
                 )
         try:
-            await context.store.add_deployment(version, endpoint)
+            if is_new:
+                await context.store.add_deployment(version, endpoint)
+            else:
+                await context.store.add_endpoint(endpoint)
+        except KeyError:
+            raise conflict("The version was deleted meanwhile.", param="model_artifact") from None
         except AlreadyExistsError as error:
             raise conflict(f"{error}. Choose another model_name or version.", param="model_name") from None
         context.wake()
@@ -105,6 +108,17 @@ async def estimate_s(context: Context, version: ModelVersion, settings: Settings
         if _loads_alike(other, version):
             measured += await context.store.observed_load_s(other.id)
     return statistics.median(measured) if measured else settings.load_s
+
+
+def _hardware_faults(wanted: DeployRequest, registered: ModelVersion | None) -> list[Fault]:
+    """Return which accelerators were asked for that a registered version does not have."""
+    if registered is None:
+        return []
+    asked = {"gpu_type": wanted.hardware.gpu_type, "gpu_count": wanted.hardware.gpu_count}
+    has = {"gpu_type": registered.gpu_type, "gpu_count": registered.gpu_count}
+    default = {"gpu_type": HardwareBody().gpu_type, "gpu_count": HardwareBody().gpu_count}
+    wrong = [name for name in asked if asked[name] not in (has[name], default[name])]
+    return [Fault(f"hardware.{name}", f"the registered version has {has[name]}; leave this out") for name in wrong]
 
 
 def _loads_alike(other: ModelVersion, version: ModelVersion) -> bool:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Collection, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
@@ -14,6 +14,11 @@ from modelyard.domain.catalog import NAME_PATTERN
 from modelyard.domain.endpoints import EndpointStatus
 from modelyard.engines import Engine, Engines, Options
 
+ARTIFACT = (
+    "Where the weights are: upload:sha256:… of an upload of yours, model:NAME@VERSION of the registry, or "
+    "file:///path (admin only)."
+)
+BASE = "NAME@VERSION that an adapter is loaded onto."
 ACCELERATORS_MAX = 64
 REPLICAS_MAX = 1000
 OPTIONS_MAX = 64
@@ -41,6 +46,20 @@ class HardwareBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_replicas: Annotated[int | None, _whole(1, "Most replicas; left out: as many as min_replicas.")] = None
 
 
+class Accelerators(Protocol):
+    """What says on which accelerators a replica runs."""
+
+    @property
+    def gpu_type(self) -> str:
+        """Their kind."""
+        ...
+
+    @property
+    def gpu_count(self) -> int:
+        """How many."""
+        ...
+
+
 class ScalingBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When the number of replicas changes."""
 
@@ -56,12 +75,15 @@ class DeployRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model to serve."""
 
     model_name: Annotated[str, msgspec.Meta(description="What callers put into 'model'.")]
-    framework: Annotated[str, msgspec.Meta(description="The engine, like 'llamacpp' or 'simulated'.")]
-    model_artifact: Annotated[str, msgspec.Meta(description="file:///path of the weights (admin only).")] = ""
+    framework: Annotated[
+        str, msgspec.Meta(description="The engine, like 'llamacpp' or 'simulated'; a registered version has its own.")
+    ] = ""
+    model_artifact: Annotated[str, msgspec.Meta(description=ARTIFACT)] = ""
     hardware: HardwareBody = HardwareBody()
     scaling: ScalingBody = ScalingBody()
     version: Annotated[str | None, msgspec.Meta(description="Left out: the next of v1, v2, …")] = None
     options: Annotated[Options, msgspec.Meta(description="The engine's own settings.")] = {}
+    base: Annotated[str, msgspec.Meta(description=BASE)] = ""
     shared: Annotated[bool, msgspec.Meta(description="Every tenant may call it (admin only).")] = False
     serving: ServingBody = ServingBody()
     autoscale: AutoscaleBody = AutoscaleBody()
@@ -92,14 +114,15 @@ def endpoint_faults(wanted: DeployRequest, engine: Engine | None, kinds: Collect
     """
     hardware, scaling = wanted.hardware, wanted.scaling
     return [
-        *_name_faults(wanted.model_name),
-        *_hardware_faults(hardware, engine, kinds),
+        *name_faults(wanted.model_name),
+        *hardware_faults(hardware, engine, kinds),
         *replica_faults("hardware.", hardware.min_replicas, hardware.max_replicas, zero=scaling.scale_to_zero),
         *_scaling_faults(scaling),
     ]
 
 
-def _name_faults(name: str) -> Iterator[Fault]:
+def name_faults(name: str) -> Iterator[Fault]:
+    """Yield what is wrong with the name of a model."""
     if NAME_PATTERN.fullmatch(name) is None:
         yield Fault(
             "model_name",
@@ -119,14 +142,17 @@ def version_faults(version: str | None) -> Iterator[Fault]:
 
 def engine_faults(framework: str, engine: Engine | None, engines: Engines) -> Iterator[Fault]:
     """Yield why ``engine``, which is that of ``framework``, cannot be had."""
-    if engine is None:
+    if not framework:
+        yield Fault("framework", "is required, unless model_artifact is model:NAME@VERSION; it names the engine")
+    elif engine is None:
         known = ", ".join(f"'{name}'" for name in sorted(engines))
         yield Fault("framework", f"there is no engine '{framework[:64]}' here; available: {known}")
     elif why := engine.missing():
         yield Fault("framework", why)
 
 
-def _hardware_faults(hardware: HardwareBody, engine: Engine | None, kinds: Collection[str]) -> Iterator[Fault]:
+def hardware_faults(hardware: Accelerators, engine: Engine | None, kinds: Collection[str]) -> Iterator[Fault]:
+    """Yield what is wrong with the accelerators of a replica; ``kinds`` are those that there are."""
     # An engine without weights computes nothing, so it has whatever accelerator it is said to have.
     if engine is not None and engine.needs_artifact and hardware.gpu_type not in kinds:
         known = ", ".join(f"'{kind}'" for kind in sorted(kinds))

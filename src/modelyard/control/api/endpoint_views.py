@@ -12,7 +12,7 @@ from modelyard.control.api.serving import ServingView, serving_view
 from modelyard.control.context import Context
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import EndpointDemand, Report
-from modelyard.domain.endpoints import Autoscale, Endpoint, EndpointStatus, IdleTime, Progress, Tier
+from modelyard.domain.endpoints import Autoscale, Endpoint, EndpointStatus, IdleTime, Progress, Release, Tier
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.policy import scaling
 from modelyard.stores import Event, EventData
@@ -166,16 +166,7 @@ def endpoint_view(
         scale_to_zero=endpoint.scaling.scale_to_zero,
         scale_to_zero_after_idle_seconds=endpoint.scaling.idle_s,
         canary_weight=sum(release.weight for release in endpoint.releases[1:]),
-        releases=[
-            ReleaseView(
-                model_id=release.version_id,
-                version=version.version if version else "",
-                weight=release.weight,
-                shadow=release.shadow,
-            )
-            for release in endpoint.releases
-            for version in (versions.get(release.version_id),)
-        ],
+        releases=[_release_view(release, versions.get(release.version_id)) for release in endpoint.releases],
         rollout=rollout_view(endpoint, versions),
         owner_id=endpoint.tenant_id,
         scaling_metric=endpoint.scaling.metric,
@@ -199,6 +190,15 @@ def endpoint_view(
             )
             for replica in own
         ],
+    )
+
+
+def _release_view(release: Release, version: ModelVersion | None) -> ReleaseView:
+    return ReleaseView(
+        model_id=release.version_id,
+        version=version.version if version else "",
+        weight=release.weight,
+        shadow=release.shadow,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import msgspec
 from starlette.requests import Request
 
-from modelyard.control.api.access import find_endpoint
+from modelyard.control.api.access import callable_endpoints, find_endpoint
 from modelyard.control.api.endpoint_changes import CHANGE_EXAMPLE, ChangeEndpoint, changed
 from modelyard.control.api.endpoint_views import EndpointView, EventView, endpoint_view, event_view
 from modelyard.control.api.faults import refusal
@@ -59,7 +59,7 @@ class Endpoints:
         """Return the endpoints of the caller's tenant, or all for an admin."""
         store = self._context.store
         tenant_id = call.identity.visible_tenant
-        endpoints = await store.endpoints(tenant_id=tenant_id)
+        endpoints = await callable_endpoints(store, tenant_id)
         rows, has_more = page_of(endpoints, limit=call.query.limit, after=call.query.after, id_of=lambda one: one.id)
         versions = {version.id: version for version in await store.versions(tenant_id=tenant_id)}
         replicas = await store.replicas()

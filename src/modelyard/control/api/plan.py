@@ -6,16 +6,17 @@ from typing import Annotated
 
 import msgspec
 
+from modelyard.control.api.autoscale import changed_autoscale
 from modelyard.control.api.deploy import estimate_s, scaling_of
 from modelyard.control.api.deploy_spec import EXAMPLE, DeployRequest, endpoint_faults
-from modelyard.control.api.faults import refusal
+from modelyard.control.api.faults import check_all
 from modelyard.control.api.serving import changed_serving
 from modelyard.control.api.versions import Findings, examine, make_version
 from modelyard.control.asking import ask_of
 from modelyard.control.context import Context
 from modelyard.control.placing import held_in, kinds_of, real_kinds
 from modelyard.control.supplies import Offer
-from modelyard.domain.endpoints import Endpoint, Release, Serving
+from modelyard.domain.endpoints import Autoscale, Endpoint, Release, Serving
 from modelyard.domain.nodes import Node, NodeSeen, Placement
 from modelyard.domain.tenants import Scope
 from modelyard.policy.cluster import Cluster
@@ -75,7 +76,8 @@ class Plans:
     def routes(self) -> list[AnyRoute]:
         """Return the declared routes."""
         path, summary = "/v1/models/plan", "What a deployment would need, and whether it fits"
-        return [Route("POST", path, Scope.MANAGE, summary, self.plan, DeployRequest, Empty, PlanView, 200, EXAMPLE)]
+        types = (DeployRequest, Empty, PlanView)
+        return [Route("POST", path, Scope.MANAGE, summary, self.plan, *types, 200, EXAMPLE, gathers=True)]
 
     async def plan(self, call: Call[DeployRequest, Empty]) -> PlanView:
         """Check as a deployment would, place on paper, and answer."""
@@ -83,8 +85,9 @@ class Plans:
         kinds = real_kinds(await context.fleet.nodes())
         findings = await examine(context, call.identity, wanted)
         _, unserved = changed_serving(wanted.serving, Serving(), context.config.gateway)
-        if faults := [*endpoint_faults(wanted, findings.engine, kinds), *findings.faults, *unserved]:
-            raise refusal("This deployment cannot be made.", faults)
+        _, unscaled = changed_autoscale(wanted.autoscale, Autoscale(), scaling_of(wanted))
+        faults = [*endpoint_faults(wanted, findings.engine, kinds), *findings.faults, *unserved, *unscaled]
+        check_all("This deployment cannot be made.", call.flaws, faults)
         endpoint, offer = await self._on_paper(call, findings)
         nodes = await context.fleet.nodes()
         ask = ask_of(endpoint, offer, kinds_of(nodes))

@@ -5,10 +5,11 @@ from typing import Annotated
 import msgspec
 
 from modelyard.control.api.access import missing
+from modelyard.control.api.deploy_spec import ARTIFACT, BASE
 from modelyard.control.api.endpoint_changes import release_named
 from modelyard.control.api.endpoint_views import EndpointView
 from modelyard.control.api.endpoints import find_living, whole_view
-from modelyard.control.api.faults import Fault, refusal
+from modelyard.control.api.faults import Fault, check_all
 from modelyard.control.api.versions import Findings, examine, make_version
 from modelyard.control.context import Context
 from modelyard.domain.endpoints import Endpoint, Release
@@ -30,10 +31,13 @@ EXAMPLE = {
 class ReleaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A version to add to an endpoint; one with neither share runs no replica."""
 
-    framework: Annotated[str, msgspec.Meta(description="The engine, like 'llamacpp' or 'simulated'.")]
-    model_artifact: Annotated[str, msgspec.Meta(description="file:///path of the weights (admin only).")] = ""
+    framework: Annotated[
+        str, msgspec.Meta(description="The engine, like 'llamacpp' or 'simulated'; a registered version has its own.")
+    ] = ""
+    model_artifact: Annotated[str, msgspec.Meta(description=ARTIFACT)] = ""
     version: Annotated[str | None, msgspec.Meta(description="Left out: the next of v1, v2, …")] = None
     options: Annotated[Options, msgspec.Meta(description="The engine's own settings.")] = {}
+    base: Annotated[str, msgspec.Meta(description=BASE)] = ""
     weight: Annotated[
         int,
         msgspec.Meta(
@@ -44,6 +48,9 @@ class ReleaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shadow: Annotated[
         int, msgspec.Meta(description="Percent of the requests that are copied to it; nobody gets its answers.")
     ] = 0
+
+
+_ADDING = (ReleaseRequest, Empty, EndpointView)
 
 
 class Releases:
@@ -57,7 +64,7 @@ class Releases:
         every, manage = "/v1/endpoints/{endpoint:path}/releases", Scope.MANAGE
         one, add, remove = f"{every}/{{version}}", "Add a release to an endpoint", "Take a release from an endpoint"
         return [
-            Route("POST", every, manage, add, self.add, ReleaseRequest, Empty, EndpointView, 202, EXAMPLE),
+            Route("POST", every, manage, add, self.add, *_ADDING, 202, EXAMPLE, gathers=True),
             Route("DELETE", one, manage, remove, self.remove, Empty, Empty, EndpointView, 202),
         ]
 
@@ -75,8 +82,7 @@ class Releases:
                 faults.append(Fault(error.param, str(error)))
             if wanted.weight == WHOLE:
                 await self._check_rolling(endpoint)
-            if faults:
-                raise refusal("This release cannot be added.", faults)
+            check_all("This release cannot be added.", call.flaws, faults)
             endpoint, version_name = await self._add(endpoint, wanted, findings)
             share = f"shadows {wanted.shadow} %" if wanted.shadow else f"weight {wanted.weight}"
             if wanted.weight == WHOLE:
@@ -133,6 +139,10 @@ class Releases:
             name=endpoint.name,
             gpus=(first.gpu_type, first.gpu_count) if first else ("cpu", 1),
         )
+        if findings.registered is not None and version.id not in versions:
+            raise conflict("The version was deleted meanwhile.", param="model_artifact")
+        if any(release.version_id == version.id for release in endpoint.releases):
+            raise conflict(f"The endpoint has version '{version.version}' already.", param="model_artifact")
         if wanted.weight == WHOLE:
             endpoint = rolling(endpoint, version.id, context.clock.unix_s())
         else:
@@ -140,7 +150,10 @@ class Releases:
             endpoint = msgspec.structs.replace(endpoint, releases=releases)
             endpoint = settled(endpoint) if wanted.weight else endpoint
         try:
-            await context.store.add_release(version, endpoint)
+            if findings.registered is not None:
+                await context.store.put_endpoint(endpoint)
+            else:
+                await context.store.add_release(version, endpoint)
         except AlreadyExistsError as error:
             raise conflict(f"{error}. Choose another version.", param="version") from None
         return endpoint, version.version

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+from modelyard.control.api.deploy_spec import BASE
 from modelyard.control.api.faults import Fault
 from modelyard.domain.rollouts import STEPS, Rollout, RolloutMode, Thresholds
 from modelyard.engines import Options
@@ -57,6 +58,7 @@ class CanaryRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     framework: Annotated[str, msgspec.Meta(description="For a new version: the engine, like 'llamacpp'.")] = ""
     model_artifact: Annotated[str, msgspec.Meta(description="For a new version: where its weights are.")] = ""
     options: Annotated[Options, msgspec.Meta(description="For a new version: the engine's own settings.")] = {}
+    base: Annotated[str, msgspec.Meta(description=BASE)] = ""
     weight: Annotated[int, msgspec.Meta(description="Percent of the requests that it answers first.")] = STEPS[0]
     mode: Annotated[
         str | msgspec.UnsetType,

@@ -6,6 +6,7 @@ from collections import Counter
 import msgspec
 
 import modelyard
+from modelyard.control.api.access import callable_endpoints
 from modelyard.control.context import Context
 from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.fleet import Replica
@@ -75,7 +76,7 @@ class StatusPage:
         replicas: list[Replica] | None = None
         journal = None
         try:
-            endpoints = await context.store.endpoints(tenant_id=call.identity.visible_tenant)
+            endpoints = await callable_endpoints(context.store, call.identity.visible_tenant)
             replicas = [replica for replica in await context.store.replicas() if not replica.is_tombstone]
             journal = await self._journal()
         except StoreUnavailableError as error:

@@ -9,9 +9,12 @@ from typing import NamedTuple, Protocol
 from modelyard.control.api.artifact_sources import ArtifactSource, read_source
 from modelyard.control.api.deploy_spec import engine_faults, option_faults, version_faults
 from modelyard.control.api.faults import Fault
+from modelyard.control.api.registered import MODEL, find_base, find_registered, newest
+from modelyard.control.api.uploaded import read_uploaded
 from modelyard.control.context import Context
 from modelyard.domain.catalog import Artifact, ModelVersion
 from modelyard.domain.tenants import Identity, Scope
+from modelyard.domain.uploads import SCHEME
 from modelyard.engines import Engine, Options, Settings
 from modelyard.errors import conflict
 from modelyard.ids import new_id
@@ -36,22 +39,34 @@ class Order(Protocol):
         ...
 
     @property
+    def base(self) -> str:
+        """NAME@VERSION that an adapter is for, "" for none."""
+        ...
+
+    @property
     def options(self) -> Options:
         """The engine's own settings."""
         ...
 
 
 class Findings(NamedTuple):
-    """What an order comes to; ``engine`` and ``settings`` are there when there are no faults."""
+    """What an order comes to; ``engine`` and ``settings`` are there when there are no faults.
+
+    ``registered`` is the version that the order names, which is deployed as it is.
+    """
 
     faults: list[Fault]
     engine: Engine | None
     settings: Settings | None
-    source: ArtifactSource
+    source: ArtifactSource = ArtifactSource()
+    registered: ModelVersion | None = None
+    base: ModelVersion | None = None
 
 
-async def examine(context: Context, identity: Identity, order: Order) -> Findings:
+async def examine(context: Context, identity: Identity, order: Order, *, is_deployed: bool = True) -> Findings:
     """Return all that is wrong with ``order``, and what its engine makes of it."""
+    if order.model_artifact.startswith(MODEL):
+        return await _examine_registered(context, identity, order)
     is_admin = identity.may(Scope.ADMIN)
     engine = context.engines.get(order.framework)
     faults = [
@@ -61,44 +76,79 @@ async def examine(context: Context, identity: Identity, order: Order) -> Finding
     ]
     source, settings = ArtifactSource(), None
     if engine is not None:
-        source, found = await read_source(engine, order.model_artifact, is_admin=is_admin)
+        if order.model_artifact.startswith(SCHEME):
+            source, found = await read_uploaded(context, identity, engine, order.model_artifact)
+        else:
+            source, found = await read_source(engine, order.model_artifact, is_admin=is_admin)
         faults += found
         try:
             settings = engine.settings(dict(order.options), artifact_bytes=source.size_bytes)
         except ValueError as error:
             faults.append(Fault("options", str(error)))
-    return Findings(faults, engine, settings, source)
+    base, found = await find_base(context, identity, engine, order.base, is_deployed=is_deployed)
+    return Findings([*faults, *found], engine, settings, source, None, base)
+
+
+async def _examine_registered(context: Context, identity: Identity, order: Order) -> Findings:
+    """Return what is wrong with deploying a version as it is: that it is not there, or was asked to be another."""
+    version, faults = await find_registered(context, identity, order.model_artifact)
+    given = {
+        "framework": order.framework and (version is None or order.framework != version.framework),
+        "version": order.version is not None,
+        "options": bool(order.options),
+        "base": bool(order.base),
+    }
+    for name, is_given in given.items():
+        if is_given:
+            faults.append(Fault(name, "a registered version is deployed as it is; leave this out"))
+    if version is None:
+        return Findings(faults, None, None)
+    engine = context.engines.get(version.framework)
+    faults += engine_faults(version.framework, engine, context.engines)
+    if engine is None:
+        return Findings(faults, None, None, registered=version)
+    if version.base_id and not engine.loads_adapters:
+        faults.append(Fault("model_artifact", f"it is an adapter, and the engine '{engine.name}' loads none"))
+    try:
+        settings = engine.settings(dict(version.options), artifact_bytes=version.artifact.size_bytes)
+    except ValueError as error:
+        return Findings([*faults, Fault("model_artifact", str(error))], engine, None, registered=version)
+    return Findings(faults, engine, settings, registered=version)
 
 
 async def make_version(
     context: Context, order: Order, findings: Findings, *, tenant_id: str, name: str, gpus: tuple[str, int]
 ) -> ModelVersion:
-    """Return the version to store of an order without faults; ``gpus`` are type and number.
+    """Return the version of an order without faults, to be stored if it is new; ``gpus`` are type and number.
 
     Raises:
         ApiError: 409 for a version that exists.
     """
+    if findings.registered is not None:
+        return findings.registered
     assert findings.engine is not None, "an unknown engine is a fault"
     assert findings.settings is not None, "bad options are a fault"
     gpu_type, gpu_count = gpus
+    versions = await context.store.versions(tenant_id=tenant_id)
+    parent = newest(versions, name, tenant_id=tenant_id)
     return ModelVersion(
         id=new_id("ver-"),
         tenant_id=tenant_id,
         name=name,
-        version=await _version_name(context, order.version, tenant_id, name),
+        version=_version_name(order.version, name, {one.version for one in versions if one.name == name}),
         framework=findings.engine.name,
-        artifact=Artifact(findings.source.uri, size_bytes=findings.source.size_bytes),
+        artifact=Artifact(findings.source.uri, findings.source.digest, findings.source.size_bytes),
         options=dict(order.options),
         created_at=int(context.clock.unix_s()),
         gpu_type=gpu_type,
         gpu_count=gpu_count,
         memory_bytes=findings.settings.memory_bytes,
+        base_id=findings.base.id if findings.base else "",
+        parent_id=parent.id if parent else "",
     )
 
 
-async def _version_name(context: Context, wanted: str | None, tenant_id: str, name: str) -> str:
-    versions = await context.store.versions(tenant_id=tenant_id)
-    taken = {one.version for one in versions if one.name == name}
+def _version_name(wanted: str | None, name: str, taken: set[str]) -> str:
     if wanted is None:
         return next(free for number in range(1, len(taken) + 2) if (free := f"v{number}") not in taken)
     if wanted in taken:

@@ -86,6 +86,8 @@ class SimulatedEngine:
         }
     )  # fmt: skip
     needs_artifact = False
+    loads_adapters = True
+    """It computes nothing, with an adapter and without."""
     ready_path = "/health"
     load_path = "/metrics"
 

@@ -73,6 +73,23 @@ class SqlControlStore:
         """Add; raises ``AlreadyExistsError`` for a taken id or (tenant, name, version)."""
         await self._insert(schema.model_registry, mapping.version_values(version), _version_taken(version))
 
+    async def remove_version(self, version_id: str) -> bool:
+        """Forget a version; say False, and keep it, while an endpoint, a replica or an adapter uses it."""
+        table, loads = schema.model_registry, schema.observed_loads
+        users = (schema.releases.c.model_id, schema.replicas.c.model_id, table.c.base_id)
+
+        def remove(connection: sa.Connection) -> bool:
+            if any(connection.execute(sa.select(column).where(column == version_id)).first() for column in users):
+                return False
+            mine = table.c.model_id == version_id
+            parent = connection.execute(sa.select(table.c.parent_id).where(mine)).scalar() or ""
+            connection.execute(sa.update(table).where(table.c.parent_id == version_id).values(parent_id=parent))
+            connection.execute(sa.delete(loads).where(loads.c.model_id == version_id))
+            connection.execute(sa.delete(table).where(mine))
+            return True
+
+        return await self._database.write(remove)
+
     async def put_version(self, version: ModelVersion) -> None:
         """Replace the status, digest and sizes of the version of this id; the rest of a version never changes."""
         values = {"model_id": version.id, **mapping.version_changes(version)}
@@ -92,6 +109,22 @@ class SqlControlStore:
                 connection.execute(sa.insert(schema.endpoints).values(mapping.endpoint_values(endpoint)))
             with _taken(_version_taken(version)):
                 connection.execute(sa.insert(schema.model_registry).values(mapping.version_values(version)))
+            _add_releases(connection, endpoint)
+
+        await self._database.write(add)
+
+    async def add_endpoint(self, endpoint: Endpoint) -> None:
+        """Add one of known versions; raises ``AlreadyExistsError`` for a taken name, ``KeyError`` for no version."""
+        table = schema.model_registry
+
+        def add(connection: sa.Connection) -> None:
+            for release in endpoint.releases:
+                if not connection.execute(
+                    sa.select(table.c.model_id).where(table.c.model_id == release.version_id)
+                ).first():
+                    raise KeyError(release.version_id)
+            with _taken(f"An endpoint named '{endpoint.name}' exists"):
+                connection.execute(sa.insert(schema.endpoints).values(mapping.endpoint_values(endpoint)))
             _add_releases(connection, endpoint)
 
         await self._database.write(add)

@@ -1,0 +1,1 @@
+"""How many accelerators packing leaves unused, against other ways to pack."""

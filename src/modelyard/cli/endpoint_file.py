@@ -1,0 +1,148 @@
+"""An endpoint in a file, TOML or JSON: everything a deployment has, read strictly, all faults with their lines."""
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modelyard.cli.exits import Exit, Failure, Refused
+from modelyard.cli.output import Item
+
+if TYPE_CHECKING:
+    import msgspec
+
+FILE_BYTES_MAX = 1024 * 1024
+NAMES = {"name": "model_name", "artifact": "model_artifact", "engine": "framework"}
+"""What a file calls otherwise than the API does; the API's own names are taken too."""
+
+_KEY = r"(?:[A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*')"
+_TABLE = re.compile(rf"\s*\[\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*\]")
+_ENTRY = re.compile(rf"\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*=")
+
+
+def read_endpoint_file(file: Path) -> tuple[Item, dict[str, int]]:
+    """Return what a file says in the API's names, and the line of each key by its path, like ``hardware.gpu_count``.
+
+    A path in ``artifact`` is meant from the file's own folder.
+
+    Raises:
+        Failure: it cannot be read, or has a fault; all faults are told at once.
+    """
+    text = _read(file)
+    given, lines = _parse(file, text)
+    named: Item = {}
+    for name, value in given.items():
+        if NAMES.get(name, name) in named:
+            names = " and ".join(f"'{one}'" for one in given if NAMES.get(one, one) == NAMES.get(name, name))
+            raise Failure(f"{file}: {names} are the same; keep one.", Exit.USAGE)
+        named[NAMES.get(name, name)] = value
+        lines.setdefault(NAMES.get(name, name), lines.get(name, 0))
+    if faults := _faults(named, lines):
+        raise Failure(f"{file}: {'; '.join(faults)}. See docs/how-to/deploy-a-model.md.", Exit.USAGE)
+    if artifact := named.get("model_artifact"):
+        named["model_artifact"] = _from(file.parent, str(artifact))
+    return named, lines
+
+
+def with_lines(error: Refused, file: Path, lines: Mapping[str, int]) -> Refused:
+    """Return the platform's refusal with the line of each parameter that it names."""
+    ours = {theirs: mine for mine, theirs in NAMES.items()}
+
+    def placed(match: re.Match[str]) -> str:
+        param = match[1]
+        return f"{_where(param, lines)}{ours.get(param, param)}: "
+
+    message = re.sub(r"(?<![\w.'])([a-z][a-z0-9_]*(?:\.[A-Za-z0-9_]+)*): ", placed, error.message)
+    return Refused(f"{file}: {message}", status=error.status, code=error.code, request_id=error.request_id)
+
+
+def lines_of_toml(text: str) -> dict[str, int]:
+    """Return the line of each key and table by its dotted path."""
+    lines: dict[str, int] = {}
+    table = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if match := _TABLE.match(line):
+            table = _path(match[1])
+            lines.setdefault(table, number)
+        elif match := _ENTRY.match(line):
+            path = _path(match[1])
+            lines.setdefault(f"{table}.{path}" if table else path, number)
+    return lines
+
+
+def lines_of_json(text: str) -> dict[str, int]:
+    """Return the line of each key by its dotted path; arrays count as their key."""
+    lines: dict[str, int] = {}
+    around: list[str] = []
+    key, number = "", 1
+    for match in re.finditer(r'"((?:[^"\\]|\\.)*)"(\s*:)?|[{}\[\]\n]', text):
+        found = match[0]
+        if match[2] is not None:
+            key = match[1]
+            lines.setdefault(".".join(filter(None, [*around, key])), number)
+        elif found in ("{", "["):
+            around.append(key)
+            key = ""
+        elif found in ("}", "]") and around:
+            around.pop()
+        number += found.count("\n")
+    return lines
+
+
+def _read(file: Path) -> str:
+    try:
+        with file.open("rb") as reader:
+            content = reader.read(FILE_BYTES_MAX + 1)
+        if len(content) > FILE_BYTES_MAX:
+            raise Failure(f"{file} is larger than {FILE_BYTES_MAX} bytes; an endpoint is a few lines.", Exit.USAGE)
+        return content.decode("utf-8")
+    except OSError as error:
+        raise Failure(f"Cannot read {file}: {error.strerror}. Check the path.", Exit.NOT_FOUND) from error
+    except UnicodeDecodeError as error:
+        raise Failure(f"{file} is not UTF-8.", Exit.USAGE) from error
+
+
+def _parse(file: Path, text: str) -> tuple[Item, dict[str, int]]:
+    is_json = file.suffix.lower() == ".json"
+    try:
+        given: Any = json.loads(text) if is_json else tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = str(error) or "it is nested too deeply"
+        raise Failure(f"{file} is not valid {'JSON' if is_json else 'TOML'}: {reason}.", Exit.USAGE) from error
+    if not isinstance(given, dict):
+        raise Failure(f'{file} holds no object; write {{"name": …}}.', Exit.USAGE)
+    return given, lines_of_json(text) if is_json else lines_of_toml(text)
+
+
+def _faults(named: Item, lines: Mapping[str, int]) -> list[str]:
+    # The server's own types: what is refused here is what it would refuse. They load much, so only now.
+    from modelyard.control.api.deploy_spec import DeployRequest
+    from modelyard.web.gathering import gathered
+
+    request: type[msgspec.Struct] = DeployRequest
+    _, flaws = gathered(request, named)
+    ours = {theirs: mine for mine, theirs in NAMES.items()}
+    return [f"{_where(flaw.param, lines)}{ours.get(flaw.param, flaw.param)}: {flaw.reason}" for flaw in flaws]
+
+
+def _where(param: str, lines: Mapping[str, int]) -> str:
+    """Return ``line 7, `` for the nearest key that the file has."""
+    steps = re.sub(r"\[\d+\]", "", param).split(".")
+    while steps:
+        if line := lines.get(".".join(steps)):
+            return f"line {line}, "
+        steps.pop()
+    return ""
+
+
+def _path(dotted: str) -> str:
+    return ".".join(part.strip("\"'") for part in re.findall(_KEY, dotted))
+
+
+def _from(folder: Path, artifact: str) -> str:
+    """Return a path of this machine as an absolute one; anything with a scheme stays."""
+    if re.match(r"[a-z][a-z0-9+.-]*:", artifact):
+        return artifact
+    return str((folder / Path(artifact).expanduser()).absolute())

@@ -1,0 +1,66 @@
+"""``modelyard models versions`` and ``rm``: what the registry has of a model, and to forget one."""
+
+from collections.abc import Callable
+
+import click
+
+from modelyard.cli.bars import size_text
+from modelyard.cli.exits import Exit, Failure
+from modelyard.cli.http import PAGE, Platform, close_names, connected, segment
+from modelyard.cli.output import Item, age, listing, remark, show_list
+
+REGISTRY = "/v1/registry/models"
+
+
+@click.command(
+    "versions",
+    epilog="\b\nExample:\n  modelyard models versions smol\n  modelyard models versions smol --json",
+    short_help="List the versions of a model.",
+)
+@click.argument("name")
+@connected
+@listing
+def versions(name: str, *, platform: Platform, is_json: bool, is_quiet: bool) -> None:
+    """List the versions of the model NAME, with what each came after."""
+    found = platform.all(REGISTRY, name=name, limit=PAGE)
+    if not found:
+        raise Failure(f"There is no model '{name}'. {_names(platform, name)}", Exit.NOT_FOUND)
+    found.sort(key=lambda one: (one["created_at"], len(one["version"]), one["version"]))
+    columns: dict[str, Callable[[Item], object]] = {
+        "VERSION": lambda one: one["version"],
+        "STATUS": lambda one: one["status"],
+        "ENGINE": lambda one: one["framework"],
+        "SIZE": lambda one: size_text(one["artifact_size"]) if one["artifact_size"] else None,
+        "DIGEST": lambda one: one["artifact_digest"].removeprefix("sha256:")[:12],
+        "AFTER": lambda one: one["parent"],
+        "BASE": lambda one: one["base"],
+        "AGE": lambda one: age(one["created_at"]),
+        "ID": lambda one: one["id"],
+    }
+    show_list(found, columns, is_json=is_json, is_quiet=is_quiet, empty="")
+
+
+@click.command(
+    "rm",
+    epilog="\b\nExample:\n  modelyard models rm smol@v1",
+    short_help="Remove a version that nothing uses.",
+)
+@click.argument("version", metavar="NAME@VERSION|ID")
+@connected
+def remove(version: str, *, platform: Platform) -> None:
+    """Remove a version from the registry; one that an endpoint uses stays."""
+    if "@" in version:
+        name = version.partition("@")[0]
+        found = [one for one in platform.all(REGISTRY, name=name, limit=PAGE) if f"{name}@{one['version']}" == version]
+        if not found:
+            raise Failure(f"There is no version '{version}'. {_names(platform, name)}", Exit.NOT_FOUND)
+        if len(found) > 1:
+            raise Failure(f"Several tenants have '{version}'. Give the id; 'models versions {name}' shows it.")
+        version = found[0]["id"]
+    platform.delete(f"{REGISTRY}/{segment(version)}")
+    remark(f"Removed {version}.")
+
+
+def _names(platform: Platform, name: str) -> str:
+    names = sorted({str(one["name"]) for one in platform.all(REGISTRY, limit=PAGE)})
+    return close_names(name, names)

@@ -1,0 +1,46 @@
+"""``modelyard deploy --dry-run``: what a deployment would need, where it would run and what it would cost."""
+
+from modelyard.cli.http import Platform
+from modelyard.cli.output import Item, show_json, show_pairs, show_table
+
+GIB = 1024**3
+
+
+def show_plan(platform: Platform, body: Item, *, is_json: bool) -> None:
+    """Ask the platform for the plan of a deploy request, and print it."""
+    plan = platform.post("/v1/models/plan", body)
+    if is_json:
+        show_json({"request": body, **plan})
+        return
+    memory = plan["memory"]
+    needs = f"{_gib(memory['replica_bytes'])} a replica, of which weights {_gib(memory['weights_bytes'])}"
+    if memory["kv_tokens"]:
+        needs += f"; the KV cache holds {memory['kv_tokens']:,} tokens"
+    show_pairs(
+        {
+            "Model": f"{plan['model_name']} {plan['version']} on {plan['framework']}",
+            "Replicas": f"{0 if plan['scale_to_zero'] else plan['min_replicas']}..{plan['max_replicas']}",
+            "Accelerators": f"{plan['gpus_per_replica']} x {plan['gpu_type']} a replica",
+            "Memory": needs,
+            "Fits": "yes" if plan["fits"] else f"no: {plan['reason']}",
+            "Cost": f"${plan['cost_per_hour_usd']:g} to ${plan['max_cost_per_hour_usd']:g} an hour",
+            "Ready in": f"about {plan['estimated_ready_seconds']} s",
+        }
+    )
+    if plan["replicas"]:
+        rows = [
+            (
+                str(at),
+                place["node"],
+                ", ".join(map(str, place["accelerators"])),
+                _gib(place["memory_bytes"]),
+                "yes" if place["is_cached"] else "no",
+            )
+            for at, place in enumerate(plan["replicas"])
+        ]
+        print()
+        show_table(("REPLICA", "NODE", "ACCELERATORS", "MEMORY EACH", "WEIGHTS THERE"), rows)
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:.2f} GiB"

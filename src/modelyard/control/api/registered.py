@@ -1,0 +1,81 @@
+"""Versions that exist, by name: ``model:NAME@VERSION`` to deploy one, ``NAME@VERSION`` as the base of an adapter."""
+
+from collections.abc import Iterable
+
+from modelyard.control.api.faults import Fault
+from modelyard.control.context import Context
+from modelyard.domain.catalog import ModelVersion
+from modelyard.domain.tenants import Identity
+from modelyard.engines import Engine
+
+MODEL = "model:"
+"""How an order names a registered version in the place of an artifact."""
+
+_REFERENCE_LENGTH_MAX = 300
+
+
+def reference_of(version: ModelVersion) -> str:
+    """Return ``NAME@VERSION``."""
+    return f"{version.name}@{version.version}"
+
+
+def age_of(version: ModelVersion) -> tuple[int, int, str]:
+    """Return what sorts versions of a name by age; of one second, ``v10`` comes after ``v9``."""
+    return version.created_at, len(version.version), version.version
+
+
+def newest(versions: Iterable[ModelVersion], name: str, *, tenant_id: str) -> ModelVersion | None:
+    """Return the newest version of a tenant's model."""
+    mine = [one for one in versions if one.name == name and one.tenant_id == tenant_id]
+    return max(mine, key=age_of, default=None)
+
+
+async def find_registered(
+    context: Context, identity: Identity, reference: str
+) -> tuple[ModelVersion | None, list[Fault]]:
+    """Return the version of the caller's tenant that ``model:NAME@VERSION`` (or ``model:NAME``: the newest) names."""
+    wanted = reference.removeprefix(MODEL)[:_REFERENCE_LENGTH_MAX]
+    versions = await context.store.versions(tenant_id=identity.tenant_id)
+    name, at, _ = wanted.partition("@")
+    if not at:
+        found = newest(versions, name, tenant_id=identity.tenant_id)
+    else:
+        found = next((one for one in versions if reference_of(one) == wanted), None)
+    if found is not None:
+        return found, []
+    of_name = sorted((one for one in versions if one.name == name), key=age_of, reverse=True)
+    has = ", ".join(f"'{one.version}'" for one in of_name[:5])
+    hint = f"'{name[:100]}' has {has}" if has else "see 'modelyard models versions', or register it first"
+    return None, [Fault("model_artifact", f"there is no registered version '{wanted[:200]}'; {hint}")]
+
+
+async def find_base(
+    context: Context, identity: Identity, engine: Engine | None, reference: str, *, is_deployed: bool
+) -> tuple[ModelVersion | None, list[Fault]]:
+    """Return the version that an adapter is for, and what is wrong with it; a shared endpoint's may be used by all."""
+    if not reference:
+        return None, []
+    shared = {
+        release.version_id
+        for endpoint in await context.store.endpoints()
+        if endpoint.is_shared and not endpoint.is_deleted
+        for release in endpoint.releases
+    }
+    seen = [
+        one
+        for one in await context.store.versions()
+        if reference_of(one) == reference and (one.tenant_id == identity.tenant_id or one.id in shared)
+    ]
+    if not seen:
+        form = "" if "@" in reference else "; write NAME@VERSION"
+        return None, [Fault("base", f"there is no version '{reference[:200]}' of yours, nor a shared one{form}")]
+    base = max(seen, key=lambda one: one.tenant_id == identity.tenant_id)
+    faults = []
+    if base.base_id:
+        faults.append(Fault("base", f"'{reference}' is an adapter itself; name the version that it is loaded onto"))
+    if engine is not None and base.framework != engine.name:
+        faults.append(Fault("base", f"'{reference}' runs on '{base.framework}', and this on '{engine.name}'"))
+    if is_deployed and engine is not None and not engine.loads_adapters:
+        reason = f"the engine '{engine.name}' cannot load an adapter onto a base; merge them into one artifact"
+        faults.append(Fault("base", reason))
+    return base, faults
