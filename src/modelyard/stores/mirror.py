@@ -107,7 +107,7 @@ class Rows(Generic[T]):
         finally:
             since, self._since = self._since, None
         old = self._rows
-        self._rows = {row.id: kept if (kept := old.get(row.id)) == row else row for row in rows}  # type: ignore[misc]
+        self._rows = {row.id: kept if (kept := old.get(row.id)) == row else row for row in rows}
         self._due_s = began_s + REREAD_S
         # The reading has seen those writes or not; done again in their order they leave each row as the store has it.
         for work in since:

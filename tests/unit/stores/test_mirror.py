@@ -67,6 +67,8 @@ async def write(store: ControlStore, op: str, number: int, flavour: int) -> None
                 await store.put_replica(a_replica(number, flavour))
         case "remove_replica":
             await store.remove_replica(f"rep-{number}-{flavour}")
+        case _:
+            raise AssertionError(op)
 
 
 async def everything(store: ControlStore) -> list[object]:
