@@ -6,7 +6,8 @@ import msgspec
 
 from modelyard.control.api.access import missing
 from modelyard.control.context import Context
-from modelyard.domain.catalog import ModelVersion, VersionStatus
+from modelyard.domain.catalog import ArtifactFile, ModelVersion, VersionStatus
+from modelyard.domain.facts import ModelFacts
 from modelyard.domain.tenants import Scope
 from modelyard.engines import Options
 from modelyard.web.paging import LIMIT_DEFAULT, After, Limit, Page, page_of
@@ -38,6 +39,14 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
     status: VersionStatus
     owner_id: str
     created_at: int
+    facts: ModelFacts
+    """What the artifact's header says; empty before it was read."""
+    files: tuple[ArtifactFile, ...]
+    """The files of an artifact of several."""
+    base_id: str
+    """The version that this one, an adapter, is loaded onto."""
+    parent_id: str
+    """The version that this one came after."""
 
 
 class RegistryQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,4 +110,8 @@ def _view(version: ModelVersion) -> VersionView:
         status=version.status,
         owner_id=version.tenant_id,
         created_at=version.created_at,
+        facts=version.facts,
+        files=version.artifact.files,
+        base_id=version.base_id,
+        parent_id=version.parent_id,
     )

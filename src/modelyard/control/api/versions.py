@@ -10,6 +10,7 @@ from modelyard.control.api.artifact_sources import ArtifactSource, read_source
 from modelyard.control.api.deploy_spec import engine_faults, option_faults, version_faults
 from modelyard.control.api.faults import Fault
 from modelyard.control.context import Context
+from modelyard.control.supplies import lone_adapter
 from modelyard.domain.catalog import Artifact, ModelVersion
 from modelyard.domain.tenants import Identity, Scope
 from modelyard.engines import Engine, Options, Settings
@@ -63,8 +64,10 @@ async def examine(context: Context, identity: Identity, order: Order) -> Finding
     if engine is not None:
         source, found = await read_source(engine, order.model_artifact, is_admin=is_admin)
         faults += found
+        if source.facts.is_adapter:
+            faults.append(Fault("model_artifact", lone_adapter(source.facts)))
         try:
-            settings = engine.settings(dict(order.options), artifact_bytes=source.size_bytes)
+            settings = engine.settings(dict(order.options), artifact_bytes=source.size_bytes, facts=source.facts)
         except ValueError as error:
             faults.append(Fault("options", str(error)))
     return Findings(faults, engine, settings, source)
@@ -93,6 +96,7 @@ async def make_version(
         gpu_type=gpu_type,
         gpu_count=gpu_count,
         memory_bytes=findings.settings.memory_bytes,
+        facts=findings.source.facts,
     )
 
 
