@@ -21,7 +21,7 @@ _COMMANDS = {
     "status": "Show whether the platform is well.",
     "deploy": "Deploy a model and get an endpoint.",
     "endpoints": "List, show, change or remove endpoints.",
-    "models": "List the models that this key may call.",
+    "models": "List the models that this key may call, or look into one.",
     "run": "Chat with a model.",
     "keys": "Create, list, limit, revoke and rotate API keys.",
     "tenants": "Create, list, show and change tenants.",
