@@ -1,6 +1,6 @@
 """S9: whatever the bytes, a reader gives facts or one clean refusal, and its work is bounded by the file.
 
-Work is counted, not timed: values looked at and bytes read. ``bench/readers.py`` has the time and the memory.
+Work is counted, not timed: values looked at and bytes read. ``tools/reader_bounds.py`` prints the time and the memory.
 """
 
 import contextlib

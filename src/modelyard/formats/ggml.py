@@ -73,5 +73,6 @@ MIXTURES = {
     37: "TQ2_0",
     38: "MXFP4",
     39: "NVFP4",
+    40: "Q1_0",
 }
 """What a file of mostly such tensors is called, by ``general.file_type``."""

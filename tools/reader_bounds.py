@@ -1,6 +1,6 @@
-"""Time and memory of the header readers, on files that are made to take long and on real ones: one table.
+"""Prints time and memory of the header readers, on files that are made to take long and on real ones.
 
-    python -m bench.readers [MODEL …]
+    python tools/reader_bounds.py [MODEL …]
 
 Each file is read in a process of its own, so that its peak of memory is its own. What is bounded by construction is
 tested in ``tests/security/test_S09_fuzz.py``; this says what the bounds come to.
