@@ -95,9 +95,10 @@ def test_names_that_are_no_plain_paths_are_refused(tmp_path: Path, name: str) ->
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"{" * 200_000, "not valid JSON"),
-        (b'{"a":' * 200_000, "not valid JSON"),
+        (b"{" * 90_000, "not valid JSON"),
+        (b'{"a":' * 90_000, "not valid JSON"),
         (b"[" + b"{}," * 1_100_000 + b"{}]", "bytes"),
+        (b'{"auto_map": [' + b"[]," * 200_000 + b"[]]}", "more than 100,000 values in values"),
         (b'{"num_hidden_layers": 99999999}', "'num_hidden_layers' is 99999999"),
         (b'{"num_hidden_layers": -5}', "'num_hidden_layers' is -5"),
         (b'{"num_hidden_layers": ' + b"9" * 5000 + b"}", "config.json|cannot be"),

@@ -138,10 +138,10 @@ def hostile(folder: Path) -> Iterator[tuple[str, Path]]:
     )
     yield "a name of 4 GiB", sparse("d", keys(("general.name", struct.pack("<IQ", STRING, 2**32))), 2**33)
     yield "2^32 heads", sparse("e", keys(("llama.attention.head_count", struct.pack("<IIQ", 9, 4, 2**32))), 2**36)
-    many = [(f"key.{number:04}.{'k' * 1000}", struct.pack("<IQ", STRING, 0)) for number in range(4096)]
-    yield "4,096 long keys", sparse("f", keys(*many), 2**24)
-    names = [Tensor(f"{number:05}" + "t" * 240, (1,), 24, 0) for number in range(16_384)]
-    yield "16,384 tensors", sparse("g", gguf(llama(), names, room=0), 2**24)
+    many = [(f"key.{number:04}.{'k' * 1000}", struct.pack("<IQ", STRING, 0)) for number in range(2048)]
+    yield "2,048 long keys", sparse("f", keys(*many), 2**24)
+    names = [Tensor(f"{number:05}" + "t" * 240, (1,), 24, 0) for number in range(8192)]
+    yield "8,192 tensors", sparse("g", gguf(llama(), names, room=0), 2**24)
     entries = ",".join(f'"{n}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}' for n in range(65_536))
     yield "65,536 tensors", sparse("h", models.with_header(f"{{{entries}}}".encode()), 2**23)
     tiny = b"{" + b",".join(b'"%x":0' % number for number in range(400_000)) + b"}"

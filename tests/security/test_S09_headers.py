@@ -25,8 +25,8 @@ def raw_keys(*pairs: tuple[str, bytes]) -> bytes:
 GGUF_ATTACKS: dict[str, tuple[bytes, str]] = {
     "2^63 keys": (gguf(llama(), counts=(1, 2**63)), "keys"),
     "2^61 tensors": (gguf(llama(), counts=(2**61, 13)), "tensors"),
-    "more keys than there are": (gguf(llama(), counts=(1, 4000)), "truncated|key|type"),
-    "more tensors than there are": (gguf(llama(), counts=(9000, 13)), "truncated|tensor"),
+    "more keys than there are": (gguf(llama(), counts=(1, 2000)), "truncated|key|type"),
+    "more tensors than there are": (gguf(llama(), counts=(8000, 13)), "truncated|tensor"),
     "no tensors": (gguf(llama(), []), "0 tensors"),
     "a key of 2^64-1 bytes": (NOTHING + struct.pack("<Q", 2**64 - 1) + bytes(4096), "18,446,744,073,709,551,615"),
     "a text of 2^64-1 bytes": (raw_keys(("general.name", struct.pack("<IQ", STRING, 2**64 - 1))), "truncated"),

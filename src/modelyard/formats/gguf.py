@@ -18,8 +18,8 @@ from modelyard.formats.gguf_facts import KINDS, LAYERS_MAX, Tensors, Value, fact
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-KEYS_MAX = 4096
-TENSORS_MAX = 16_384
+KEYS_MAX = 2048
+TENSORS_MAX = 8192
 ALIGNMENT_MAX = 4096
 ELEMENTS_MAX = 1 << 48
 """Numbers in a tensor; far beyond any, and far from overflowing 64 bits."""
@@ -172,15 +172,19 @@ def _pass_strings(cursor: Cursor, count: int, key: str) -> None:
         raise cursor.truncated(cursor.at + count * 8)
     cursor.step(count)
     left = count
+    unpack = _LENGTH
     while left:
         window, begin = cursor.window(8)
-        at, end, length = begin, len(window) - 8, 0
-        while left and at <= end:
-            (length,) = _LENGTH(window, at)
-            if at + 8 + length > len(window):
+        at, size, length, passed = begin, len(window), 0, 0
+        for passed in range(left + 1):
+            if passed == left or at + 8 > size:
                 break
-            at += 8 + length
-            left -= 1
+            (length,) = unpack(window, at)
+            after = at + 8 + length
+            if after > size:
+                break
+            at = after
+        left -= passed
         if at == begin:
             if length > _ARRAY_TEXT_BYTES_MAX:
                 raise ArtifactInvalidError(f"The GGUF file has in '{key}' a text of {length:,} bytes.")

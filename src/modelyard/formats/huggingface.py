@@ -17,8 +17,9 @@ from modelyard.domain.facts import ModelFacts
 from modelyard.formats import ArtifactInvalidError
 from modelyard.formats.cursor import plain_text
 
-CONFIG_BYTES_MAX = 3 * 1024 * 1024
-"""Decoded, a configuration of nothing but braces takes 25 times its size."""
+CONFIG_BYTES_MAX = 2 * 1024 * 1024
+NESTED_MAX = 100_000
+"""Objects and lists in it; without this limit, nothing but braces would take half a second."""
 TEMPLATE_CHARACTERS = 16 * 1024
 LAYERS_MAX = 4096
 RUNS_CODE = frozenset({"auto_map", "custom_pipelines"})
@@ -52,6 +53,8 @@ def read_config(content: bytes, name: str) -> Config:
         raise ArtifactInvalidError(
             f"The file '{name}' has more than {CONFIG_BYTES_MAX:,} bytes, which is no configuration."
         )
+    if content.count(b"{") + content.count(b"[") > NESTED_MAX:
+        raise ArtifactInvalidError(f"The file '{name}' has more than {NESTED_MAX:,} values in values.")
     try:
         value = msgspec.json.decode(content)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
@@ -69,9 +72,9 @@ def named_code(content: bytes, name: str) -> str:
         if isinstance(value, dict):
             if found := next((key for key in RUNS_CODE if value.get(key)), ""):
                 return found
-            waiting.extend(value.values())
+            waiting.extend(one for one in value.values() if isinstance(one, dict | list))
         elif isinstance(value, list):
-            waiting.extend(value)
+            waiting.extend(one for one in value if isinstance(one, dict | list))
     return ""
 
 

@@ -18,7 +18,7 @@ from modelyard.formats.protobuf import BYTES, VARINT, fields, packed
 ELEMENTS_MAX = 1 << 48
 TENSORS_MAX = 65_536
 DEPTH_MAX = 16
-STEPS_MAX = 150_000
+STEPS_MAX = 120_000
 """Fields that may be looked at: one takes about a microsecond."""
 _DIMS_MAX = 16
 _SMALL_NODE_BYTES = 64 * 1024
