@@ -170,7 +170,9 @@ class TablePublisher:
         if version is None or engine is None:
             return 0
         try:
-            return engine.settings(version.options, artifact_bytes=version.artifact.size_bytes).kv_tokens
+            return engine.settings(
+                version.options, artifact_bytes=version.artifact.size_bytes, facts=version.facts
+            ).kv_tokens
         except ValueError:
             return 0
 
@@ -185,7 +187,9 @@ class TablePublisher:
             routes.append(engine.routes_for(version.options))
             extras.append(engine.request_extras)
             try:
-                settings = engine.settings(version.options, artifact_bytes=version.artifact.size_bytes)
+                settings = engine.settings(
+                    version.options, artifact_bytes=version.artifact.size_bytes, facts=version.facts
+                )
             except ValueError:
                 continue  # the reconciler reports it; there is no replica to ask anyway
             lengths.append(settings.context_length)

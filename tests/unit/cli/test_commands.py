@@ -306,6 +306,7 @@ def test_a_mistyped_command_line_is_one_line_and_exit_2(
 def test_nothing_running_is_unavailable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for line in (
         ["models"],
+        ["models", "inspect", "no-file-of-this-name"],
         ["run", "m", "hi"],
         ["endpoints"],
         ["endpoints", "a"],

@@ -12,7 +12,9 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from modelyard.control.api.faults import Fault
+from modelyard.domain.facts import ModelFacts
 from modelyard.engines import Engine
+from modelyard.formats.folder import facts_of
 
 _LOOK_TIMEOUT_S = 10.0
 """A network file system may hang; the caller must not."""
@@ -26,6 +28,7 @@ class ArtifactSource(msgspec.Struct, frozen=True):
     size_bytes: int = 0
     digest: str = ""
     """What it has, where that is known."""
+    facts: ModelFacts = ModelFacts()
 
 
 async def read_source(engine: Engine, reference: str, *, is_admin: bool) -> tuple[ArtifactSource, list[Fault]]:
@@ -83,4 +86,4 @@ def _look(engine: Engine, file: Path) -> ArtifactSource:
     with file.open("rb"):
         size = file.stat().st_size
     engine.check_artifact(file)
-    return ArtifactSource(file.as_uri(), size)
+    return ArtifactSource(file.as_uri(), size, facts=facts_of({file.name: file}))
