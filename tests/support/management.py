@@ -18,6 +18,7 @@ from modelyard.clock import ManualClock
 from modelyard.config import Config, DataDirectory
 from modelyard.console import build_console
 from modelyard.control.api import build_api
+from modelyard.control.artifacts import ArtifactStore, Sources
 from modelyard.control.context import Context
 from modelyard.control.requests import RequestDesk
 from modelyard.control.webhooks import WebhookSender
@@ -146,6 +147,7 @@ async def management(folder: Path, config: Config | None = None) -> AsyncIterato
         webhooks=webhooks,
         fleet=LocalFleet(data.replicas, clock),
         engines={engine.name: engine for engine in engines},
+        artifacts=ArtifactStore(data.artifacts, Sources(fetcher, settings.fetch, now_s=clock.unix_s)),
         clock=clock,
         pepper=PEPPER,
         internal_token=TOKEN,

@@ -16,7 +16,8 @@ from modelyard.clock import Clock
 from modelyard.config import Config, DataDirectory
 from modelyard.control import server
 from modelyard.control.api import build_api
-from modelyard.control.artifacts import ArtifactStore
+from modelyard.control.artifacts import ArtifactStore, Sources
+from modelyard.control.artifacts.sweep import Sweep
 from modelyard.control.bootstrap import ensure_admin_key, keep_admin_key
 from modelyard.control.context import Context
 from modelyard.control.leases import LeaseOffice
@@ -75,7 +76,8 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
     Raises:
         StartupError: a socket cannot be made.
     """
-    artifacts = ArtifactStore(data.artifacts)
+    artifacts = ArtifactStore(data.artifacts, Sources(fetcher, config.fetch, now_s=clock.unix_s))
+    sweep = Sweep(artifacts.contents, store, config.control, clock)
     publisher = TablePublisher(store=store, engines=engines, prices=config.prices, feed=feed)
     loops = Loops(Parts(config, store, fleet, engines, artifacts, feed, publisher, clock))
     leases = LeaseOffice(feed=feed, table=lambda: publisher.table, workers=config.gateway.workers, clock=clock)
@@ -91,6 +93,7 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         webhooks=webhooks,
         fleet=fleet,
         engines=engines,
+        artifacts=artifacts,
         clock=clock,
         pepper=pepper,
         internal_token=internal_token,
@@ -102,13 +105,13 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
     api = build_api(context, console(context))
     listener = server.bind(data.control_socket)
     try:
-        await asyncio.to_thread(artifacts.clear_leftovers)
         await feed.start()
         await _boot(store, pepper, clock, data, stop)
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve(api, listener, stop), name="the management API")
             group.create_task(
-                loops.run(stop, delivery.run, tidings.run, leases.run, desk.run, webhooks.run), name="the loops"
+                loops.run(stop, delivery.run, tidings.run, leases.run, desk.run, webhooks.run, sweep.run),
+                name="the loops",
             )
         await _deliver_rest(delivery)
     finally:

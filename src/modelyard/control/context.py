@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from modelyard.clock import Clock
 from modelyard.config import Config, DataDirectory
+from modelyard.control.artifacts import ArtifactStore
 from modelyard.control.requests import RequestDesk
 from modelyard.control.webhooks import WebhookSender
 from modelyard.domain.demand import Report
@@ -33,6 +34,7 @@ class Context:
     webhooks: WebhookSender
     fleet: Fleet
     engines: Engines
+    artifacts: ArtifactStore
     clock: Clock
     pepper: bytes
     internal_token: str

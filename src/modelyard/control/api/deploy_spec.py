@@ -54,7 +54,7 @@ class DeployRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     model_name: Annotated[str, msgspec.Meta(description="What callers put into 'model'.")]
     framework: Annotated[str, msgspec.Meta(description="The engine, like 'llamacpp' or 'simulated'.")]
-    model_artifact: Annotated[str, msgspec.Meta(description="file:///path of the weights (admin only).")] = ""
+    model_artifact: Annotated[str, msgspec.Meta(description="Where the weights are.")] = ""
     hardware: HardwareBody = HardwareBody()
     scaling: ScalingBody = ScalingBody()
     version: Annotated[str | None, msgspec.Meta(description="Left out: the next of v1, v2, …")] = None

@@ -30,7 +30,7 @@ class ReleaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A version to add to an endpoint; one with neither share runs no replica."""
 
     framework: Annotated[str, msgspec.Meta(description="The engine, like 'llamacpp' or 'simulated'.")]
-    model_artifact: Annotated[str, msgspec.Meta(description="file:///path of the weights (admin only).")] = ""
+    model_artifact: Annotated[str, msgspec.Meta(description="Where the weights are.")] = ""
     version: Annotated[str | None, msgspec.Meta(description="Left out: the next of v1, v2, …")] = None
     options: Annotated[Options, msgspec.Meta(description="The engine's own settings.")] = {}
     weight: Annotated[

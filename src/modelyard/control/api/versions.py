@@ -61,7 +61,7 @@ async def examine(context: Context, identity: Identity, order: Order) -> Finding
     ]
     source, settings = ArtifactSource(), None
     if engine is not None:
-        source, found = await read_source(engine, order.model_artifact, is_admin=is_admin)
+        source, found = await read_source(engine, order.model_artifact, context.artifacts.sources, is_admin=is_admin)
         faults += found
         try:
             settings = engine.settings(dict(order.options), artifact_bytes=source.size_bytes)

@@ -1,0 +1,40 @@
+"""Blocking work in a thread that is never left behind.
+
+A cancelled ``asyncio.to_thread`` returns while its thread goes on; with a
+descriptor in its hands that its owner closes meanwhile, it would write into
+whatever file gets the number next.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run ``work`` in a thread; cancelling waits for its end."""
+    return await _whole(lambda: work(*args, **kwargs), None)
+
+
+async def stoppable(work: Callable[[Callable[[], bool]], T]) -> T:
+    """Run ``work(is_stopped)`` in a thread; cancelling makes ``is_stopped()`` true and waits for its end."""
+    stop = threading.Event()
+    return await _whole(lambda: work(stop.is_set), stop)
+
+
+async def _whole(work: Callable[[], T], stop: threading.Event | None) -> T:
+    running = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        if stop is not None:
+            stop.set()
+        while not running.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([running])
+        running.exception()
+        raise
