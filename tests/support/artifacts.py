@@ -1,6 +1,7 @@
 """Artifact stores for tests, and what is on their disk."""
 
 import hashlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from modelyard.config import FetchConfig
@@ -14,10 +15,15 @@ HERE = ("127.0.0.1/32",)
 NOW_S = 1_800_000_000.0
 
 
-def open_sources(config: FetchConfig) -> Sources:
-    """Return the sources of a configuration, as ``compose`` makes them."""
-    fetcher = Fetcher(networks(config.private_networks), tls=trust(config.ca_file))
-    return Sources(fetcher, config, now_s=lambda: NOW_S)
+async def to_here(host: str, port: int) -> Sequence[str]:
+    """Resolve every name to 127.0.0.1."""
+    return ["127.0.0.1"]
+
+
+def open_sources(config: FetchConfig, now_s: Callable[[], float] = lambda: NOW_S) -> Sources:
+    """Return the sources of a configuration, as ``compose`` makes them, but every name is this machine."""
+    fetcher = Fetcher(networks(config.private_networks), tls=trust(config.ca_file), resolve=to_here)
+    return Sources(fetcher, config, now_s=now_s)
 
 
 def open_store(root: Path, config: FetchConfig | None = None, *, disk: Disk | None = None) -> ArtifactStore:

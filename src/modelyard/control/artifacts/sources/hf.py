@@ -82,8 +82,8 @@ class HubSource:
             return Listing(uri, (await self._file(commit, found, "model"),))
         taken = _chosen([entry for entry in entries if entry.path.startswith(path)], len(path))
         if not taken:
-            raise ArtifactError(f"{repo} has no .safetensors, .gggufs or .onnx file{f' in {path}' if path else ''}")
-        ggufs = [entry.path for entry in taken if entry.path.endswith(".gggufs")]
+            raise ArtifactError(f"{repo} has no .safetensors, .gguf or .onnx file{f' in {path}' if path else ''}")
+        ggufs = [entry.path for entry in taken if entry.path.endswith(".gguf")]
         if len(ggufs) == 1:
             return Listing(f"hf://{repo}@{commit}/{ggufs[0]}", (await self._file(commit, taken[0], "model"),))
         if ggufs:
@@ -146,7 +146,7 @@ def _chosen(entries: Sequence[_Entry], skipped: int) -> list[_Entry]:
         weights = [entry for entry in taken if entry.path.endswith(kind)]
         if not weights:
             continue
-        beside = [] if kind == ".gggufs" else [entry for entry in taken if not is_weights(entry.path)]
+        beside = [] if kind == ".gguf" else [entry for entry in taken if not is_weights(entry.path)]
         if kind == ".safetensors":
             beside = [entry for entry in beside if not entry.path.endswith(".onnx_data")]
         if len(weights) + len(beside) > FILES_MAX:
