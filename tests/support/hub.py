@@ -21,7 +21,8 @@ def put_model(
     page: int = 1000,
 ) -> None:
     """Serve a model: its revision, its tree in pages, its files; weights are LFS files at another path."""
-    web.put(f"/api/models/{repo}/revision/{revision}", json.dumps({"sha": commit}).encode())
+    for name in (revision, commit):
+        web.put(f"/api/models/{repo}/revision/{name}", json.dumps({"sha": commit}).encode())
     entries: list[dict[str, object]] = [{"type": "directory", "path": "sub", "size": 0, "oid": "0"}]
     for path, content in files.items():
         entry: dict[str, object] = {"type": "file", "path": path, "size": len(content), "oid": "0" * 40}

@@ -15,10 +15,13 @@ from modelyard.cli.serving import serving_options
 from modelyard.clock import SystemClock
 
 _POLL_S = 0.2
+_ELSEWHERE = re.compile(r"[a-z0-9]{2,16}://|pypi:", re.IGNORECASE)
+_EXTENSIONS = (".gguf", ".safetensors", ".onnx", ".bin", ".zip")
 _EXAMPLE = """\b
 Example:
   modelyard deploy ./smollm2.gguf --name smollm2 --wait
   modelyard deploy ./smollm2.gguf --scale 0..4 --idle 5m --option context_length=4096
+  modelyard deploy hf://org/name/model-q4.gguf --wait
   modelyard deploy --engine simulated --name sim"""
 
 
@@ -102,7 +105,7 @@ def request_body(
     if name is None:
         if source is None:
             raise click.UsageError("Give the model a --name.")
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).stem).strip("-._") or "model"
+        name = _name_of(source)
     body: Item = {
         "model_name": name,
         "hardware": {"min_replicas": least, "max_replicas": most},
@@ -119,7 +122,7 @@ def version_body(*, source: str | None, engine: str | None, options: tuple[str, 
     """Return what a body says of a version: what a deployment and a further release have in common."""
     uri, file = _locate(source)
     body: Item = {
-        "framework": _engine_of(file) if engine is None else engine,
+        "framework": _engine_of(uri, file) if engine is None else engine,
         "options": dict(_option(option) for option in options),
     }
     if uri:
@@ -169,7 +172,7 @@ def _locate(source: str | None) -> tuple[str, Path | None]:
     """Return the URI to send, and the file when it is one of this machine."""
     if source is None:
         return "", None
-    if "://" in source and not source.startswith("file://"):
+    if _ELSEWHERE.match(source) and not source.startswith("file:"):
         return source, None
     file = Path(source.removeprefix("file://")).expanduser().absolute()
     if not file.exists():
@@ -177,12 +180,28 @@ def _locate(source: str | None) -> tuple[str, Path | None]:
     return file.as_uri(), file
 
 
-def _engine_of(file: Path | None) -> str:
+def _name_of(source: str) -> str:
+    """Return what to call a model by where it is: ``hf://org/name@main`` is 'name', ``…/smol.gguf?x=1`` is 'smol'."""
+    place = source
+    if _ELSEWHERE.match(source):
+        place = re.split(r"[?#]", source.removeprefix("pypi:"))[0].split("==")[0].rstrip("/")
+        if source.startswith("hf://"):
+            repo, _, rest = source.removeprefix("hf://").partition("@")
+            place = rest if "/" in rest else repo
+    name = Path(place).name
+    stem = name.removesuffix(Path(name).suffix) if Path(name).suffix.lower() in _EXTENSIONS else name
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._") or "model"
+
+
+def _engine_of(uri: str, file: Path | None) -> str:
+    """Return the engine for a file's content; what is elsewhere is judged by its name, and the platform looks at it."""
+    if file is None and re.split(r"[?]", uri)[0].lower().endswith(".gguf"):
+        return "llamacpp"
     if file is not None and file.is_file():
         with file.open("rb") as reader:
             if reader.read(4) == b"GGUF":
                 return "llamacpp"
-    what = "without a file" if file is None else f"from the content of {file.name}"
+    what = "without a file" if not uri else f"from {uri}" if file is None else f"from the content of {file.name}"
     raise click.UsageError(f"The engine cannot be told {what}. Give --engine llamacpp or --engine simulated.")
 
 

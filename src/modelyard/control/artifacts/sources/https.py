@@ -116,12 +116,12 @@ class HttpsSource:
 
 
 def shown(url: str) -> str:
-    """Return a URL for people: its query may be a secret."""
+    """Return a URL for people: its path, since the host may be one of ours and the query a secret."""
     try:
-        parts = urlsplit(url)
+        path = urlsplit(url).path
     except ValueError:
-        return "the URL"
-    return parts._replace(query="", fragment="").geturl() + ("?…" if parts.query else "")
+        path = ""
+    return path[:256] if len(path) > 1 and path.isprintable() else "the URL"
 
 
 def _expect(url: str, answer: Download, *statuses: int) -> None:
