@@ -15,6 +15,7 @@ import shutil
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -26,6 +27,8 @@ CHUNK_BYTES = 4 * 1024 * 1024
 Progressed = Callable[[int, int], None]
 """Called from a thread with the bytes copied and the bytes of the whole."""
 
+_POOL = ThreadPoolExecutor(4, thread_name_prefix="weights")
+"""Not the loop's own: copies take minutes, and what waits for a thread there takes milliseconds."""
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 
@@ -145,7 +148,7 @@ class WeightCache:
         stop = threading.Event()
         draft = self._root / f"draft-{self._place(digest).name}"
         copying = asyncio.get_running_loop().run_in_executor(
-            None, self._copy, artifact, source, draft, self._place(digest), stop
+            _POOL, self._copy, artifact, source, draft, self._place(digest), stop
         )
         try:
             await asyncio.shield(copying)

@@ -29,6 +29,8 @@ from modelyard.control.artifacts.wheels import copy_member
 from modelyard.domain.catalog import Artifact, ArtifactFile
 from modelyard.domain.endpoints import Stage
 
+CORRUPT_S = 600.0
+"""Time until a source that gave wrong bytes, twice, is asked for the same ones again."""
 CHANGES_MAX = 2
 """Times that a source may change during a fetch before it is left."""
 LIST_TIMEOUT_S = 60.0
@@ -57,6 +59,7 @@ class ArtifactStore:
         """Digest and size of what a source gave, so that the same thing is fetched once."""
         self._refused: OrderedDict[tuple[_Same, Check], ArtifactError] = OrderedDict()
         """Why an engine does not load what a source gave: fetching it again would change nothing."""
+        self._corrupt: dict[tuple[str, ...], tuple[CorruptError, float]] = {}
 
     def path(self, artifact: Artifact) -> Path | None:
         """Return the file or folder of ``artifact`` when it is here, whole, hashed and untouched since."""
@@ -130,17 +133,29 @@ class ArtifactStore:
         if artifact.uri.startswith("upload:"):
             raise CorruptError("the uploaded file is damaged or gone; upload it again")
         source = self.sources.source(artifact.uri)
-        for left in reversed(range(CHANGES_MAX + 1)):
+        changes, corrupt = 0, 0
+        while True:
+            listing = await _listed(source)
+            same = (artifact.uri, artifact.digest, *(file.mark or file.digest for file in listing.files))
+            self._check_corrupt(same)
             try:
-                async with asyncio.timeout(LIST_TIMEOUT_S):
-                    listing = await source.list()
                 return await self._fetch_listing(source, listing, artifact, check, progressed)
-            except TimeoutError:
-                raise ArtifactError("its source does not answer in time", is_transient=True) from None
-            except (ChangedError, CorruptError):
-                if not left:
+            except ChangedError:
+                changes += 1
+                if changes > CHANGES_MAX:
                     raise
-        raise AssertionError("the last try raises")
+            except CorruptError as error:
+                corrupt += 1
+                if corrupt > 1:
+                    self._corrupt[same] = error, asyncio.get_running_loop().time() + CORRUPT_S
+                    raise
+
+    def _check_corrupt(self, same: tuple[str, ...]) -> None:
+        """Spare a source, for a while, that gave the wrong bytes twice and says that they are still the same."""
+        now_s = asyncio.get_running_loop().time()
+        self._corrupt = {key: told for key, told in self._corrupt.items() if told[1] > now_s}
+        if same in self._corrupt:
+            raise self._corrupt[same][0]
 
     async def _fetch_listing(
         self, source: Source, listing: Listing, artifact: Artifact, check: Check, progressed: Progressed
@@ -289,6 +304,14 @@ class ArtifactStore:
             users.pop()
             if not users:
                 self._locks.pop(key, None)
+
+
+async def _listed(source: Source) -> Listing:
+    try:
+        async with asyncio.timeout(LIST_TIMEOUT_S):
+            return await source.list()
+    except TimeoutError:
+        raise ArtifactError("its source does not answer in time", is_transient=True) from None
 
 
 def _remember(memory: OrderedDict[K, V], key: K, value: V) -> None:
