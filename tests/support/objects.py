@@ -55,8 +55,7 @@ def object_store(folder: Path) -> Iterator[ObjectStore]:
     (folder / "s3.json").write_text(
         json.dumps({"identities": [{"name": "a", "credentials": [keys], "actions": ["Read", "List"]}]})
     )
-    names = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc")
-    names += ("filer.port", "filer.port.grpc", "s3.port", "s3.port.grpc")
+    names = [f"{part}.port{kind}" for part in ("master", "volume", "filer", "s3") for kind in ("", ".grpc")]
     ports = dict(zip(names, _free_ports(len(names)), strict=True))
     command = [found.stdout.strip(), "-logtostderr", "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
     command += ["-filer", "-s3", f"-s3.config={folder / 's3.json'}", "-volume.max=8", "-master.volumeSizeLimitMB=64"]

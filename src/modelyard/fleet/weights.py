@@ -201,6 +201,8 @@ class WeightCache:
                     _copy_file(source / file.path, target, file.digest, got)
             else:
                 _copy_file(source, draft, artifact.digest, got)
+            if done != artifact.size_bytes:
+                raise WeightsError(f"artifact_corrupt: {source} has {done} bytes, expected were {artifact.size_bytes}")
             _sync_folders(draft)
             draft.rename(place)
             _sync(place.parent)

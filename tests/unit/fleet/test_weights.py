@@ -95,6 +95,9 @@ async def test_wrong_bytes_are_never_visible(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="artifact_corrupt"):
         await cache.get(artifact, source)
     assert (cache.digests(), cache.used_bytes(), list((tmp_path / "cache").iterdir())) == (frozenset(), 0, [])
+    source.write_bytes(b"a" * 100)
+    with pytest.raises(WeightsError, match="artifact_corrupt"):
+        await cache.get(Artifact("x", artifact.digest, 99), source)
     with pytest.raises(WeightsError, match="cannot be copied"):
         await cache.get(artifact, tmp_path / "missing")
     with pytest.raises(WeightsError, match="no SHA-256"):

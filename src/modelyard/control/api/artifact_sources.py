@@ -17,6 +17,7 @@ from modelyard.control.artifacts.names import HEAD_BYTES, foreign, is_weights
 from modelyard.control.artifacts.sources import Listing, Source
 from modelyard.control.artifacts.sources.local import local_path
 from modelyard.control.artifacts.sources.schemes import is_local
+from modelyard.control.artifacts.threads import abandonable
 from modelyard.engines import Engine
 
 LOOK_TIMEOUT_S = 10.0
@@ -65,7 +66,7 @@ async def _look(engine: Engine, reference: str, sources: Sources) -> ArtifactSou
             f"it has {listing.size_bytes:,} bytes, more than fetch.artifact_bytes_max allows ({sources.bytes_max:,})"
         )
     if is_local(reference):
-        await asyncio.to_thread(_check, engine, listing)
+        await abandonable(_check, engine, listing)
     # A wheel is a zip file, and what it carries shows only when it is here.
     if listing.member is None and (kind := foreign(await _head(source, listing))):
         raise ValueError(f"it is {kind}")

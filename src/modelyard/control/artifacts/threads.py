@@ -14,6 +14,7 @@ from typing import ParamSpec, TypeVar
 
 # Not the loop's own pool: the hash of 100 GB would keep a query waiting there, and a few of them every query.
 _BLOCKS = ThreadPoolExecutor(8, thread_name_prefix="artifact-block")
+_HOST = ThreadPoolExecutor(8, thread_name_prefix="artifact-host")
 _LONG = ThreadPoolExecutor(4, thread_name_prefix="artifact-file")
 
 P = ParamSpec("P")
@@ -23,6 +24,11 @@ T = TypeVar("T")
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run ``work`` in a thread; cancelling waits for its end."""
     return await _whole(_BLOCKS, lambda: work(*args, **kwargs), None)
+
+
+async def abandonable(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run ``work`` in a thread; cancelling leaves it there, as a file system that hangs would hold its caller, too."""
+    return await asyncio.get_running_loop().run_in_executor(_HOST, lambda: work(*args, **kwargs))
 
 
 async def stoppable(work: Callable[[Callable[[], bool]], T]) -> T:

@@ -9,7 +9,7 @@ from tests.support.certificates import make_certificate
 from tests.support.origin import Origin, Seen, origin
 
 from modelyard.config import FetchConfig
-from modelyard.control.artifacts import ArtifactError, ArtifactStore
+from modelyard.control.artifacts import ArtifactError, ArtifactStore, Sources
 from modelyard.control.artifacts import transfer as transfers
 from modelyard.domain.catalog import Artifact
 from modelyard.domain.endpoints import Stage
@@ -230,6 +230,25 @@ async def test_query_of_a_url_is_never_shown(store: ArtifactStore, web: Origin) 
         await got(store, web, f"{PATH}?signature=very-secret")
     assert "very-secret" not in str(failed.value)
     assert PATH in str(failed.value)
+
+
+async def test_name_that_leads_elsewhere_in_the_middle_of_a_fetch_is_not_followed(
+    web: Origin, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def rebinding(host: str, port: int) -> list[str]:
+        asked.append(host)
+        return ["127.0.0.1"] if len(asked) <= 4 else ["127.0.0.9"]
+
+    web.put(PATH, CONTENT)
+    config = FetchConfig(private_networks=HERE, part_bytes=PART, parallel=1)
+    fetcher = Fetcher(networks(HERE), resolve=rebinding)
+    store = ArtifactStore(root, Sources(fetcher, config, now_s=lambda: 0.0))
+    with pytest.raises(ArtifactError, match="no public address"):
+        await store.fetch(Artifact(f"http://models.example:{web.port}{PATH}"), accept, ignore)
+    assert len(web.seen) == 4, "each connection goes to an address that was judged"
+    assert files_in(root, "sha256") == []
 
 
 # --- the fetcher ---------------------------------------------------------------------------------

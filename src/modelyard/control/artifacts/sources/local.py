@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 from modelyard.control.artifacts.errors import ArtifactError, ChangedError
 from modelyard.control.artifacts.names import FILES_MAX, is_taken, is_weights
 from modelyard.control.artifacts.sources import Listing, SourceFile
-from modelyard.control.artifacts.threads import in_thread
+from modelyard.control.artifacts.threads import abandonable
 
 CHUNK_BYTES = 1024 * 1024
 
@@ -26,7 +26,7 @@ class LocalSource:
     async def list(self) -> Listing:
         """Return the file, or the files of the folder that make up a model."""
         try:
-            return await in_thread(self._list)
+            return await abandonable(self._list)
         except OSError as error:
             raise _error(self._path, error) from error
 
@@ -46,7 +46,7 @@ class LocalSource:
         """Open a range of a file."""
         path = Path(file.location)
         try:
-            descriptor = await in_thread(_open_regular, path)
+            descriptor = await abandonable(_open_regular, path)
         except OSError as error:
             raise _error(path, error) from error
         try:
@@ -84,7 +84,7 @@ async def _chunks(descriptor: int, path: Path, start: int, end: int | None) -> A
     while end is None or at < end:
         length = CHUNK_BYTES if end is None else min(CHUNK_BYTES, end - at)
         try:
-            chunk = await in_thread(os.pread, descriptor, length, at)
+            chunk = await abandonable(os.pread, descriptor, length, at)
         except OSError as error:
             raise _error(path, error) from error
         if not chunk:
