@@ -58,7 +58,7 @@ def object_store(folder: Path) -> Iterator[ObjectStore]:
     names = [f"{part}.port{kind}" for part in ("master", "volume", "filer", "s3") for kind in ("", ".grpc")]
     ports = dict(zip(names, _free_ports(len(names)), strict=True))
     command = [found.stdout.strip(), "-logtostderr", "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
-    command += ["-filer", "-s3", f"-s3.config={folder / 's3.json'}", "-volume.max=8", "-master.volumeSizeLimitMB=64"]
+    command += ["-filer", "-s3", f"-s3.config={folder / 's3.json'}", "-volume.max=64", "-master.volumeSizeLimitMB=512"]
     command += [f"-{name}={port}" for name, port in ports.items()]
     with (folder / "weed.log").open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder)

@@ -128,7 +128,7 @@ class Origin:
         size = len(served.content) if served.told_size is None else served.told_size
         span = re.fullmatch(r"bytes=(\d+)-(\d+)", seen.range)
         is_same = served.ignores_if_range or seen.headers.get("if-range", served.etag) == served.etag
-        if span and served.has_ranges and is_same:
+        if span and size and served.has_ranges and is_same:
             start, end, status = int(span[1]), min(int(span[2]) + 1, size), 206
         request.send_response(status)
         if status == 206:
