@@ -166,7 +166,10 @@ class Contents:
         if _is_tree_of(tree, artifact, self._marks):
             check(tree)
             return
-        draft = _free_name(self.folder("incoming") / f"tree-{tree.name}")
+        for left in self.folder("incoming").glob(f"tree-{tree.name}.*"):
+            if not left.name.startswith(f"tree-{tree.name}.{os.getpid()}."):  # of a controller that was killed here
+                shutil.rmtree(left, ignore_errors=True)
+        draft = _free_name(self.folder("incoming") / f"tree-{tree.name}.{os.getpid()}")
         try:
             for part in artifact.files:
                 if not is_plain(part.path):
