@@ -163,7 +163,7 @@ def _fetch_of(copying: _Copying, now_s: float) -> Fetch:
     got, elapsed_s = done - max(copying.first, 0), now_s - copying.begun_s
     bytes_per_s = got / elapsed_s if got > 0 and elapsed_s > 0 else None
     left_s = (whole - done) / bytes_per_s if bytes_per_s else None
-    return Fetch(copying.stage, 100 * done // whole if whole else 0, left_s, done, whole, bytes_per_s)
+    return Fetch(copying.stage, 100 * done // whole if whole else 0, left_s, bytes_per_s)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -25,8 +25,6 @@ class Fetch(msgspec.Struct, frozen=True):
     stage: Stage
     percent: int
     left_s: float | None = None
-    done_bytes: int = 0
-    whole_bytes: int = 0
     bytes_per_s: float | None = None
     """Pace of this try alone; None: unknown."""
 
