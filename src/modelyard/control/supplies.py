@@ -1,8 +1,9 @@
 """What a version needs before a replica of it can start: its engine, good options, its artifact.
 
-``supply`` never waits: it says what is there and begins a fetch beside the
-loops if one is due. A failure is remembered and retried with a growing pause,
-so that a file put right later heals by itself and nothing loops hot meanwhile.
+``supply`` never waits: it says what is there and begins a fetch, or the check
+of what an earlier controller fetched, beside the loops if one is due.
+A failure is remembered and retried with a growing pause, so that a file put
+right later heals by itself and nothing loops hot meanwhile.
 """
 
 import asyncio
@@ -63,8 +64,12 @@ class _Copying:
     stage: Stage = Stage.DOWNLOADING
     done: int = 0
     whole: int = 0
+    first: int = -1
+    """What was here already when the stage began: it says nothing of the pace."""
 
-    def progressed(self, stage: Stage, done: int, whole: int) -> None:
+    def progressed(self, stage: Stage, done: int, whole: int, now_s: float) -> None:
+        if stage is not self.stage or self.first < 0:
+            self.first, self.begun_s = done, now_s
         self.stage, self.done, self.whole = stage, done, whole
 
 
@@ -134,6 +139,7 @@ class Supplies:
             return Supplied(version, engine, settings, None)
         file = self._artifacts.path(version.artifact)
         if file is not None and version.facts.format:
+            self._artifacts.note_use(version.artifact, self._clock.unix_s())
             return Supplied(version, engine, settings, file)
         if copying := self._copying.get(version.id):
             return _fetch_of(copying, self._clock.monotonic_s())
@@ -148,10 +154,12 @@ class Supplies:
 
     async def _fetch(self, engine: Engine, version: ModelVersion, copying: _Copying) -> None:
         """Bring the artifact here, unless it is, and read what its header says."""
+
+        def progressed(stage: Stage, done: int, whole: int) -> None:
+            copying.progressed(stage, done, whole, self._clock.monotonic_s())
+
         try:
-            artifact = version.artifact
-            if self._artifacts.path(artifact) is None:
-                artifact = await self._artifacts.fetch(artifact, version.id, engine.check_artifact, copying.progressed)
+            artifact = await self._artifacts.fetch(version.artifact, engine.check_artifact, progressed)
             copying.stage = Stage.VERIFYING
             facts = await self._facts(version, artifact)
             fetched = msgspec.structs.replace(version, artifact=artifact, facts=facts)
@@ -163,6 +171,8 @@ class Supplies:
             del self._copying[version.id]
         self._failed.pop(version.id, None)
         self._learned[version.id] = artifact, facts
+        if (artifact, facts) == (version.artifact, version.facts):
+            return  # it was here, and was verified
         await self._store.put_version(msgspec.structs.replace(fetched, memory_bytes=settings.memory_bytes))
 
     async def _facts(self, version: ModelVersion, artifact: Artifact) -> ModelFacts:
@@ -216,9 +226,10 @@ def _reason(error: Exception) -> str:
 
 def _fetch_of(copying: _Copying, now_s: float) -> Fetch:
     done, whole = copying.done, copying.whole
-    elapsed_s = now_s - copying.begun_s
-    left_s = elapsed_s * (whole - done) / done if done else None
-    return Fetch(copying.stage, 100 * done // whole if whole else 0, left_s)
+    got, elapsed_s = done - max(copying.first, 0), now_s - copying.begun_s
+    bytes_per_s = got / elapsed_s if got > 0 and elapsed_s > 0 else None
+    left_s = (whole - done) / bytes_per_s if bytes_per_s else None
+    return Fetch(copying.stage, 100 * done // whole if whole else 0, left_s, bytes_per_s)
 
 
 def _listed(names: Sequence[str]) -> str:
