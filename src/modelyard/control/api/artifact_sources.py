@@ -20,6 +20,7 @@ from modelyard.control.artifacts.sources.schemes import is_local
 from modelyard.control.artifacts.threads import abandonable
 from modelyard.domain.facts import ModelFacts
 from modelyard.engines import Engine
+from modelyard.formats.folder import facts_of
 
 LOOK_TIMEOUT_S = 10.0
 """A network file system may hang, a server stay silent; the caller must not."""
