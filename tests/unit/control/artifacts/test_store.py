@@ -330,3 +330,25 @@ async def test_upload_that_is_a_pickle_or_another_file_than_promised_is_refused(
 async def test_damaged_upload_says_that_it_must_be_uploaded_again(artifacts: ArtifactStore) -> None:
     with pytest.raises(CorruptError, match="upload it again"):
         await artifacts.fetch(Artifact("upload:gone", DIGEST, len(CONTENT)), accept, ignore)
+
+
+async def test_file_that_is_replaced_while_it_is_hashed_is_not_blamed(
+    root: Path, artifacts: ArtifactStore, model: Path
+) -> None:
+    got = await artifacts.fetch(Artifact(str(model)), accept, ignore)
+    store = open_store(root)
+    file = store.contents.file(got.digest)
+
+    replaced: list[int] = []
+
+    def replace(stage: Stage, done: int, whole: int) -> None:
+        if replaced:
+            return
+        replaced.append(done)
+        other = file.with_suffix(".x")
+        other.write_bytes(CONTENT)
+        other.replace(file)
+
+    assert await store.fetch(got, accept, replace) == got
+    assert files_in(root, "quarantine") == []
+    assert store.path(got) is not None
