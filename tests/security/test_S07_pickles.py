@@ -111,6 +111,19 @@ def test_texts_that_stand_beside_models_are_no_pickles(content: bytes) -> None:
     assert kind_of(content, len(content)) in (Kind.TEXT, Kind.JSON)
 
 
+def test_vocabularies_and_pictures_may_stand_beside_weights(tmp_path: Path) -> None:
+    piece = models.field(1, "<unk>") + b"\x15\x00\x00\x00\x00" + models.field(3, 2)
+    for content, kind in (
+        (models.field(1, piece) * 3, Kind.SENTENCEPIECE),
+        (b"\x89PNG\r\n\x1a\n" + bytes(40), Kind.PICTURE),
+        (b"", Kind.EMPTY),
+    ):
+        assert kind_of(content, len(content)) is kind
+        file = tmp_path / "other"
+        file.write_bytes(content)
+        assert facts_of({"tokenizer.model": file, **beside(tmp_path)}).layers == 2
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
