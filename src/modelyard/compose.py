@@ -160,7 +160,7 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     from modelyard.stores.feed import FeedServer
     from modelyard.stores.sql import SqlControlStore, SqlRequestStore, SqlUploadStore, SqlUsageStore, open_database
     from modelyard.web.addresses import networks
-    from modelyard.web.fetcher import Fetcher
+    from modelyard.web.fetcher import Fetcher, trust
 
     setup_logging("control", data.logs / "control.log", level)
     shared = load_secrets(data)
@@ -169,9 +169,13 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     url = config.control.database_url or f"sqlite:///{data.database}"
 
     try:
-        fetcher = Fetcher(networks(config.fetch.private_networks))
+        private = networks(config.fetch.private_networks)
     except ValueError as error:
         raise StartupError(f"Bad setting fetch.private_networks: {error}. Example: 10.1.0.0/16") from error
+    try:
+        fetcher = Fetcher(private, tls=trust(config.fetch.ca_file))
+    except ValueError as error:
+        raise StartupError(f"Bad setting fetch.ca_file: {error}. Give a PEM file with certificates.") from error
 
     # Opening blocks and may migrate, so it comes before the loop; what it refuses becomes one line of ``up``.
     database = open_database(url, timeout_s=config.control.database_timeout_s, clock=clock)

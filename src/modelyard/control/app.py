@@ -16,7 +16,8 @@ from modelyard.clock import Clock
 from modelyard.config import Config, DataDirectory
 from modelyard.control import server
 from modelyard.control.api import build_api
-from modelyard.control.artifacts import ArtifactStore
+from modelyard.control.artifacts import ArtifactStore, Sources
+from modelyard.control.artifacts.sweep import Sweep
 from modelyard.control.bootstrap import ensure_admin_key, keep_admin_key
 from modelyard.control.context import Context
 from modelyard.control.leases import LeaseOffice
@@ -78,14 +79,14 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
     Raises:
         StartupError: a socket cannot be made.
     """
-    artifacts = ArtifactStore(data.artifacts)
+    artifacts = ArtifactStore(data.artifacts, Sources(fetcher, config.fetch, now_s=clock.unix_s))
     publisher = TablePublisher(store=store, engines=engines, prices=config.prices, feed=feed)
     loops = Loops(Parts(config, store, fleet, engines, artifacts, feed, publisher, clock))
     leases = LeaseOffice(feed=feed, table=lambda: publisher.table, workers=config.gateway.workers, clock=clock)
     tidings = TidingsPublisher(store=store, usage=usage, feed=feed, clock=clock, snapshots=loops.snapshots)
     webhooks = WebhookSender(store=requests, fetcher=fetcher, pepper=pepper, clock=clock, chance=random.Random().random)
     desk = RequestDesk(store=requests, webhooks=webhooks, settings=config.control, clock=clock)
-    upload_desk = _upload_desk(uploads, store, artifacts, data, config, clock)
+    upload_desk, sweep = _keepers(uploads, store, artifacts, data, config, clock)
     context = Context(
         config=config,
         data=data,
@@ -96,6 +97,7 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         uploads=upload_desk,
         fleet=fleet,
         engines=engines,
+        artifacts=artifacts,
         clock=clock,
         pepper=pepper,
         internal_token=internal_token,
@@ -107,12 +109,11 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
     api = build_api(context, console(context))
     listener = server.bind(data.control_socket)
     try:
-        await asyncio.to_thread(artifacts.clear_leftovers)
         await feed.start()
         await _boot(store, pepper, clock, data, stop)
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve(api, listener, stop), name="the management API")
-            others = (delivery.run, tidings.run, leases.run, desk.run, webhooks.run, upload_desk.run)
+            others = (delivery.run, tidings.run, leases.run, desk.run, webhooks.run, upload_desk.run, sweep.run)
             group.create_task(loops.run(stop, *others), name="the loops")
         await _deliver_rest(delivery)
     finally:
@@ -121,18 +122,18 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         await store.close()
 
 
-def _upload_desk(
+def _keepers(
     uploads: UploadStore,
     store: ControlStore,
     artifacts: ArtifactStore,
     data: DataDirectory,
     config: Config,
     clock: Clock,
-) -> UploadDesk:
-    files = PartFiles(data.uploads)
-    return UploadDesk(
-        store=uploads, versions=store, artifacts=artifacts, files=files, settings=config.control, clock=clock
-    )
+) -> tuple[UploadDesk, Sweep]:
+    """Return who takes artifacts in, and who removes those that nobody needs."""
+    settings, files = config.control, PartFiles(data.uploads)
+    desk = UploadDesk(store=uploads, versions=store, artifacts=artifacts, files=files, settings=settings, clock=clock)
+    return desk, Sweep(artifacts.contents, store, settings, clock, spared=desk.kept_digests)
 
 
 async def _refresh(tidings: TidingsPublisher, publisher: TablePublisher) -> None:

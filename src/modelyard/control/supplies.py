@@ -1,8 +1,9 @@
 """What a version needs before a replica of it can start: its engine, good options, its artifact.
 
-``supply`` never waits: it says what is there and begins a fetch beside the
-loops if one is due. A failure is remembered and retried with a growing pause,
-so that a file put right later heals by itself and nothing loops hot meanwhile.
+``supply`` never waits: it says what is there and begins a fetch, or the check
+of what an earlier controller fetched, beside the loops if one is due.
+A failure is remembered and retried with a growing pause, so that a file put
+right later heals by itself and nothing loops hot meanwhile.
 """
 
 from collections.abc import Sequence
@@ -43,8 +44,12 @@ class _Copying:
     stage: Stage = Stage.DOWNLOADING
     done: int = 0
     whole: int = 0
+    first: int = -1
+    """What was here already when the stage began: it says nothing of the pace."""
 
-    def progressed(self, stage: Stage, done: int, whole: int) -> None:
+    def progressed(self, stage: Stage, done: int, whole: int, now_s: float) -> None:
+        if stage is not self.stage or self.first < 0:
+            self.first, self.begun_s = done, now_s
         self.stage, self.done, self.whole = stage, done, whole
 
 
@@ -103,6 +108,7 @@ class Supplies:
         if not engine.needs_artifact:
             return Supplied(version, engine, settings, None)
         if file := self._artifacts.path(version.artifact):
+            self._artifacts.note_use(version.artifact, self._clock.unix_s())
             return Supplied(version, engine, settings, file)
         if copying := self._copying.get(version.id):
             return _fetch_of(copying, self._clock.monotonic_s())
@@ -116,10 +122,11 @@ class Supplies:
         return _fetch_of(copying, self._clock.monotonic_s())
 
     async def _fetch(self, engine: Engine, version: ModelVersion, copying: _Copying) -> None:
+        def progressed(stage: Stage, done: int, whole: int) -> None:
+            copying.progressed(stage, done, whole, self._clock.monotonic_s())
+
         try:
-            artifact = await self._artifacts.fetch(
-                version.artifact, version.id, engine.check_artifact, copying.progressed
-            )
+            artifact = await self._artifacts.fetch(version.artifact, engine.check_artifact, progressed)
         except ArtifactError as error:
             times = self._failed[version.id].times + 1 if version.id in self._failed else 1
             pause_s = min(self._pause_s * 2.0 ** min(times - 1, 30), self._pause_max_s)
@@ -129,6 +136,8 @@ class Supplies:
             del self._copying[version.id]
         self._failed.pop(version.id, None)
         self._fetched[version.id] = artifact
+        if artifact == version.artifact:
+            return  # it was here, and was verified
         fetched = msgspec.structs.replace(version, artifact=artifact)
         memory_bytes = self._settings(engine, fetched).memory_bytes
         await self._store.put_version(msgspec.structs.replace(fetched, memory_bytes=memory_bytes))
@@ -151,9 +160,10 @@ class Supplies:
 
 def _fetch_of(copying: _Copying, now_s: float) -> Fetch:
     done, whole = copying.done, copying.whole
-    elapsed_s = now_s - copying.begun_s
-    left_s = elapsed_s * (whole - done) / done if done else None
-    return Fetch(copying.stage, 100 * done // whole if whole else 0, left_s)
+    got, elapsed_s = done - max(copying.first, 0), now_s - copying.begun_s
+    bytes_per_s = got / elapsed_s if got > 0 and elapsed_s > 0 else None
+    left_s = (whole - done) / bytes_per_s if bytes_per_s else None
+    return Fetch(copying.stage, 100 * done // whole if whole else 0, left_s, done, whole, bytes_per_s)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -79,7 +79,8 @@ async def examine(context: Context, identity: Identity, order: Order, *, is_depl
         if order.model_artifact.startswith(SCHEME):
             source, found = await read_uploaded(context, identity, engine, order.model_artifact)
         else:
-            source, found = await read_source(engine, order.model_artifact, is_admin=is_admin)
+            sources = context.artifacts.sources
+            source, found = await read_source(engine, order.model_artifact, sources, is_admin=is_admin)
         faults += found
         try:
             settings = engine.settings(dict(order.options), artifact_bytes=source.size_bytes)
