@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from modelyard.clock import Clock, SystemClock
-from modelyard.config import Config, DataDirectory, FleetConfig
+from modelyard.config import Config, DataDirectory, FetchConfig, FleetConfig
 from modelyard.errors import StartupError
 
 if TYPE_CHECKING:
     from modelyard.fleet import Fence, Fleet
-    from modelyard.fleet.machine import Machine
+    from modelyard.web.fetcher import Fetcher
 
 BACKLOG = 2048
 UNSENT_BYTES = 32 * 1024
@@ -159,8 +159,7 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     from modelyard.control.leadership import Candidate, Leadership
     from modelyard.engines.llamacpp import LlamaCppEngine
     from modelyard.engines.simulated import SimulatedEngine
-    from modelyard.fleet import Fence, declared, processes
-    from modelyard.fleet.machine import Machine, weights_in
+    from modelyard.fleet import Fence, processes
     from modelyard.metering.delivery import Delivery
     from modelyard.observe.logs import setup_logging
     from modelyard.stores.feed import FeedServer
@@ -173,8 +172,6 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
         SqlUsageStore,
         open_database,
     )
-    from modelyard.web.addresses import networks
-    from modelyard.web.fetcher import Fetcher, trust
 
     setup_logging("control", data.logs / "control.log", level)
     shared = load_secrets(data)
@@ -182,26 +179,13 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     engines = {engine.name: engine for engine in (LlamaCppEngine(), SimulatedEngine())}
     url = config.control.database_url or f"sqlite:///{data.database}"
 
-    try:
-        private = networks(config.fetch.private_networks)
-    except ValueError as error:
-        raise StartupError(f"Bad setting fetch.private_networks: {error}. Example: 10.1.0.0/16") from error
-    try:
-        fetcher = Fetcher(private, tls=trust(config.fetch.ca_file))
-    except ValueError as error:
-        raise StartupError(f"Bad setting fetch.ca_file: {error}. Give a PEM file with certificates.") from error
-
-    nodes_file = data.root / config.fleet.nodes_file if config.fleet.nodes_file else None
-    machine = Machine(
-        declared.load(config.fleet.nodes, nodes_file),
-        cached=partial(weights_in, data.artifacts),
-        reserve_bytes=config.fleet.memory_reserve_bytes,
-    )
+    fence = Fence()
+    fetcher = _fetcher(config.fetch)
+    fleet = _fleet(config.fleet, data, clock, fence)
 
     # Opening blocks and may migrate, so it comes before the loop; what it refuses becomes one line of ``up``.
     database = open_database(url, timeout_s=config.control.database_timeout_s, clock=clock)
 
-    fence = Fence()
     candidate = Candidate(processes.identity(), processes.is_gone)
 
     async def serve(stop: asyncio.Event) -> None:
@@ -221,7 +205,7 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
             requests=SqlRequestStore(database),
             uploads=SqlUploadStore(database),
             fetcher=fetcher,
-            fleet=_fleet(config.fleet, data, clock, machine, fence),
+            fleet=fleet,
             leadership=leadership,
             engines=engines,
             feed=FeedServer(data.feed_socket, shared.internal_token),
@@ -236,7 +220,30 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     _run(serve)
 
 
-def _fleet(settings: FleetConfig, data: DataDirectory, clock: Clock, machine: "Machine", fence: "Fence") -> "Fleet":
+def _fetcher(settings: FetchConfig) -> "Fetcher":
+    from modelyard.web.addresses import networks
+    from modelyard.web.fetcher import Fetcher, trust
+
+    try:
+        private = networks(settings.private_networks)
+    except ValueError as error:
+        raise StartupError(f"Bad setting fetch.private_networks: {error}. Example: 10.1.0.0/16") from error
+    try:
+        return Fetcher(private, tls=trust(settings.ca_file))
+    except ValueError as error:
+        raise StartupError(f"Bad setting fetch.ca_file: {error}. Give a PEM file with certificates.") from error
+
+
+def _fleet(settings: FleetConfig, data: DataDirectory, clock: Clock, fence: "Fence") -> "Fleet":
+    from modelyard.fleet import declared
+    from modelyard.fleet.machine import Machine, weights_in
+
+    nodes_file = data.root / settings.nodes_file if settings.nodes_file else None
+    machine = Machine(
+        declared.load(settings.nodes, nodes_file),
+        cached=partial(weights_in, data.artifacts),
+        reserve_bytes=settings.memory_reserve_bytes,
+    )
     if settings.kind == "simulated":
         from modelyard.fleet.simulated import SimulatedFleet
 

@@ -23,7 +23,7 @@ from modelyard.clock import SystemClock
 
 _POLL_S = 0.2
 REGISTERED = "model:"
-_ELSEWHERE = re.compile(r"[a-z0-9]{2,16}://|pypi:", re.IGNORECASE)
+_ELSEWHERE = re.compile(r"[a-z0-9]{2,16}://|pypi:|upload:|model:", re.IGNORECASE)
 _EXTENSIONS = (".gguf", ".safetensors", ".onnx", ".bin", ".zip")
 _EXAMPLE = """\b
 Example:
@@ -259,8 +259,6 @@ def _locate(source: str | None) -> tuple[str, Path | None]:
     """Return the URI to send, and the file when it is one of this machine."""
     if source is None:
         return "", None
-    if source.startswith(("upload:", REGISTERED)):
-        return source, None
     if _ELSEWHERE.match(source) and not source.startswith("file:"):
         return source, None
     path = unquote(urlsplit(source).path) if source.startswith("file://") else source

@@ -164,8 +164,6 @@ def progress_text(progress: Item | None) -> str:
         return text
     if (percent := progress.get("percent")) is not None:
         text += f" {percent}%"
-    if rate := progress.get("bytes_per_s"):
-        text += f" {rate / 1_000_000:.3g} MB/s"
     if (eta_s := progress.get("eta_s")) is not None:
         text += f", ~{max(1, round(eta_s))} s"
     if pace := progress.get("bytes_per_s"):

@@ -94,7 +94,6 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         await store.close()
         return
     artifacts = ArtifactStore(data.artifacts, Sources(fetcher, config.fetch, now_s=clock.unix_s))
-    sweep = Sweep(artifacts.contents, store, config.control, clock)
     publisher = TablePublisher(store=store, engines=engines, prices=config.prices, feed=feed)
     signals = Signals(clock)
     forecasts = Forecasts(store=store, reports=feed.reports, clock=clock)
@@ -102,7 +101,7 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
     leases = LeaseOffice(feed=feed, table=lambda: publisher.table, workers=config.gateway.workers, clock=clock)
     tidings = TidingsPublisher(store=store, usage=usage, feed=feed, clock=clock, snapshots=loops.snapshots)
     webhooks = WebhookSender(store=requests, fetcher=fetcher, pepper=pepper, clock=clock, chance=random.Random().random)
-    upload_desk = _upload_desk(uploads, store, artifacts, data, config, clock)
+    upload_desk, sweep = _keepers(uploads, store, artifacts, data, config, clock)
     context = Context(
         config=config,
         data=data,
@@ -130,18 +129,27 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
     rollouts = _rollouts(context, loops, publisher)
     others = (delivery, tidings, leases, context.requests, webhooks, upload_desk, forecasts, rollouts, sweep)
     api = build_api(context, console(context))
-    listener = server.bind(data.control_socket)
+    keeping = partial(leadership.keep, stop)
     try:
-        await feed.start()
-        await _boot(store, pepper, clock, data, stop)
-        keeping = partial(leadership.keep, stop)
-        await _serve(api, listener, stop, loops.run(stop, keeping, *(one.run for one in others)))
+        await _live(context, api, feed, partial(loops.run, stop, keeping, *(one.run for one in others)), stop)
         await _deliver_rest(delivery)
         await leadership.resign()
     finally:
+        await store.close()
+
+
+async def _live(
+    context: Context, api: ASGIApp, feed: ServedFeed, work: Callable[[], Coroutine[Any, Any, None]], stop: asyncio.Event
+) -> None:
+    """Listen, serve and work until ``stop`` is set."""
+    listener = server.bind(context.data.control_socket)
+    try:
+        await feed.start()
+        await _boot(context.store, context.pepper, context.clock, context.data, stop)
+        await _serve(api, listener, stop, work())
+    finally:
         listener.close()
         await feed.close()
-        await store.close()
 
 
 async def _serve(api: ASGIApp, listener: socket.socket, stop: asyncio.Event, loops: Coroutine[Any, Any, None]) -> None:
@@ -164,18 +172,18 @@ def _rollouts(context: Context, loops: Loops, publisher: TablePublisher) -> Roll
     )
 
 
-def _upload_desk(
+def _keepers(
     uploads: UploadStore,
     store: ControlStore,
     artifacts: ArtifactStore,
     data: DataDirectory,
     config: Config,
     clock: Clock,
-) -> UploadDesk:
-    files = PartFiles(data.uploads)
-    return UploadDesk(
-        store=uploads, versions=store, artifacts=artifacts, files=files, settings=config.control, clock=clock
-    )
+) -> tuple[UploadDesk, Sweep]:
+    """Return who takes artifacts in, and who removes those that nobody needs."""
+    settings, files = config.control, PartFiles(data.uploads)
+    desk = UploadDesk(store=uploads, versions=store, artifacts=artifacts, files=files, settings=settings, clock=clock)
+    return desk, Sweep(artifacts.contents, store, settings, clock, spared=desk.kept_digests)
 
 
 async def _refresh(tidings: TidingsPublisher, publisher: TablePublisher) -> None:

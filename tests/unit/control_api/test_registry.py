@@ -200,12 +200,26 @@ async def test_a_bad_reference_to_an_upload_is_a_fault(api: Management, manager:
     assert answer.json()["error"]["param"] == "model_artifact"
 
 
-async def test_an_upload_of_another_format_is_a_fault(api: Management, manager: Identity) -> None:
-    begun = (await api.call(manager, "POST", "/v1/uploads/artifacts", {"name": "zip", "size_bytes": 4})).json()
+async def sent(api: Management, who: Identity, content: bytes) -> httpx2.Response:
+    order = {"name": "other", "size_bytes": len(content)}
+    begun = (await api.call(who, "POST", "/v1/uploads/artifacts", order)).json()
     path = f"/v1/uploads/artifacts/{begun['id']}"
-    async with api.client(manager) as client:
-        await client.put(f"{path}/parts/1", content=b"PK\3\4")
-        uri = (await client.post(f"{path}/complete")).json()["uri"]
+    async with api.client(who) as client:
+        await client.put(f"{path}/parts/1", content=content)
+        return await client.post(f"{path}/complete")
+
+
+async def test_an_upload_of_another_format_is_a_fault(api: Management, manager: Identity) -> None:
+    uri = (await sent(api, manager, b"\x08\x07what")).json()["uri"]
     order = {"model_name": "mine", "framework": "weighed", "model_artifact": uri}
     status, message = told(await api.call(manager, "POST", DEPLOY, order))
     assert (status, "no GGUF file" in message) == (400, True)
+
+
+@pytest.mark.parametrize("content", [b"PK\3\4" + bytes(60), b"\x80\x04\x95" + bytes(60)])
+async def test_an_archive_or_a_pickle_never_becomes_an_artifact(
+    api: Management, manager: Identity, content: bytes
+) -> None:
+    answer = await sent(api, manager, content)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "artifact_invalid")
+    assert not list((api.context.data.artifacts / "sha256").glob("*"))

@@ -11,6 +11,7 @@ from tests.support.management import Management, management
 from tests.support.uploading import content_of, digest_of
 
 from modelyard.config import Config, ControlConfig
+from modelyard.control.artifacts.sweep import Sweep
 from modelyard.domain.tenants import Identity, Scope
 
 UPLOADS = "/v1/uploads/artifacts"
@@ -200,6 +201,18 @@ async def test_an_upload_whose_bytes_are_gone_is_forgotten(api: Management, mana
     assert "upload them again" in refused.json()["error"]["message"]
     await api.context.uploads.sweep()
     assert (await api.call(manager, "GET", UPLOADS)).json()["data"] == []
+
+
+async def test_what_was_uploaded_outlives_the_sweep_of_artifacts(api: Management, manager: Identity) -> None:
+    desk, context = api.context.uploads, api.context
+    done = await upload(api, manager)
+    file = context.data.artifacts / "sha256" / done["digest"].removeprefix("sha256:")
+    api.clock.advance(2 * ControlConfig().artifact_ttl_s)
+    parts = (context.artifacts.contents, context.store, context.config.control, api.clock)
+    await Sweep(*parts, spared=desk.kept_digests).sweep()
+    assert file.exists()
+    await Sweep(*parts).sweep()
+    assert not file.exists(), "without being spared it goes"
 
 
 async def test_the_sweep_forgets_what_is_over_and_folders_of_nobody(api: Management, manager: Identity) -> None:

@@ -15,8 +15,8 @@ from modelyard.domain.endpoints import EndpointStatus
 from modelyard.engines import Engine, Engines, Options
 
 ARTIFACT = (
-    "Where the weights are: upload:sha256:… of an upload of yours, model:NAME@VERSION of the registry, or "
-    "file:///path (admin only)."
+    "Where the weights are: https://, s3:// or hf://, pypi:, upload:sha256:… of an upload of yours, model:NAME@VERSION "
+    "of the registry, or file:///path (admin only)."
 )
 BASE = "NAME@VERSION that an adapter is loaded onto."
 ACCELERATORS_MAX = 64

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,12 +44,22 @@ class Kept(NamedTuple):
 class Sweep:
     """The loop that removes."""
 
-    def __init__(self, contents: Contents, store: ControlStore, settings: ControlConfig, clock: Clock) -> None:
+    def __init__(
+        self,
+        contents: Contents,
+        store: ControlStore,
+        settings: ControlConfig,
+        clock: Clock,
+        *,
+        spared: Callable[[], Awaitable[frozenset[str]]] | None = None,
+    ) -> None:
         self._contents = contents
         self._store = store
         self._ttl_s = settings.artifact_ttl_s
         self._bytes_max = settings.artifact_cache_bytes
         self._clock = clock
+        self._spared = spared
+        """What else must stay: uploads that may still be deployed."""
 
     async def run(self) -> None:
         """Sweep now and then, until cancelled."""
@@ -65,6 +75,9 @@ class Sweep:
     async def sweep(self) -> list[Path]:
         """Remove what may go now, and return it."""
         kept = kept_of(await self._store.versions(), await self._store.replicas())
+        if self._spared is not None:
+            spared = await self._spared()
+            kept = Kept(kept.named | spared, kept.needed | spared)
         return await in_thread(self._sweep, kept)
 
     def _sweep(self, kept: Kept) -> list[Path]:
