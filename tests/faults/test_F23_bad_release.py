@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.support.ledger import check_ledger
 from tests.support.load import Exchange, Load
+from tests.support.models import tiny_gguf
 from tests.support.rollouts import OPTIONS, canary, failed, traffic, until_state, versions_of
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
@@ -15,23 +16,17 @@ SETTINGS = {"control.rollout_interval_s": 0.2}
 SEEN: list[Exchange] = []
 
 
-def corrupt_model(folder: Path) -> Path:
-    """Return a file with the head of a GGUF file and noise behind it."""
-    file = folder / "corrupt.gguf"
-    head = b"GGUF" + (3).to_bytes(4, "little") + (5).to_bytes(8, "little") + (1).to_bytes(8, "little")
-    file.write_bytes(head + bytes(range(256)) * 64)
-    return file
-
-
-@pytest.mark.parametrize("fault", ["corrupt artifact", "load failure"])
+@pytest.mark.parametrize("fault", ["weights that are noise", "load failure"])
 async def test_previous_version_serves_everything_and_the_reason_is_shown(
     yard: Yard, fault: str, tmp_path: Path
 ) -> None:
     name = fault.replace(" ", "-")
     yard.deploy(name, options=OPTIONS)
     wanted: dict[str, Any] = {"options": {"fail_load": True}}
-    if fault == "corrupt artifact":
-        wanted = {"framework": "llamacpp", "model_artifact": corrupt_model(tmp_path).as_uri(), "options": {}}
+    if fault != "load failure":
+        # Its header is in order, so it is taken; llama.cpp finds out what is behind it.
+        model = tiny_gguf(tmp_path / "noise.gguf")
+        wanted = {"framework": "llamacpp", "model_artifact": model.as_uri(), "options": {}}
     async with Load(yard.port, yard.admin_key) as load:
         async with traffic(load, name, clients=4):
             view = await asyncio.to_thread(canary, yard, name, 50, version="bad", **wanted)
@@ -47,3 +42,13 @@ async def test_previous_version_serves_everything_and_the_reason_is_shown(
     assert endpoint["failure"] == ""
     assert any(event["kind"] == "rollout_rolled_back" for event in endpoint["events"])
     eventually(lambda: len(yard.engines(name)) == 1, 15, "nothing of the bad version is left")
+
+
+async def test_artifact_with_a_corrupt_header_is_refused_at_once(yard: Yard, tmp_path: Path) -> None:
+    yard.deploy("whole", options=OPTIONS)
+    file = tmp_path / "corrupt.gguf"
+    file.write_bytes(b"GGUF" + (3).to_bytes(4, "little") + bytes(range(256)))
+    order = {"framework": "llamacpp", "model_artifact": file.as_uri(), "weight": 10}
+    reply = yard.call("POST", "/v1/endpoints/whole/canary", order)
+    assert (reply.status, reply.json()["error"]["param"]) == (400, "model_artifact"), reply.body
+    assert yard.get("/v1/endpoints/whole")["rollout"] is None
