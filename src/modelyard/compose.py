@@ -155,7 +155,7 @@ def _say_ready(descriptor: int) -> None:
 def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> None:
     """Run the controller until SIGTERM or SIGINT; engines go on running."""
     from modelyard.console.app import build_console
-    from modelyard.control.app import run_control
+    from modelyard.control.app import Given, run_control
     from modelyard.control.leadership import Candidate, Leadership
     from modelyard.engines.llamacpp import LlamaCppEngine
     from modelyard.engines.simulated import SimulatedEngine
@@ -197,7 +197,7 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
             clock=clock,
             lease_s=config.control.lease_s,
         )
-        await run_control(
+        given = Given(
             config=config,
             data=data,
             store=MirroredStore(SqlControlStore(database), clock),
@@ -214,8 +214,8 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
             internal_token=shared.internal_token,
             pepper=shared.pepper,
             clock=clock,
-            stop=stop,
         )
+        await run_control(given, stop)
 
     _run(serve)
 

@@ -9,6 +9,7 @@ import logging
 import random
 import socket
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -63,59 +64,70 @@ class ServedFeed(TableFeed, Protocol):
         ...
 
 
-async def run_control(  # noqa: PLR0913 - everything that the plane is made of, by name, from compose.py
-    *,
-    config: Config,
-    data: DataDirectory,
-    store: ControlStore,
-    usage: UsageStore,
-    requests: RequestStore,
-    uploads: UploadStore,
-    fetcher: Fetcher,
-    fleet: Fleet,
-    leadership: Leadership,
-    engines: Engines,
-    feed: ServedFeed,
-    delivery: Delivery,
-    console: Callable[[Context], ASGIApp],
-    internal_token: str,
-    pepper: bytes,
-    clock: Clock,
-    stop: asyncio.Event,
-) -> None:
-    """Run the control plane until ``stop`` is set; closes ``store`` and ``feed``, leaves engines running.
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Everything that the plane is made of; ``compose.py`` names the backends."""
+
+    config: Config
+    data: DataDirectory
+    store: ControlStore
+    usage: UsageStore
+    requests: RequestStore
+    uploads: UploadStore
+    fetcher: Fetcher
+    fleet: Fleet
+    leadership: Leadership
+    engines: Engines
+    feed: ServedFeed
+    delivery: Delivery
+    console: Callable[[Context], ASGIApp]
+    internal_token: str
+    pepper: bytes
+    clock: Clock
+
+
+async def run_control(given: Given, stop: asyncio.Event) -> None:
+    """Run the control plane until ``stop`` is set; closes its store and feed, leaves engines running.
 
     Nothing is listened on before this controller leads; once another one does, it sets ``stop``.
 
     Raises:
         StartupError: a socket cannot be made.
     """
-    if not await leadership.acquire(stop):
-        await store.close()
+    if not await given.leadership.acquire(stop):
+        await given.store.close()
         return
-    artifacts = ArtifactStore(data.artifacts, Sources(fetcher, config.fetch, now_s=clock.unix_s))
+    config, data, clock = given.config, given.data, given.clock
+    store, fleet, engines, feed = given.store, given.fleet, given.engines, given.feed
+    artifacts = ArtifactStore(data.artifacts, Sources(given.fetcher, config.fetch, now_s=clock.unix_s))
     publisher = TablePublisher(store=store, engines=engines, prices=config.prices, feed=feed)
     signals = Signals(clock)
     forecasts = Forecasts(store=store, reports=feed.reports, clock=clock)
     loops = Loops(Parts(config, store, fleet, engines, artifacts, feed, publisher, clock, signals, forecasts))
     leases = LeaseOffice(feed=feed, table=lambda: publisher.table, workers=config.gateway.workers, clock=clock)
-    tidings = TidingsPublisher(store=store, usage=usage, feed=feed, clock=clock, snapshots=loops.snapshots)
-    webhooks = WebhookSender(store=requests, fetcher=fetcher, pepper=pepper, clock=clock, chance=random.Random().random)
-    upload_desk, sweep = _keepers(uploads, store, artifacts, data, config, clock)
+    tidings = TidingsPublisher(store=store, usage=given.usage, feed=feed, clock=clock, snapshots=loops.snapshots)
+    webhooks = WebhookSender(
+        store=given.requests,
+        fetcher=given.fetcher,
+        pepper=given.pepper,
+        clock=clock,
+        chance=random.Random().random,
+    )
+    upload_desk, sweep = _keepers(given.uploads, store, artifacts, data, config, clock)
     context = Context(
         config=config,
         data=data,
         store=store,
-        usage=usage,
-        requests=RequestDesk(store=requests, webhooks=webhooks, settings=config.control, clock=clock),
+        usage=given.usage,
+        requests=RequestDesk(store=given.requests, webhooks=webhooks, settings=config.control, clock=clock),
         webhooks=webhooks,
         uploads=upload_desk,
         fleet=fleet,
         engines=engines,
         artifacts=artifacts,
         clock=clock,
-        pepper=pepper,
-        internal_token=internal_token,
+        pepper=given.pepper,
+        internal_token=given.internal_token,
         wake=loops.wake,
         refresh=lambda: _refresh(tidings, publisher),
         health=loops.health,
@@ -127,13 +139,13 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         rounds=loops.times.status,
     )
     rollouts = _rollouts(context, loops, publisher)
-    others = (delivery, tidings, leases, context.requests, webhooks, upload_desk, forecasts, rollouts, sweep)
-    api = build_api(context, console(context))
-    keeping = partial(leadership.keep, stop)
+    others = (given.delivery, tidings, leases, context.requests, webhooks, upload_desk, forecasts, rollouts, sweep)
+    api = build_api(context, given.console(context))
+    keeping = partial(given.leadership.keep, stop)
     try:
         await _live(context, api, feed, partial(loops.run, stop, keeping, *(one.run for one in others)), stop)
-        await _deliver_rest(delivery)
-        await leadership.resign()
+        await _deliver_rest(given.delivery)
+        await given.leadership.resign()
     finally:
         await store.close()
 
