@@ -184,8 +184,13 @@ def test_nodes_show_this_machine(served: Yard) -> None:
 
 
 def test_a_dry_run_changes_nothing(served: Yard) -> None:
-    body = json.loads(out(served, "deploy", "--name", "dry", "--engine", "simulated", "--scale", "0..4", "--dry-run"))
-    assert body["hardware"] == {"min_replicas": 0, "max_replicas": 4}
+    order = ("deploy", "--name", "dry", "--engine", "simulated", "--scale", "0..4")
+    assert json.loads(out(served, *order, "--print"))["hardware"] == {"min_replicas": 0, "max_replicas": 4}
+    plan = out(served, *order, "--dry-run")
+    assert "Fits          yes" in plan
+    assert "REPLICA  NODE" in plan
+    shown = json.loads(out(served, *order, "--dry-run", "--json"))
+    assert [place["node"] for place in shown["replicas"]] == ["local"] * 4
     assert "dry" not in out(served, "endpoints")
 
 

@@ -122,7 +122,7 @@ def test_versions_are_listed_deployed_and_removed(yard: Yard) -> None:
 def test_an_endpoint_becomes_as_its_file_says(yard: Yard, tmp_path: Path) -> None:
     file = tmp_path / "endpoint.toml"
     file.write_text(FILE.format(name="filed", slots=2, most=1))
-    shown = json.loads(out(yard, "deploy", "-f", str(file), "--dry-run"))
+    shown = json.loads(out(yard, "deploy", "-f", str(file), "--print"))
     assert (shown["model_name"], shown["framework"], shown["options"]) == ("filed", "simulated", {"slots": 2})
     first = run(yard, "deploy", "-f", str(file), "--wait")
     assert (first.returncode, "is ready" in first.stdout) == (0, True), first.stderr

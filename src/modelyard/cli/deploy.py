@@ -63,6 +63,7 @@ class Scale(click.ParamType[tuple[int, int]]):
 @click.option("--upload", "is_uploading", is_flag=True, help="Send the file at PATH, also to a platform that is here.")
 @click.option("--wait", "is_waiting", is_flag=True, help="Return when it is ready; the stages go to stderr.")
 @click.option("--timeout", "timeout_s", type=DURATION, default="15m", show_default=True, help="Longest --wait.")
+@click.option("--print", "is_printing", is_flag=True, help="Print the request, send nothing.")
 @click.option(
     "--dry-run", is_flag=True, help="Say what it would need, where it would run, what it would cost; do nothing."
 )
@@ -78,8 +79,12 @@ def command(*, platform: Platform, serving: Item, autoscale: Item, is_json: bool
     With -f the endpoint is made as its file says, or changed to that; the same file twice changes nothing.
     """
     is_waiting, timeout_s, is_dry = (given.pop(name) for name in ("is_waiting", "timeout_s", "dry_run"))
+    is_printing = given.pop("is_printing")
     endpoint_file, is_uploading = given.pop("endpoint_file"), given.pop("is_uploading")
     body, file, lines = _read(endpoint_file, given, serving=serving, autoscale=autoscale)
+    if is_printing:
+        show_json(body)
+        return
     if is_dry:
         show_plan(platform, body, is_json=is_json)
         return
@@ -145,7 +150,16 @@ def _refuse_options(context: click.Context) -> None:
     """Refuse options of the command line that the file has the say in."""
     from click.core import ParameterSource
 
-    with_file = {"endpoint_file", "is_uploading", "is_waiting", "timeout_s", "dry_run", "is_json", "is_quiet"}
+    with_file = {
+        "endpoint_file",
+        "is_uploading",
+        "is_waiting",
+        "timeout_s",
+        "dry_run",
+        "is_printing",
+        "is_json",
+        "is_quiet",
+    }
     with_file |= {"url", "key", "data_dir"}
     for parameter in context.command.params:
         name = parameter.name or ""

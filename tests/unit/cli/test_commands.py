@@ -96,7 +96,7 @@ def test_scaling_to_zero_is_asked_for_by_a_scale_that_begins_at_zero() -> None:
 
 def test_how_a_model_is_served_goes_along_where_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:
     platform = ["--url", "http://127.0.0.1:9", "--key", "my-x"]
-    plain = ["deploy", "--name", "m", "--engine", "simulated", "--dry-run", *platform]
+    plain = ["deploy", "--name", "m", "--engine", "simulated", "--print", *platform]
     assert main(plain) == 0
     assert "serving" not in json.loads(capsys.readouterr().out)
     assert main([*plain, "--engine-timeout", "first_token=60", "--coalesce-ms", "20", "--sticky", "user"]) == 0
