@@ -174,7 +174,7 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
         open_database,
     )
     from modelyard.web.addresses import networks
-    from modelyard.web.fetcher import Fetcher
+    from modelyard.web.fetcher import Fetcher, trust
 
     setup_logging("control", data.logs / "control.log", level)
     shared = load_secrets(data)
@@ -183,9 +183,13 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     url = config.control.database_url or f"sqlite:///{data.database}"
 
     try:
-        fetcher = Fetcher(networks(config.fetch.private_networks))
+        private = networks(config.fetch.private_networks)
     except ValueError as error:
         raise StartupError(f"Bad setting fetch.private_networks: {error}. Example: 10.1.0.0/16") from error
+    try:
+        fetcher = Fetcher(private, tls=trust(config.fetch.ca_file))
+    except ValueError as error:
+        raise StartupError(f"Bad setting fetch.ca_file: {error}. Give a PEM file with certificates.") from error
 
     nodes_file = data.root / config.fleet.nodes_file if config.fleet.nodes_file else None
     machine = Machine(

@@ -11,7 +11,7 @@ complete.
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
 
@@ -154,6 +154,11 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Uploads of one tenant that are not complete; the next one is refused with 429."""
     upload_ttl_s: Positive = 86_400.0
     """Time since its last part that an upload is kept, and a complete one that no version uses."""
+    artifact_ttl_s: Positive = 86_400.0
+    """Time that artifacts which no version names, halves of fetches and corrupt files are kept before removal."""
+    artifact_cache_bytes: Count = 0
+    """Bytes of artifacts above which those that nothing runs and that can be fetched again go, unused longest first;
+    0: no limit."""
 
 
 class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -171,11 +176,53 @@ class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Nodes as tables ``[[fleet.nodes]]``, instead of a file or beside it (docs/how-to/nodes-and-accelerators.md)."""
 
 
+class S3Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The object store of ``s3://`` artifacts."""
+
+    endpoint: str = ""
+    """URL of the store, like ``https://minio.example.com:9000``; empty: AWS in 'region'."""
+    region: str = "us-east-1"
+    """Region that requests are signed for."""
+    access_key: str = ""
+    """Key that requests are signed with; empty: not signed, for public buckets."""
+    secret_key: str = ""
+    """Secret of 'access_key'; never shown nor logged. Better given as MODELYARD__FETCH__S3__SECRET_KEY."""
+    session_token: str = ""
+    """Token of temporary credentials."""
+    shared_prefixes: tuple[str, ...] = ()
+    """Prefixes that every tenant may deploy from, like ``models/public/`` (bucket, then key); else admins only."""
+
+    def __repr__(self) -> str:
+        """Return it without its secrets."""
+        return f"S3Config(endpoint={self.endpoint!r}, region={self.region!r})"
+
+
 class FetchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """URLs that callers choose: webhooks."""
+    """What is fetched from elsewhere: webhooks, artifacts."""
 
     private_networks: tuple[str, ...] = ()
-    """Networks of your own that webhooks may be sent to, like ``10.1.0.0/16``, also by http; else none is reached."""
+    """Networks of your own that webhooks may be sent to and artifacts fetched from, like ``10.1.0.0/16``, also by
+    http; else none is reached."""
+    ca_file: str = ""
+    """PEM file with certificates of authorities of your own, trusted beside those of the system."""
+    artifact_bytes_max: PositiveInt = 2 * 1024 * 1024 * 1024 * 1024
+    """Largest artifact."""
+    parallel: PositiveInt = 4
+    """Parts of a file that are fetched at once, where its server can give parts."""
+    part_bytes: PositiveInt = 16 * 1024 * 1024
+    """Bytes of a part: what a fetch that is cut off loses at most, of each part under way."""
+    hf_endpoint: str = "https://huggingface.co"
+    """The hub of ``hf://`` artifacts."""
+    hf_token: str = ""
+    """Token for the hub; whoever may deploy may then deploy what it can read. Never shown nor logged."""
+    pypi_index: str = "https://pypi.org/simple"
+    """The index of ``pypi:`` artifacts; it must speak the JSON simple API (PEP 691)."""
+    s3: S3Config = S3Config()
+    """The object store of ``s3://`` artifacts."""
+
+    def __repr__(self) -> str:
+        """Return it without its secrets."""
+        return f"FetchConfig(hf_endpoint={self.hf_endpoint!r}, pypi_index={self.pypi_index!r}, s3={self.s3!r})"
 
 
 class PriceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -202,18 +249,21 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fleet: FleetConfig = FleetConfig()
     """Where replicas run."""
     fetch: FetchConfig = FetchConfig()
-    """URLs that callers choose: webhooks."""
+    """What is fetched from elsewhere: webhooks, artifacts."""
     prices: dict[str, PriceConfig] = {}
     """Price of each model by its endpoint name; ``"*"`` prices all others; without one, use is metered and free."""
 
 
-_LISTS = {
-    (section.name, field.name)
-    for section in msgspec.structs.fields(Config)
-    if section.name != "prices"
-    for field in msgspec.structs.fields(section.type)
-    if get_origin(field.type) is tuple
-}
+def _lists(section: type[msgspec.Struct], *path: str) -> Iterator[tuple[str, ...]]:
+    """Yield the names of the settings that are lists."""
+    for field in msgspec.structs.fields(section):
+        if get_origin(field.type) is tuple:
+            yield (*path, field.name)
+        elif isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield from _lists(field.type, *path, field.name)
+
+
+_LISTS = frozenset(_lists(Config))
 
 
 def load(file: Path | None, environment: Mapping[str, str], overrides: Mapping[str, Any] | None = None) -> Config:
@@ -303,7 +353,7 @@ def _did_you_mean(error: str) -> str:
     import difflib
 
     sections: dict[str, type[msgspec.Struct]] = {"": Config, "gateway": GatewayConfig, "control": ControlConfig}
-    sections |= {"fleet": FleetConfig, "fetch": FetchConfig}
+    sections |= {"fleet": FleetConfig, "fetch": FetchConfig, "fetch.s3": S3Config}
     section = sections.get(unknown[2] or "", PriceConfig)
     close = difflib.get_close_matches(unknown[1], section.__struct_fields__, n=1)
     return f" Did you mean '{close[0]}'?" if close else ""

@@ -18,6 +18,7 @@ from tests.support.waiting import eventually_async
 from tools.smollm import ModelMissing, model_file
 
 from modelyard.clock import SystemClock
+from modelyard.domain.facts import ModelFacts
 from modelyard.engines import Engine, EngineLoad, LaunchSpec, Options
 from modelyard.engines.llamacpp import LlamaCppEngine
 from modelyard.engines.simulated import SimulatedEngine
@@ -335,6 +336,21 @@ def test_options_are_checked_strictly_and_by_name(name: str) -> None:
     for wrong in ({"no_such_option": 1}, {"slots": 0}, {"slots": "2"}, {"slots": True}, {"context_length": 1.5}):
         with pytest.raises(ValueError, match=f"'{next(iter(wrong))}'"):
             engine.settings(wrong, artifact_bytes=0)
+
+
+@pytest.mark.parametrize("name", list(ENGINES))
+def test_facts_of_the_model_are_optional_and_empty_ones_are_as_none(name: str) -> None:
+    engine, options = ENGINES[name]
+    estimated = engine.settings(options, artifact_bytes=98_362_432)
+    assert engine.settings(options, artifact_bytes=98_362_432, facts=ModelFacts()) == estimated
+    smol = ModelFacts(
+        format="gguf", layers=30, heads=9, weights_bytes=96_576_768, kv_bytes_per_token=23_040, context_length=8192
+    )
+    exact = engine.settings(options, artifact_bytes=98_362_432, facts=smol)
+    assert (exact.slots, exact.context_length) == (estimated.slots, estimated.context_length)
+    if engine.needs_artifact:
+        assert (exact.weights_bytes, exact.kv_bytes_per_token) == (96_576_768, 23_040)
+        assert exact.memory_bytes > exact.weights_bytes + exact.kv_tokens * exact.kv_bytes_per_token
 
 
 @pytest.mark.parametrize("name", list(ENGINES))

@@ -15,7 +15,7 @@ from tests.support.waiting import eventually, eventually_async
 
 from modelyard.clock import SystemClock
 from modelyard.domain.nodes import Part, Placement
-from modelyard.engines import EngineCommand, LaunchSpec
+from modelyard.engines import EngineCommand, LaunchSpec, Options
 from modelyard.engines.simulated import SimulatedEngine
 from modelyard.fleet import Fleet, FleetError, Observed, StartOrder, processes, simulated
 from modelyard.fleet.local import LocalFleet, stop_all
@@ -50,7 +50,7 @@ class Kind:
         if not self.is_simulated:
             return await start(fleet, program, replica_id=replica_id)
         address = await fleet.reserve(replica_id)
-        options = {SLEEP: {}, STUBBORN: {"ignore_sigterm": True}, FAILS: {"fail_load": True}}[program]
+        options: Options = {SLEEP: {}, STUBBORN: {"ignore_sigterm": True}, FAILS: {"fail_load": True}}[program]
         spec = LaunchSpec(
             replica_id=replica_id,
             model_name="m",

@@ -140,6 +140,15 @@ def test_every_listing_has_a_table_json_and_ids(served: Yard) -> None:
         assert ids == [item["id"] for item in items]
 
 
+def test_a_model_is_inspected_by_name_and_by_id(served: Yard) -> None:
+    shown = json.loads(out(served, "models", "inspect", "sim", "--json"))
+    assert (shown["name"], shown["framework"]) == ("sim", "simulated")
+    assert shown["facts"] == {}, "the simulated engine loads no file"
+    assert json.loads(out(served, "models", "inspect", shown["id"], "--json")) == shown
+    assert f"ID                   {shown['id']}" in out(served, "models", "inspect", "sim")
+    assert run(served, "models", "inspect", "simm").returncode == 3
+
+
 def test_one_endpoint_shows_stage_replicas_and_events(served: Yard) -> None:
     text = out(served, "endpoints", "sim")
     assert "running" in text

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support.models import Tensor, gguf, tiny_gguf
 from tests.support.reconciling import WITHIN_S, Site, controller, open_site
 from tests.support.waiting import eventually_async
 
 from modelyard.domain.endpoints import EndpointStatus, Release, Scaling, Stage
+from modelyard.domain.facts import ModelFacts
 from modelyard.domain.fleet import ReplicaState
 from modelyard.domain.tenants import Tenant
 from modelyard.engines import EngineCommand
@@ -274,18 +276,58 @@ async def test_artifact_that_is_no_model_fails_the_endpoint_and_heals_when_it_is
                 now = await site.endpoint(endpoint)
                 return now.failure if now else ""
 
+            async def another_failure() -> str:
+                now = await failure()
+                return now if now != "the file is no GGUF model" else ""
+
             assert await eventually_async(failure, WITHIN_S, "it failed") == "the file is no GGUF model"
             assert await site.replicas(endpoint) == [], "nothing was started"
             model.write_bytes(b"GGUF and more")
+            failed = await eventually_async(another_failure, WITHIN_S, "its header is read, too")
+            assert failed == "artifact_invalid: The artifact is a truncated GGUF file. Fetch it again."
+            tiny_gguf(model)
             await site.until_ready(endpoint)
             (version,) = await site.store.versions()
             assert version.artifact.digest.startswith("sha256:")
-            assert version.artifact.size_bytes == 13
+            assert version.artifact.size_bytes == model.stat().st_size
+            assert (version.facts.architecture, version.facts.kv_bytes_per_token) == ("llama", 256)
             model.unlink()
             other = await site.deploy(framework="picky", artifact=model.as_uri(), name="other")
             await eventually_async(
                 lambda: _failure(site, other.id), WITHIN_S, "a copy of a file that is gone fails as well"
             )
+
+
+async def test_facts_are_read_of_an_artifact_that_is_here_already(tmp_path: Path) -> None:
+    model = tiny_gguf(tmp_path / "model.gguf")
+    async with open_site(tmp_path, engines=[PickyEngine()]) as site:
+        endpoint = await site.deploy(framework="picky", artifact=model.as_uri())
+        async with controller(site):
+            await site.until_ready(endpoint)
+        (first,) = await site.store.versions()
+        model.unlink()
+        again = await site.deploy(framework="picky", artifact=model.as_uri(), name="again")
+        second = next(one for one in await site.store.versions() if one.id != first.id)
+        assert second.facts == ModelFacts()
+        await site.store.put_version(msgspec.structs.replace(second, artifact=first.artifact))
+        async with controller(site):
+            await eventually_async(lambda: site.replicas(again, ReplicaState.READY), WITHIN_S, "ready")
+        second = next(one for one in await site.store.versions() if one.id == second.id)
+        assert second.facts == first.facts
+        assert second.facts.architecture == "llama"
+        assert second.memory_bytes == first.memory_bytes
+
+
+async def test_an_adapter_alone_is_not_served(tmp_path: Path) -> None:
+    model = tmp_path / "adapter.gguf"
+    keys = {"general.architecture": "llama", "general.type": "adapter", "general.base_model.0.name": "Smol"}
+    model.write_bytes(gguf(keys, [Tensor("q.lora_a", (64, 8))]))
+    async with open_site(tmp_path, engines=[PickyEngine()]) as site:
+        endpoint = await site.deploy(framework="picky", artifact=model.as_uri())
+        async with controller(site):
+            failure = await eventually_async(lambda: _failure(site, endpoint.id), WITHIN_S, "it failed")
+            assert failure.startswith("it is a LoRA adapter of 'Smol', which is loaded onto a version of its base")
+            assert await site.replicas(endpoint) == []
 
 
 async def _failure(site: Site, endpoint_id: str) -> str:

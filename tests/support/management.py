@@ -18,7 +18,7 @@ from modelyard.clock import ManualClock
 from modelyard.config import Config, DataDirectory
 from modelyard.console import build_console
 from modelyard.control.api import build_api
-from modelyard.control.artifacts import ArtifactStore
+from modelyard.control.artifacts import ArtifactStore, Sources
 from modelyard.control.context import Context
 from modelyard.control.part_files import PartFiles
 from modelyard.control.requests import RequestDesk
@@ -148,10 +148,11 @@ async def management(folder: Path, config: Config | None = None) -> AsyncIterato
     fetcher = Fetcher(networks(settings.fetch.private_networks))
     webhooks = WebhookSender(store=requests, fetcher=fetcher, pepper=PEPPER, clock=clock, chance=lambda: 0.5)
     store = SqlControlStore(database)
+    artifacts = ArtifactStore(data.artifacts, Sources(fetcher, settings.fetch, now_s=clock.unix_s))
     uploads = UploadDesk(
         store=SqlUploadStore(database),
         versions=store,
-        artifacts=ArtifactStore(data.artifacts),
+        artifacts=artifacts,
         files=PartFiles(data.uploads),
         settings=settings.control,
         clock=clock,
@@ -166,6 +167,7 @@ async def management(folder: Path, config: Config | None = None) -> AsyncIterato
         uploads=uploads,
         fleet=LocalFleet(data.replicas, clock),
         engines={engine.name: engine for engine in engines},
+        artifacts=artifacts,
         clock=clock,
         pepper=PEPPER,
         internal_token=TOKEN,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from modelyard.clock import SystemClock
 from modelyard.config import Config, ControlConfig, PriceConfig
-from modelyard.control.artifacts import ArtifactStore
+from modelyard.control.artifacts import ArtifactStore, Sources
 from modelyard.control.bootstrap import ensure_platform
 from modelyard.control.loops import Loops, Parts
 from modelyard.control.rollouts import Rollouts, Windows
@@ -34,6 +34,8 @@ from modelyard.ids import new_id
 from modelyard.stores import ControlStore
 from modelyard.stores.feed import FeedClient, FeedServer
 from modelyard.stores.sql import SqlControlStore, open_database
+from modelyard.web.addresses import networks
+from modelyard.web.fetcher import Fetcher
 from tests.support.waiting import eventually_async
 
 TOKEN = "the token of the feed"
@@ -201,7 +203,8 @@ async def controller(
     feed = FeedServer(site.root / "feed.sock", TOKEN)
     await feed.start()
     publisher = TablePublisher(store=store, engines=site.engines, prices=site.config.prices, feed=feed)
-    artifacts = ArtifactStore(site.root / "artifacts")
+    fetcher = Fetcher(networks(site.config.fetch.private_networks))
+    artifacts = ArtifactStore(site.root / "artifacts", Sources(fetcher, site.config.fetch, now_s=SystemClock().unix_s))
     parts = Parts(
         site.config, store, fleet, site.engines, artifacts, feed, publisher, SystemClock(), Signals(SystemClock())
     )

@@ -23,10 +23,13 @@ from modelyard.clock import SystemClock
 
 _POLL_S = 0.2
 REGISTERED = "model:"
+_ELSEWHERE = re.compile(r"[a-z0-9]{2,16}://|pypi:", re.IGNORECASE)
+_EXTENSIONS = (".gguf", ".safetensors", ".onnx", ".bin", ".zip")
 _EXAMPLE = """\b
 Example:
   modelyard deploy ./smollm2.gguf --name smollm2 --wait
   modelyard deploy ./smollm2.gguf --scale 0..4 --idle 5m --option context_length=4096
+  modelyard deploy hf://org/name/model-q4.gguf --wait
   modelyard deploy --engine simulated --name sim
   modelyard deploy -f endpoint.toml --wait"""
 
@@ -157,7 +160,7 @@ def _complete(body: Item, file: Path | None) -> None:
     if file is not None:
         body["model_artifact"] = file.as_uri()
     if not body.get("framework") and not artifact.startswith(REGISTERED):
-        body["framework"] = _engine_of(file)
+        body["framework"] = _engine_of(artifact, file)
 
 
 def local_file(body: Item) -> Path | None:
@@ -187,7 +190,7 @@ def request_body(
             raise click.UsageError("Give the model a --name.")
         if source.startswith(("upload:", REGISTERED)):
             raise click.UsageError("Give the endpoint a --name.")
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).stem).strip("-._") or "model"
+        name = _name_of(source)
     body: Item = {
         "model_name": name,
         "hardware": {"min_replicas": least, "max_replicas": most},
@@ -205,7 +208,7 @@ def version_body(*, source: str | None, engine: str | None, options: tuple[str, 
     uri, file = _locate(source)
     body: Item = {"options": dict(_option(option) for option in options)}
     if engine is not None or not uri.startswith(REGISTERED):
-        body["framework"] = _engine_of(file) if engine is None else engine
+        body["framework"] = _engine_of(uri, file) if engine is None else engine
     elif not body["options"]:
         del body["options"]
     if uri:
@@ -258,7 +261,7 @@ def _locate(source: str | None) -> tuple[str, Path | None]:
         return "", None
     if source.startswith(("upload:", REGISTERED)):
         return source, None
-    if "://" in source and not source.startswith("file://"):
+    if _ELSEWHERE.match(source) and not source.startswith("file:"):
         return source, None
     path = unquote(urlsplit(source).path) if source.startswith("file://") else source
     file = Path(path).expanduser().absolute()
@@ -267,12 +270,28 @@ def _locate(source: str | None) -> tuple[str, Path | None]:
     return file.as_uri(), file
 
 
-def _engine_of(file: Path | None) -> str:
+def _name_of(source: str) -> str:
+    """Return what to call a model by where it is: ``hf://org/name@main`` is 'name', ``…/smol.gguf?x=1`` is 'smol'."""
+    place = source
+    if _ELSEWHERE.match(source):
+        place = re.split(r"[?#]", source.removeprefix("pypi:"))[0].split("==")[0].rstrip("/")
+        if source.startswith("hf://"):
+            repo, _, rest = source.removeprefix("hf://").partition("@")
+            place = rest if "/" in rest else repo
+    name = Path(place).name
+    stem = name.removesuffix(Path(name).suffix) if Path(name).suffix.lower() in _EXTENSIONS else name
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._") or "model"
+
+
+def _engine_of(uri: str, file: Path | None) -> str:
+    """Return the engine for a file's content; what is elsewhere is judged by its name, and the platform looks at it."""
+    if file is None and re.split(r"[?]", uri)[0].lower().endswith(".gguf"):
+        return "llamacpp"
     if file is not None and file.is_file():
         with file.open("rb") as reader:
             if reader.read(4) == b"GGUF":
                 return "llamacpp"
-    what = "without a file" if file is None else f"from the content of {file.name}"
+    what = "without a file" if not uri else f"from {uri}" if file is None else f"from the content of {file.name}"
     raise click.UsageError(f"The engine cannot be told {what}. Give --engine llamacpp or --engine simulated.")
 
 

@@ -35,9 +35,19 @@ PAGE = 100
 
 def connected(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say which platform to talk to; the command gets a ``Platform`` as ``platform``."""
+    return _finding(command, lambda find: {"platform": find()})
 
+
+def connectable(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the same options to a command that may do without; it gets ``find``, which returns the ``Platform``."""
+    return _finding(command, lambda find: {"find": find})
+
+
+def _finding(
+    command: Callable[..., Any], given: Callable[[Callable[[], "Platform"]], dict[str, Any]]
+) -> Callable[..., Any]:
     def with_platform(*args: Any, url: str | None, key: str | None, data_dir: str | None, **options: Any) -> Any:
-        return command(*args, platform=find_platform(url=url, key=key, data_dir=data_dir), **options)
+        return command(*args, **given(lambda: find_platform(url=url, key=key, data_dir=data_dir)), **options)
 
     with_platform.__name__ = command.__name__
     with_platform.__doc__ = command.__doc__

@@ -168,6 +168,8 @@ def progress_text(progress: Item | None) -> str:
         text += f" {rate / 1_000_000:.3g} MB/s"
     if (eta_s := progress.get("eta_s")) is not None:
         text += f", ~{max(1, round(eta_s))} s"
+    if pace := progress.get("bytes_per_s"):
+        text += f", {pace / 1e6:.1f} MB/s"
     if reason := progress.get("reason"):
         text += f" ({reason})"
     return text

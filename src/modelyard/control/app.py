@@ -18,7 +18,8 @@ from modelyard.clock import Clock
 from modelyard.config import Config, DataDirectory
 from modelyard.control import server
 from modelyard.control.api import build_api
-from modelyard.control.artifacts import ArtifactStore
+from modelyard.control.artifacts import ArtifactStore, Sources
+from modelyard.control.artifacts.sweep import Sweep
 from modelyard.control.bootstrap import ensure_admin_key, keep_admin_key
 from modelyard.control.context import Context
 from modelyard.control.forecasts import Forecasts
@@ -92,7 +93,8 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
     if not await leadership.acquire(stop):
         await store.close()
         return
-    artifacts = ArtifactStore(data.artifacts)
+    artifacts = ArtifactStore(data.artifacts, Sources(fetcher, config.fetch, now_s=clock.unix_s))
+    sweep = Sweep(artifacts.contents, store, config.control, clock)
     publisher = TablePublisher(store=store, engines=engines, prices=config.prices, feed=feed)
     signals = Signals(clock)
     forecasts = Forecasts(store=store, reports=feed.reports, clock=clock)
@@ -111,6 +113,7 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         uploads=upload_desk,
         fleet=fleet,
         engines=engines,
+        artifacts=artifacts,
         clock=clock,
         pepper=pepper,
         internal_token=internal_token,
@@ -125,11 +128,10 @@ async def run_control(  # noqa: PLR0913 - everything that the plane is made of, 
         rounds=loops.times.status,
     )
     rollouts = _rollouts(context, loops, publisher)
-    others = (delivery, tidings, leases, context.requests, webhooks, upload_desk, forecasts, rollouts)
+    others = (delivery, tidings, leases, context.requests, webhooks, upload_desk, forecasts, rollouts, sweep)
     api = build_api(context, console(context))
     listener = server.bind(data.control_socket)
     try:
-        await asyncio.to_thread(artifacts.clear_leftovers)
         await feed.start()
         await _boot(store, pepper, clock, data, stop)
         keeping = partial(leadership.keep, stop)

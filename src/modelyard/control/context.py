@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from modelyard.clock import Clock
 from modelyard.config import Config, DataDirectory
+from modelyard.control.artifacts import ArtifactStore
 from modelyard.control.requests import RequestDesk
 from modelyard.control.signals import Signals
 from modelyard.control.uploads import UploadDesk
@@ -41,6 +42,7 @@ class Context:
     """Artifacts that clients send."""
     fleet: Fleet
     engines: Engines
+    artifacts: ArtifactStore
     clock: Clock
     pepper: bytes
     internal_token: str

@@ -1,5 +1,6 @@
 """How long a version takes from start to ready: the median of what was measured, else the engine's estimate."""
 
+import asyncio
 import statistics
 
 from modelyard.stores import ControlStore
@@ -10,19 +11,21 @@ MEASURES_KEPT = 10
 class LoadTimes:
     """Measured load times, read once and kept in step with the store."""
 
-    __slots__ = ("_measured", "_store")
+    __slots__ = ("_measured", "_store", "_turn")
 
     def __init__(self, store: ControlStore) -> None:
         self._store = store
+        self._turn = asyncio.Lock()
         self._measured: dict[str, list[float]] | None = None
 
     async def expected_s(self, version_id: str, estimate_s: float) -> float:
         """Return the seconds to expect."""
+        if self._measured is None:
+            async with self._turn:  # thousands of passes come here at once
+                if self._measured is None:
+                    read = await self._store.observed_loads()
+                    self._measured = {one: list(seconds) for one, seconds in read.items()}
         measured = self._measured
-        if measured is None:
-            # Many passes may come here at once; one reading more is harmless, one for each version is not.
-            read = {one: list(seconds) for one, seconds in (await self._store.observed_loads()).items()}
-            measured = self._measured = self._measured or read
         seconds = measured.get(version_id)
         return statistics.median(seconds) if seconds else estimate_s
 

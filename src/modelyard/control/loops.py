@@ -49,6 +49,9 @@ BEAT_S = 1.0
 PING_TIMEOUT_S = 1.0
 ROUND_GAP_S = 0.01
 """Shortest pause between two rounds, so that a storm of events costs one round and not hundreds."""
+PASSES_AT_ONCE = 32
+"""Passes that act at the same time. Thousands at once would queue as many writes before those of a management call,
+until all of them had waited too long for the store."""
 OBSERVE_TIMEOUT_S = 30.0
 
 _WATCHED = frozenset({ReplicaState.LOADING, ReplicaState.READY, ReplicaState.DRAINING})
@@ -93,6 +96,7 @@ class Loops:
         self._is_published = False
         self._tools: Tools | None = None
         self.times = RoundTimes()
+        self._turns = asyncio.Semaphore(PASSES_AT_ONCE)
         self._attention: Attention | None = None
         self._watched: dict[str, _Watched] = {}
         parts.feed.on_report(self._hear)
@@ -243,7 +247,8 @@ class Loops:
     async def _timed_pass(self, endpoint_id: str, world: World, tools: Tools, of: Round) -> None:
         attention = self._attention_of(tools)
         try:
-            has_changed = await self._pass(endpoint_id, world, tools)
+            async with self._turns:
+                has_changed = await self._pass(endpoint_id, world, tools)
             attention.passed(endpoint_id, world, has_changed=has_changed)
         except BaseException:
             attention.failed(endpoint_id)

@@ -1,10 +1,12 @@
 """What a version needs before a replica of it can start: its engine, good options, its artifact.
 
-``supply`` never waits: it says what is there and begins a fetch beside the
-loops if one is due. A failure is remembered and retried with a growing pause,
-so that a file put right later heals by itself and nothing loops hot meanwhile.
+``supply`` never waits: it says what is there and begins a fetch, or the check
+of what an earlier controller fetched, beside the loops if one is due.
+A failure is remembered and retried with a growing pause, so that a file put
+right later heals by itself and nothing loops hot meanwhile.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +18,15 @@ from modelyard.control.artifacts import ArtifactError, ArtifactStore
 from modelyard.control.tasks import KeyedTasks
 from modelyard.domain.catalog import Artifact, ModelVersion
 from modelyard.domain.endpoints import Stage
+from modelyard.domain.facts import ModelFacts
 from modelyard.engines import Engine, Engines, Settings
+from modelyard.formats import ArtifactInvalidError
+from modelyard.formats.folder import facts_of
 from modelyard.policy.progress import Fetch
 from modelyard.stores import ControlStore
+
+_READ_TIMEOUT_S = 30.0
+"""Reading headers takes milliseconds; a network file system may hang."""
 
 
 class SupplyError(Exception):
@@ -40,7 +48,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Supplied:
-    """Everything is there. ``version`` has the digest and size of its artifact."""
+    """Everything is there. ``version`` has the digest and size of its artifact, and the facts of its header."""
 
     version: ModelVersion
     engine: Engine
@@ -56,8 +64,12 @@ class _Copying:
     stage: Stage = Stage.DOWNLOADING
     done: int = 0
     whole: int = 0
+    first: int = -1
+    """What was here already when the stage began: it says nothing of the pace."""
 
-    def progressed(self, stage: Stage, done: int, whole: int) -> None:
+    def progressed(self, stage: Stage, done: int, whole: int, now_s: float) -> None:
+        if stage is not self.stage or self.first < 0:
+            self.first, self.begun_s = done, now_s
         self.stage, self.done, self.whole = stage, done, whole
 
 
@@ -89,16 +101,17 @@ class Supplies:
         self._pause_s, self._pause_max_s = pauses_s
         self._copying: dict[str, _Copying] = {}
         self._failed: dict[str, _Failed] = {}
-        self._fetched: dict[str, Artifact] = {}
+        self._learned: dict[str, tuple[Artifact, ModelFacts]] = {}
 
     def known(self, version: ModelVersion) -> ModelVersion:
         """Return ``version`` with what was learned of its artifact since it was read."""
-        return msgspec.structs.replace(version, artifact=self._fetched.get(version.id, version.artifact))
+        artifact, facts = self._learned.get(version.id, (version.artifact, version.facts))
+        return msgspec.structs.replace(version, artifact=artifact, facts=facts)
 
     def settings(self, version: ModelVersion) -> Settings | None:
         """Return what the engine makes of the version, None when it cannot say."""
         try:
-            return self._settings(self._engine(version), version)
+            return self._settings(self._engine(version), self.known(version))
         except SupplyError:
             return None
 
@@ -124,7 +137,9 @@ class Supplies:
         version, engine, settings = offer.version, offer.engine, offer.settings
         if not engine.needs_artifact:
             return Supplied(version, engine, settings, None)
-        if file := self._artifacts.path(version.artifact):
+        file = self._artifacts.path(version.artifact)
+        if file is not None and version.facts.format:
+            self._artifacts.note_use(version.artifact, self._clock.unix_s())
             return Supplied(version, engine, settings, file)
         if copying := self._copying.get(version.id):
             return _fetch_of(copying, self._clock.monotonic_s())
@@ -138,22 +153,48 @@ class Supplies:
         return _fetch_of(copying, self._clock.monotonic_s())
 
     async def _fetch(self, engine: Engine, version: ModelVersion, copying: _Copying) -> None:
+        """Bring the artifact here, unless it is, and read what its header says."""
+
+        def progressed(stage: Stage, done: int, whole: int) -> None:
+            copying.progressed(stage, done, whole, self._clock.monotonic_s())
+
         try:
-            artifact = await self._artifacts.fetch(
-                version.artifact, version.id, engine.check_artifact, copying.progressed
-            )
-        except ArtifactError as error:
-            times = self._failed[version.id].times + 1 if version.id in self._failed else 1
-            pause_s = min(self._pause_s * 2.0 ** min(times - 1, 30), self._pause_max_s)
-            self._failed[version.id] = _Failed(str(error), times, self._clock.monotonic_s() + pause_s)
+            artifact = await self._artifacts.fetch(version.artifact, engine.check_artifact, progressed)
+            copying.stage = Stage.VERIFYING
+            facts = await self._facts(version, artifact)
+            fetched = msgspec.structs.replace(version, artifact=artifact, facts=facts)
+            settings = self._settings(engine, fetched)
+        except (ArtifactError, ArtifactInvalidError, SupplyError) as error:
+            self._fail(version, _reason(error))
             return
         finally:
             del self._copying[version.id]
         self._failed.pop(version.id, None)
-        self._fetched[version.id] = artifact
-        fetched = msgspec.structs.replace(version, artifact=artifact)
-        memory_bytes = self._settings(engine, fetched).memory_bytes
-        await self._store.put_version(msgspec.structs.replace(fetched, memory_bytes=memory_bytes))
+        self._learned[version.id] = artifact, facts
+        if (artifact, facts) == (version.artifact, version.facts):
+            return  # it was here, and was verified
+        await self._store.put_version(msgspec.structs.replace(fetched, memory_bytes=settings.memory_bytes))
+
+    async def _facts(self, version: ModelVersion, artifact: Artifact) -> ModelFacts:
+        path = self._artifacts.path(artifact)
+        if path is None:
+            raise ArtifactError(f"the artifact {artifact.uri} has gone again")
+        files = {one.path: path / one.path for one in artifact.files} or {"model": path}
+        try:
+            async with asyncio.timeout(_READ_TIMEOUT_S):
+                facts = await asyncio.to_thread(facts_of, files)
+        except TimeoutError as error:
+            raise ArtifactError(f"the artifact {artifact.uri} could not be read in {_READ_TIMEOUT_S:g} s") from error
+        except OSError as error:
+            raise ArtifactError(f"the artifact {artifact.uri} cannot be read: {error.strerror or error}") from error
+        if facts.is_adapter and not version.base_id:
+            raise SupplyError(lone_adapter(facts))
+        return facts
+
+    def _fail(self, version: ModelVersion, reason: str) -> None:
+        times = self._failed[version.id].times + 1 if version.id in self._failed else 1
+        pause_s = min(self._pause_s * 2.0 ** min(times - 1, 30), self._pause_max_s)
+        self._failed[version.id] = _Failed(reason, times, self._clock.monotonic_s() + pause_s)
 
     def _engine(self, version: ModelVersion) -> Engine:
         engine = self._engines.get(version.framework)
@@ -166,16 +207,29 @@ class Supplies:
     @staticmethod
     def _settings(engine: Engine, version: ModelVersion) -> Settings:
         try:
-            return engine.settings(version.options, artifact_bytes=version.artifact.size_bytes)
+            return engine.settings(version.options, artifact_bytes=version.artifact.size_bytes, facts=version.facts)
         except ValueError as error:
             raise SupplyError(str(error)) from error
 
 
+def lone_adapter(facts: ModelFacts) -> str:
+    """Return why an adapter is not served by itself."""
+    base = f" of '{facts.adapter_base}'" if facts.adapter_base else ""
+    return f"it is a LoRA adapter{base}, which is loaded onto a version of its base and not by itself"
+
+
+def _reason(error: Exception) -> str:
+    """Return why a fetch failed; of what is no model, with the code that says so."""
+    is_invalid = isinstance(error, ArtifactInvalidError) or isinstance(error.__cause__, ArtifactInvalidError)
+    return f"{ArtifactInvalidError.code}: {error}" if is_invalid else str(error)
+
+
 def _fetch_of(copying: _Copying, now_s: float) -> Fetch:
     done, whole = copying.done, copying.whole
-    elapsed_s = now_s - copying.begun_s
-    left_s = elapsed_s * (whole - done) / done if done else None
-    return Fetch(copying.stage, 100 * done // whole if whole else 0, left_s)
+    got, elapsed_s = done - max(copying.first, 0), now_s - copying.begun_s
+    bytes_per_s = got / elapsed_s if got > 0 and elapsed_s > 0 else None
+    left_s = (whole - done) / bytes_per_s if bytes_per_s else None
+    return Fetch(copying.stage, 100 * done // whole if whole else 0, left_s, bytes_per_s)
 
 
 def _listed(names: Sequence[str]) -> str:

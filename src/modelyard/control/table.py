@@ -8,9 +8,8 @@ one than last time, so that one change among thousands of endpoints is cheap.
 """
 
 import asyncio
-import operator
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import msgspec
@@ -26,13 +25,16 @@ from modelyard.ids import new_id
 from modelyard.metering.prices import price_of
 from modelyard.stores import ControlStore, TableFeed
 
+_NONE: Sequence[Replica] = []
 _ROUTED = frozenset({ReplicaState.READY, ReplicaState.DRAINING})
 
 
 class _Made(NamedTuple):
     """A route, and all that it was made of (besides prices and engines, which never change)."""
 
-    parts: tuple[object, ...]
+    endpoint: Endpoint
+    replicas: Sequence[Replica]
+    version_ids: frozenset[str]
     route: EndpointRoute
 
 
@@ -54,6 +56,7 @@ class TablePublisher:
         self._draining: dict[str, int] = {}
         """Draining replicas, with the first revision that sends nothing new to them."""
         self._routes: dict[str, _Made] = {}
+        self._versions: Mapping[str, ModelVersion] = {}
 
     def __repr__(self) -> str:
         return f"<TablePublisher at revision {self._table.revision}, {len(self._table.endpoints)} endpoints>"
@@ -101,13 +104,16 @@ class TablePublisher:
         for replica in stored:
             if replica.state in _ROUTED:
                 replicas[replica.endpoint_id].append(replica)
+        before = self._versions
+        news = {one for one, version in versions.items() if before.get(one) is not version} | before.keys() - versions
+        self._versions = versions
         table = RoutingTable(
             epoch=self._epoch,
             revision=self._table.revision,
             tenants=tuple(tenants),
             keys=tuple(key for key in keys if key.revoked_at is None),
             endpoints=tuple(
-                self._made(endpoint, versions, replicas.get(endpoint.id, ()))
+                self._made(endpoint, versions, replicas.get(endpoint.id, _NONE), news)
                 for endpoint in endpoints
                 if not endpoint.is_deleted and not endpoint.pool
             ),
@@ -118,19 +124,22 @@ class TablePublisher:
         return table, frozenset(replica.id for replica in stored if replica.state is ReplicaState.DRAINING)
 
     def _made(
-        self, endpoint: Endpoint, versions: Mapping[str, ModelVersion], replicas: Sequence[Replica]
+        self, endpoint: Endpoint, versions: Mapping[str, ModelVersion], replicas: Sequence[Replica], news: Set[str]
     ) -> EndpointRoute:
-        """Return the route of an endpoint; the same object as in the last table when it is made of the same ones."""
-        names = {release.version_id: None for release in endpoint.releases}
-        names |= {replica.version_id: None for replica in replicas}
-        parts = (endpoint, *replicas, *(versions.get(name) for name in names))
+        """Return the route of an endpoint; the same object as in the last table when it is made of the same ones.
+
+        ``news`` are the versions that are other objects than in the last table.
+        """
         last = self._routes.get(endpoint.id)
-        if last is not None and len(last.parts) == len(parts) and all(map(operator.is_, last.parts, parts)):
+        # Equal is what is meant by the same; for what is identical, Python finds that out without a look inside.
+        is_same = last is not None and last.endpoint is endpoint and last.replicas == replicas
+        if last is not None and is_same and news.isdisjoint(last.version_ids):
             return last.route
         route = self._route(endpoint, versions, replicas)
         if last is not None and last.route == route:
             route = last.route
-        self._routes[endpoint.id] = _Made(parts, route)
+        version_ids = {one.version_id for one in endpoint.releases} | {one.version_id for one in replicas}
+        self._routes[endpoint.id] = _Made(endpoint, replicas, frozenset(version_ids), route)
         return route
 
     def _route(
@@ -161,7 +170,9 @@ class TablePublisher:
         if version is None or engine is None:
             return 0
         try:
-            return engine.settings(version.options, artifact_bytes=version.artifact.size_bytes).kv_tokens
+            return engine.settings(
+                version.options, artifact_bytes=version.artifact.size_bytes, facts=version.facts
+            ).kv_tokens
         except ValueError:
             return 0
 
@@ -176,7 +187,9 @@ class TablePublisher:
             routes.append(engine.routes_for(version.options))
             extras.append(engine.request_extras)
             try:
-                settings = engine.settings(version.options, artifact_bytes=version.artifact.size_bytes)
+                settings = engine.settings(
+                    version.options, artifact_bytes=version.artifact.size_bytes, facts=version.facts
+                )
             except ValueError:
                 continue  # the reconciler reports it; there is no replica to ask anyway
             lengths.append(settings.context_length)

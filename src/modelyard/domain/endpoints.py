@@ -40,6 +40,8 @@ class Progress(msgspec.Struct, frozen=True):
     percent: int | None = None
     eta_s: float | None = None
     reason: str = ""
+    bytes_per_s: float | None = None
+    """Pace of an artifact on its way."""
 
 
 class Scaling(msgspec.Struct, frozen=True):

@@ -7,7 +7,8 @@ class ModelFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Everything that memory, admission and people need to know of a model; 0 and "" are not known.
 
     ``kv_bytes_per_token`` is of one sequence with a cache of 16 bits: 2 x layers x KV heads x head size x 2 bytes for
-    plain attention (``DESIGN.md`` section 12), less for sliding windows and latent attention.
+    plain attention (``DESIGN.md`` section 12), less for latent attention, 0 where nothing is kept between tokens. It is
+    what a token takes at first; ``kv_bytes`` in ``domain/attention.py`` has the whole of a sequence.
     """
 
     format: str = ""
@@ -32,6 +33,12 @@ class ModelFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     weights_bytes: int = 0
     """Bytes of all tensors: what an engine holds in memory before the first request."""
     kv_bytes_per_token: int = 0
+    sliding_window: int = 0
+    """Tokens that its layers with a sliding window keep; 0: no layer has one."""
+    kv_window_bytes_per_token: int = 0
+    """The part of ``kv_bytes_per_token`` that is of those layers: beyond the window a sequence needs no more of it."""
+    state_bytes: int = 0
+    """Bytes of each sequence whatever its length, of recurrent layers; at most so many."""
     is_adapter: bool = False
     """It is a LoRA adapter: nothing without its base."""
     adapter_base: str = ""

@@ -12,6 +12,8 @@ from typing import Protocol
 
 import msgspec
 
+from modelyard.domain.facts import ModelFacts
+
 Options = dict[str, str | int | float | bool]
 
 
@@ -70,6 +72,10 @@ class Settings(msgspec.Struct, frozen=True):
     """Estimated seconds from start to ready, before any was measured."""
     kv_tokens: int = 0
     """Tokens that fit the KV cache of one replica; 0 is unknown."""
+    weights_bytes: int = 0
+    """The part of ``memory_bytes`` that is there before the first request; 0 is unknown."""
+    kv_bytes_per_token: int = 0
+    """What a token takes of the KV cache at first, in this engine's precision; 0 is unknown, or nothing."""
 
 
 class Engine(Protocol):
@@ -101,15 +107,18 @@ class Engine(Protocol):
         """Look at the content (never the extension).
 
         Raises:
-            ValueError: the file is not what this engine loads; the text is shown to the caller.
+            ValueError: the file is not what this engine loads, or could harm it; the text is shown to the caller.
         """
         ...
 
-    def settings(self, options: Options, *, artifact_bytes: int) -> Settings:
-        """Check ``options`` and say what a replica will need.
+    def settings(self, options: Options, *, artifact_bytes: int, facts: ModelFacts | None = None) -> Settings:
+        """Check ``options`` and say what a replica will need: computed from ``facts``, estimated without.
+
+        Empty facts, of an artifact whose header was not read yet, are as none.
 
         Raises:
-            ValueError: an unknown option or a bad value, naming it; the text is shown to the caller.
+            ValueError: an unknown option or a bad value, naming it, or one that the model cannot do; the text is shown
+                to the caller.
         """
         ...
 

@@ -10,41 +10,34 @@ cache, so that no request fails because of its neighbours.
 
 import importlib.util
 import sys
+from fractions import Fraction
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
+from modelyard.domain.attention import kv_bytes
+from modelyard.domain.facts import ModelFacts
 from modelyard.engines import EngineCommand, EngineLoad, LaunchSpec, Options, Settings
 from modelyard.engines.options import read_options
 from modelyard.engines.pages import count_of, read_samples
+from modelyard.formats import ArtifactInvalidError
+from modelyard.formats.folder import facts_of, kind_of_file
+from modelyard.formats.sniff import Kind
 
 _CHAT_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
 _EMBEDDINGS_ROUTE = "/v1/embeddings"
-
-_MAGIC = b"GGUF"
-_HEADER_BYTES = 24
-_VERSIONS = (2, 3)
-_TENSORS_MAX = 1_000_000
-_FOREIGN = {
-    b"PK\x03\x04": "a zip file (PyTorch checkpoints are zip files with pickle inside)",
-    b"\x80\x02": "a pickle, which could run code",
-    b"\x80\x03": "a pickle, which could run code",
-    b"\x80\x04": "a pickle, which could run code",
-    b"\x80\x05": "a pickle, which could run code",
-    b"FUGG": "a big-endian GGUF file",
-    b"lmgg": "an old GGML file from before GGUF",
-    b"tjgg": "an old GGML file from before GGUF",
-    b"\x89HDF": "an HDF5 file",
-    b"<htm": "a web page",
-    b"<!DO": "a web page",
-    b"vers": "a Git LFS pointer, not the file itself",
-}
+_NO_MODELS = frozenset({"clip"})
+"""Architectures that llama.cpp takes only beside a model: pictures' projectors."""
 
 _KV_BYTES_BASE = 23_040
 _KV_WEIGHTS_BASE = 98_000_000
 _KV_GROWTH = 0.44
-_KV_SHARE = {"f16": 1.0, "q8_0": 0.53, "q4_0": 0.28}
+_KV_SHARE = {"f16": Fraction(1), "q8_0": Fraction(34, 64), "q4_0": Fraction(18, 64)}
+"""Of 16 bits: ggml's blocks of 32 numbers have 34 and 18 bytes."""
+_WINDOW_SPARE = 512
+"""Tokens that llama.cpp keeps beyond a sliding window: it writes a batch before it forgets."""
 _OVERHEAD_BYTES = 96 * 1024 * 1024
 _LOAD_BYTES_PER_S = 150_000_000
 _PROCESS_START_S = 0.8
@@ -89,41 +82,47 @@ class LlamaCppEngine:
         return ""
 
     def check_artifact(self, file: Path) -> None:
-        """Accept GGUF files of a version that llama.cpp reads, by content.
+        """Accept GGUF files that our own reader has gone through: a header that lies has harmed llama.cpp before.
 
         Raises:
-            ValueError: another kind of file, a truncated or an unreasonable one.
+            ArtifactInvalidError: another kind of file, a truncated or a dangerous one.
         """
-        with file.open("rb") as opened:
-            head = opened.read(_HEADER_BYTES)
-        if not head.startswith(_MAGIC):
-            kind = next((name for start, name in _FOREIGN.items() if head.startswith(start)), "of an unknown kind")
-            raise ValueError(f"The artifact is not a GGUF file: it is {kind}. The engine 'llamacpp' loads GGUF only.")
-        if len(head) < _HEADER_BYTES:
-            raise ValueError("The artifact is a truncated GGUF file. Fetch it again.")
-        version = int.from_bytes(head[4:8], "little")
-        if version not in _VERSIONS:
-            raise ValueError(
-                f"The artifact is GGUF version {version}; llama.cpp reads versions 2 and 3. Convert it again."
+        if (kind := kind_of_file(file)) is not Kind.GGUF:
+            raise ArtifactInvalidError(
+                f"The artifact is not a GGUF file: it is {kind}. The engine 'llamacpp' loads GGUF only."
             )
-        tensors = int.from_bytes(head[8:16], "little")
-        if not 1 <= tensors <= _TENSORS_MAX:
-            raise ValueError(f"The artifact is a GGUF file with {tensors} tensors, which is no model.")
+        facts = facts_of({file.name: file})
+        if facts.architecture in _NO_MODELS:
+            raise ArtifactInvalidError(
+                f"The artifact is a GGUF file of the architecture '{facts.architecture}', which is a part for another "
+                "model and none by itself."
+            )
 
-    def settings(self, options: Options, *, artifact_bytes: int) -> Settings:
-        """Check the options; estimate memory from the size of the file.
+    def settings(self, options: Options, *, artifact_bytes: int, facts: ModelFacts | None = None) -> Settings:
+        """Check the options; compute memory from the model's shape, or estimate it from the size of the file.
 
         Raises:
-            ValueError: an unknown option or a bad value, naming it.
+            ValueError: an unknown option or a bad value, naming it, or a longer context than the model's own.
         """
         read = read_options(LlamaCppOptions, options, engine=self.name)
-        kv_bytes = _kv_bytes_per_token(artifact_bytes) * _KV_SHARE[read.kv_type] * read.slots * read.context_length
+        known = facts or ModelFacts()
+        context = _context_length(read, known, is_given="context_length" in options)
+        share = _KV_SHARE[read.kv_type]
+        if known.kv_bytes_per_token or known.heads or known.state_bytes:
+            per_token = ceil(known.kv_bytes_per_token * share)
+            cache = kv_bytes(known, context, precision=share, spare=_WINDOW_SPARE)
+        else:
+            per_token = int(_kv_bytes_per_token(artifact_bytes) * share)
+            cache = per_token * context
+        weights = known.weights_bytes or artifact_bytes
         return Settings(
             slots=read.slots,
-            context_length=read.context_length,
-            memory_bytes=artifact_bytes + int(kv_bytes) + _OVERHEAD_BYTES + read.cache_ram_mib * 1024 * 1024,
+            context_length=context,
+            memory_bytes=weights + cache * read.slots + _OVERHEAD_BYTES + read.cache_ram_mib * 1024 * 1024,
             load_s=_PROCESS_START_S + artifact_bytes / _LOAD_BYTES_PER_S,
-            kv_tokens=read.slots * read.context_length,
+            kv_tokens=read.slots * context,
+            weights_bytes=weights,
+            kv_bytes_per_token=per_token,
         )
 
     def command(self, spec: LaunchSpec) -> EngineCommand:
@@ -157,6 +156,19 @@ class LlamaCppEngine:
     def routes_for(self, options: Options) -> frozenset[str]:
         """Return chat and completions, and embeddings when the option ``embedding`` is set."""
         return self.routes if options.get("embedding") is True else _CHAT_ROUTES
+
+
+def _context_length(read: LlamaCppOptions, facts: ModelFacts, *, is_given: bool) -> int:
+    """Return the context of a slot: what is asked for, or the default where the model has as much."""
+    most = facts.context_length
+    if not most or read.context_length <= most:
+        return read.context_length
+    if is_given:
+        raise ValueError(
+            f"Option 'context_length' of engine 'llamacpp': {read.context_length:,} is more than the model's own "
+            f"{most:,}; give at most that."
+        )
+    return most
 
 
 def _kv_bytes_per_token(weights_bytes: int) -> float:

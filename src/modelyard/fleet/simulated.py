@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -85,8 +84,9 @@ class SimulatedFleet:
         await asyncio.to_thread(self._records.admit, self._fence.epoch)
         deadline_s = self._clock.monotonic_s() + grace_s
         while (await asyncio.to_thread(self._seen_now, replica_id)) == "":
-            op: Literal["stop", "kill"] = "stop" if self._clock.monotonic_s() < deadline_s else "kill"
-            await asyncio.to_thread(ask, self._records.root, HostCall(op=op, replica_id=replica_id))
+            is_due = self._clock.monotonic_s() >= deadline_s
+            call = HostCall(op="kill" if is_due else "stop", replica_id=replica_id)
+            await asyncio.to_thread(ask, self._records.root, call)
 
     async def forget(self, replica_id: str) -> None:
         """Drop the records of a replica that is gone, and keep its log.

@@ -167,27 +167,3 @@ class OutputPredictor:
             lengths = self._all
         predicted = lengths.p90 if lengths.count else OUTPUT_DEFAULT
         return predicted if predicted < output_max else output_max
-
-
-def kv_bytes_per_token(
-    layers: int,
-    kv_heads: int,
-    head_dim: int,
-    dtype_bytes: int,
-    *,
-    sliding_window: int | None = None,
-    context: int | None = None,
-    mla_rank: int | None = None,
-) -> int:
-    """Return the bytes of KV cache that a token takes: keys and values of every layer and *KV* head.
-
-    With grouped queries ``kv_heads`` (``num_key_value_heads``) is a fraction of the attention heads; taking those
-    instead is 8 times off for Llama-70B. A model with multi-head latent attention keeps one vector of ``mla_rank``
-    numbers (``kv_lora_rank + qk_rope_head_dim``) a layer instead. Layers with a ``sliding_window`` keep no more
-    than that many tokens, so the average over a sequence of ``context`` tokens is less; rounded up.
-    """
-    numbers = mla_rank if mla_rank is not None else 2 * kv_heads * head_dim
-    full = layers * numbers * dtype_bytes
-    if sliding_window is None or context is None or context <= sliding_window:
-        return full
-    return -(-full * sliding_window // context)

@@ -25,6 +25,8 @@ class Fetch(msgspec.Struct, frozen=True):
     stage: Stage
     percent: int
     left_s: float | None = None
+    bytes_per_s: float | None = None
+    """Pace of this try alone; None: unknown."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +104,8 @@ def _failure(endpoint: Endpoint, view: View) -> str:
 def _under_way(view: View, replicas: Sequence[Replica]) -> Progress:
     if (fetch := view.fetch) is not None:
         eta_s = None if fetch.left_s is None else round(fetch.left_s + view.load_s, 1)
-        return Progress(fetch.stage, percent=fetch.percent * PERCENT_FETCHED // 100, eta_s=eta_s)
+        percent = fetch.percent * PERCENT_FETCHED // 100
+        return Progress(fetch.stage, percent=percent, eta_s=eta_s, bytes_per_s=fetch.bytes_per_s)
     loading = [replica for replica in replicas if replica.state is ReplicaState.LOADING]
     if loading:
         elapsed_s = max(0.0, view.now_s - min(replica.started_at for replica in loading))

@@ -6,7 +6,7 @@ than the round may. So what was read once is kept, and each write is done to
 the store first and to the copy then, in the order in which the store did them.
 
 Two things bring the copy back to the truth whatever happened: a write whose
-outcome is not known (cancelled, or the store failed in the middle) voids it,
+outcome is not known (cancelled, or failed in no way that has a name) voids it,
 and every ``REREAD_S`` it is read anew, since another process may have written.
 What did not change is the same object in every read, so that readers can tell
 by identity what is news.
@@ -23,7 +23,7 @@ from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress
 from modelyard.domain.fleet import Replica
 from modelyard.domain.tenants import ApiKey, Tenant
-from modelyard.stores import AlreadyExistsError, ControlStore, Event
+from modelyard.stores import AlreadyExistsError, ControlStore, Event, StoreUnavailableError
 
 REREAD_S = 30.0
 
@@ -245,7 +245,7 @@ class MirroredStore:
     async def _write(self, work: Awaitable[None], *changes: tuple[Rows[Any], Callable[[], None]]) -> None:
         try:
             await work
-        except AlreadyExistsError:
+        except (AlreadyExistsError, StoreUnavailableError):
             raise  # nothing was changed
         except BaseException:
             for rows, _ in changes:

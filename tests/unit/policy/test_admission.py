@@ -17,7 +17,6 @@ from modelyard.policy.admission import (
     KvAccount,
     OutputPredictor,
     can_ever_fit,
-    kv_bytes_per_token,
     reservation,
 )
 from modelyard.policy.job import Job
@@ -207,16 +206,3 @@ def test_predictor_forgets_tenants_beyond_its_bound_and_bears_absurd_lengths() -
         predictor.observe(f"ten-{number}", 2**40)
     assert repr(predictor).endswith(f"{TENANTS_MAX} tenants>")
     assert predictor.predict("ten-0", 2**50) == 2**32 - 1
-
-
-def test_kv_bytes_of_known_models() -> None:
-    llama_70b = kv_bytes_per_token(80, 8, 128, 2)
-    assert llama_70b == 320 * 1024
-    assert llama_70b * 4096 == 1.25 * 2**30
-    assert kv_bytes_per_token(80, 64, 128, 2) == 8 * llama_70b, "what counting all attention heads gives"
-    assert kv_bytes_per_token(32, 8, 128, 2) == 128 * 1024  # Llama-3.1-8B
-    assert kv_bytes_per_token(32, 8, 128, 1) == 64 * 1024  # in eight bits
-    assert kv_bytes_per_token(61, 128, 128, 2, mla_rank=512 + 64) == 70_272  # DeepSeek-V3
-    mistral_7b = kv_bytes_per_token(32, 8, 128, 2, sliding_window=4096, context=32_768)
-    assert mistral_7b * 32_768 == kv_bytes_per_token(32, 8, 128, 2) * 4096
-    assert kv_bytes_per_token(32, 8, 128, 2, sliding_window=4096, context=100) == 128 * 1024

@@ -21,6 +21,8 @@ def look(*replicas: Replica, now_s: float = 110.0, wanted: int = 1, **changes: o
 def test_fresh_deployment_goes_through_its_stages() -> None:
     assert look().progress == Progress(Stage.QUEUED, 0, 40.0)
     assert look(fetch=Fetch(Stage.DOWNLOADING, 42, 5.0)).progress == Progress(Stage.DOWNLOADING, 21, 45.0)
+    paced = look(fetch=Fetch(Stage.DOWNLOADING, 42, 5.0, 1e6)).progress
+    assert paced == Progress(Stage.DOWNLOADING, 21, 45.0, bytes_per_s=1e6)
     assert look(replica(S.STARTING)).progress == Progress(Stage.LOADING, 0, 40.0)
     assert look(replica(S.LOADING, started_at=100.0)).progress == Progress(Stage.LOADING, 25, 30.0)
     assert look(replica(S.READY)) == Outlook(EndpointStatus.RUNNING, Progress(Stage.READY, 100, 0.0))

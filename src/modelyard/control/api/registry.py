@@ -12,7 +12,8 @@ from modelyard.control.api.registered import reference_of
 from modelyard.control.api.versions import examine, make_version
 from modelyard.control.context import Context
 from modelyard.control.placing import real_kinds
-from modelyard.domain.catalog import ModelVersion, VersionStatus
+from modelyard.domain.catalog import ArtifactFile, ModelVersion, VersionStatus
+from modelyard.domain.facts import ModelFacts
 from modelyard.domain.tenants import Scope
 from modelyard.engines import Options
 from modelyard.errors import conflict
@@ -54,6 +55,10 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
     """The version that it came after under the same name."""
     owner_id: str
     created_at: int
+    facts: ModelFacts
+    """What the artifact's header says; empty before it was read."""
+    files: tuple[ArtifactFile, ...]
+    """The files of an artifact of several."""
 
 
 class RegistryQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -203,4 +208,6 @@ def _view(version: ModelVersion, every: Iterable[ModelVersion]) -> VersionView:
         parent=parent.version if parent else "",
         owner_id=version.tenant_id,
         created_at=version.created_at,
+        facts=version.facts,
+        files=version.artifact.files,
     )

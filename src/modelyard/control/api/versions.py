@@ -12,6 +12,7 @@ from modelyard.control.api.faults import Fault
 from modelyard.control.api.registered import MODEL, find_base, find_registered, newest
 from modelyard.control.api.uploaded import read_uploaded
 from modelyard.control.context import Context
+from modelyard.control.supplies import lone_adapter
 from modelyard.domain.catalog import Artifact, ModelVersion
 from modelyard.domain.tenants import Identity, Scope
 from modelyard.domain.uploads import SCHEME
@@ -79,10 +80,13 @@ async def examine(context: Context, identity: Identity, order: Order, *, is_depl
         if order.model_artifact.startswith(SCHEME):
             source, found = await read_uploaded(context, identity, engine, order.model_artifact)
         else:
-            source, found = await read_source(engine, order.model_artifact, is_admin=is_admin)
+            sources = context.artifacts.sources
+            source, found = await read_source(engine, order.model_artifact, sources, is_admin=is_admin)
         faults += found
+        if source.facts.is_adapter:
+            faults.append(Fault("model_artifact", lone_adapter(source.facts)))
         try:
-            settings = engine.settings(dict(order.options), artifact_bytes=source.size_bytes)
+            settings = engine.settings(dict(order.options), artifact_bytes=source.size_bytes, facts=source.facts)
         except ValueError as error:
             faults.append(Fault("options", str(error)))
     base, found = await find_base(context, identity, engine, order.base, is_deployed=is_deployed)
@@ -110,7 +114,9 @@ async def _examine_registered(context: Context, identity: Identity, order: Order
     if version.base_id and not engine.loads_adapters:
         faults.append(Fault("model_artifact", f"it is an adapter, and the engine '{engine.name}' loads none"))
     try:
-        settings = engine.settings(dict(version.options), artifact_bytes=version.artifact.size_bytes)
+        settings = engine.settings(
+            dict(version.options), artifact_bytes=version.artifact.size_bytes, facts=version.facts
+        )
     except ValueError as error:
         return Findings([*faults, Fault("model_artifact", str(error))], engine, None, registered=version)
     return Findings(faults, engine, settings, registered=version)
@@ -145,6 +151,7 @@ async def make_version(
         memory_bytes=findings.settings.memory_bytes,
         base_id=findings.base.id if findings.base else "",
         parent_id=parent.id if parent else "",
+        facts=findings.source.facts,
     )
 
 

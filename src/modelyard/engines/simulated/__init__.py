@@ -56,6 +56,7 @@ Faults
 import sys
 from pathlib import Path
 
+from modelyard.domain.facts import ModelFacts
 from modelyard.engines import EngineCommand, EngineLoad, LaunchSpec, Options, Settings
 from modelyard.engines.options import read_options
 from modelyard.engines.pages import count_of, read_samples
@@ -98,8 +99,8 @@ class SimulatedEngine:
     def check_artifact(self, file: Path) -> None:
         """Accept anything: it loads nothing."""
 
-    def settings(self, options: Options, *, artifact_bytes: int) -> Settings:
-        """Check the options.
+    def settings(self, options: Options, *, artifact_bytes: int, facts: ModelFacts | None = None) -> Settings:
+        """Check the options; it has what they say, whatever the model.
 
         Raises:
             ValueError: an unknown option or a bad value, naming it.
