@@ -106,8 +106,8 @@ class Sizing:
         profile = self.forecasts.profile(endpoint.id)
         if profile is None or endpoint.is_deleted:
             return seen
-        quiet_s = seen.idle_s if memory is None else seen.now_s - memory.active_s
-        is_awake = (memory is None or memory.replicas > 0) and quiet_s < endpoint.scaling.idle_s
+        # By requests alone: a replica that was started for expected ones waits for them from its first moment.
+        is_awake = (memory is None or memory.replicas > 0) and seen.idle_s < endpoint.scaling.idle_s
         version = world.versions.get(main_release(endpoint).version_id) if endpoint.releases else None
         situation = prewarming.Situation(
             now_s=world.unix_s,

@@ -245,12 +245,12 @@ def _by_slots(seen: Seen) -> int:
 
 def _grown(spec: Scaling, memory: Memory, seen: Seen, rules: Autoscale, *, current: int, is_due: bool) -> _Size:
     """Return the largest size that anything asks for; ``current`` or less means that nothing grows."""
-    sized = _sized(spec, seen, rules)
     asked = _Size(_by_slots(seen), "")
     if asked.replicas > current:
-        asked = _at_once(seen, rules, asked.replicas, sized)
+        asked = _at_once(seen, rules, asked.replicas, _sized(spec, seen, rules))
     if cause := _cause(memory, seen, rules, is_due=is_due):
         is_cooling = seen.replicas > seen.ready or seen.now_s - memory.raised_s < seen.load_s
+        sized = _sized(spec, seen, rules)
         # Those that load may be enough; only what the load itself asks for comes on top of them.
         larger = sized if is_cooling else max(sized, current + 1)
         if larger > max(asked.replicas, current):

@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
+from msgspec import structs
 
+from modelyard.clock import ManualClock
+from modelyard.control.forecasts import Forecasts
 from modelyard.control.sizing import Sizing
 from modelyard.control.world import Demand, World
 from modelyard.domain.catalog import Artifact, ModelVersion
@@ -12,9 +16,12 @@ from modelyard.domain.demand import EndpointDemand, Report
 from modelyard.domain.endpoints import Endpoint, EndpointStatus, Release, Scaling
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.signals import Window
+from modelyard.domain.tenants import Tenant
 from modelyard.engines import EngineLoad, Settings
 from modelyard.fleet import Observed
 from modelyard.policy import scaling
+from modelyard.policy.forecast import WEEK, Profile, encode, observe, slot_of
+from modelyard.stores.sql import SqlControlStore, open_database
 
 ENDPOINT = Endpoint("ep-1", "t", "m", (Release("ver-1"),), Scaling(1, 4), created_at=1, status=EndpointStatus.RUNNING)
 VERSION = ModelVersion("ver-1", "t", "m", "v1", "simulated", Artifact(""), {}, 1)
@@ -123,3 +130,30 @@ def test_what_is_gone_is_forgotten() -> None:
     sizing.keep(World(1e9, 100.0, {}, {}, {}, {}, frozenset(), {}, frozenset(), are_gateways_known=True, demands={}))
     assert not sizing.decisions
     assert repr(sizing.speeds) == "<Speeds of 0 versions, 0 replicas>"
+
+
+async def test_a_replica_that_waits_for_expected_requests_is_a_hit_when_they_come(tmp_path: Path) -> None:
+    store = SqlControlStore(open_database(f"sqlite:///{tmp_path / 'control.sqlite'}", timeout_s=5))
+    await store.add_tenant(Tenant("t", "t", 1))
+    sleepy = structs.replace(ENDPOINT, scaling=Scaling(0, 4, scale_to_zero=True, idle_s=300))
+    await store.add_deployment(VERSION, sleepy)
+    now, profile = slot_of(1e9), Profile()
+    for slot in range(now - 2 * WEEK, now):
+        profile = observe(profile, slot, 60 if slot % 144 == now % 144 else 0)
+    await store.put_forecasts({"ep-1": encode(profile)}, at=1.0)
+    forecasts = Forecasts(store=store, reports=dict, clock=ManualClock(start_s=1e9))
+    await forecasts.look()
+    sizing, memory = Sizing(Pages(), forecasts=forecasts), None  # type: ignore[arg-type]
+    asleep = world(demand=EndpointDemand("ep-1", 0, 0, 9000.0, 1))
+    waiting = world(replica("a"), demand=EndpointDemand("ep-1", 0, 0, 9010.0, 1))
+    asked = world(replica("a"), demand=EndpointDemand("ep-1", 0, 1, 0.0, 2))
+    reasons = []
+    for present in (asleep, waiting, waiting, asked):
+        seen = sizing.look(sleepy, present, SETTINGS, 2.0, memory)
+        decision = scaling.decide(sleepy.scaling, memory, seen, sleepy.autoscale)
+        memory = decision.memory
+        reasons.append((decision.replicas, decision.reason.split(":")[0]))
+    assert reasons[:3] == [(1, "expected")] * 3
+    score = forecasts.profile("ep-1").score  # type: ignore[union-attr]
+    assert (score.hits, score.misses, score.wasted) == (1, 0, 0)
+    await store.close()
