@@ -88,6 +88,7 @@ class Loops:
         self.times = RoundTimes()
         self._turns = asyncio.Semaphore(PASSES_AT_ONCE)
         self._attention: Attention | None = None
+        self._world: World | None = None
         self._watched: dict[str, _Watched] = {}
         parts.feed.on_report(self._hear)
 
@@ -191,10 +192,11 @@ class Loops:
                 known_to_drain=parts.publisher.known_to_drain(reports.values()),
                 are_gateways_known=parts.clock.monotonic_s() - self._begun_s >= parts.gateways_settle_s,
             )
+        self._world = world
         tools.observer.watch(self._targets(world, tools))
         for endpoint_id in self._attention_of(tools).wanted(world) - busy_endpoints:
             this_round.pass_began()
-            passes.spawn(endpoint_id, partial(self._timed_pass, endpoint_id, world, tools, this_round))
+            passes.spawn(endpoint_id, partial(self._timed_pass, endpoint_id, tools, this_round))
         for endpoint_id in tools.memories.keys() - world.endpoints.keys() - busy_endpoints:
             del tools.memories[endpoint_id]
         this_round.ended(parts.clock.monotonic_s())
@@ -205,10 +207,13 @@ class Loops:
             self._attention = Attention(tools.observer, pass_interval_s=interval_s)
         return self._attention
 
-    async def _timed_pass(self, endpoint_id: str, world: World, tools: Tools, of: Round) -> None:
+    async def _timed_pass(self, endpoint_id: str, tools: Tools, of: Round) -> None:
         attention = self._attention_of(tools)
         try:
             async with self._turns:
+                # The newest look, which may be one that was taken while this waited for its turn.
+                world = self._world
+                assert world is not None, "passes begin after a look"
                 has_changed = await self._pass(endpoint_id, world, tools)
             attention.passed(endpoint_id, world, has_changed=has_changed)
         except BaseException:
