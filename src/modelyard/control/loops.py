@@ -98,6 +98,7 @@ class Loops:
         self.times = RoundTimes()
         self._turns = asyncio.Semaphore(PASSES_AT_ONCE)
         self._attention: Attention | None = None
+        self._world: World | None = None
         self._watched: dict[str, _Watched] = {}
         parts.feed.on_report(self._hear)
 
@@ -227,12 +228,13 @@ class Loops:
             }
             tools.pools.see(world, tools.loads.known())
             tools.placer.see(world, await parts.fleet.nodes(), limits)
+        self._world = world
         tools.observer.watch(self._targets(world, tools))
         tools.sizing.keep(world)
         wanted = self._attention_of(tools).wanted(world, tools.placer.claimed_of(world)) - busy_endpoints
         for endpoint_id in tools.placer.in_turn(wanted):
             this_round.pass_began()
-            passes.spawn(endpoint_id, partial(self._timed_pass, endpoint_id, world, tools, this_round))
+            passes.spawn(endpoint_id, partial(self._timed_pass, endpoint_id, tools, this_round))
         for endpoint_id in tools.memories.keys() - world.endpoints.keys() - busy_endpoints:
             del tools.memories[endpoint_id]
             tools.passed.pop(endpoint_id, None)
@@ -244,10 +246,13 @@ class Loops:
             self._attention = Attention(tools.observer, pass_interval_s=interval_s)
         return self._attention
 
-    async def _timed_pass(self, endpoint_id: str, world: World, tools: Tools, of: Round) -> None:
+    async def _timed_pass(self, endpoint_id: str, tools: Tools, of: Round) -> None:
         attention = self._attention_of(tools)
         try:
             async with self._turns:
+                # The newest look, which may be one that was taken while this waited for its turn.
+                world = self._world
+                assert world is not None, "passes begin after a look"
                 has_changed = await self._pass(endpoint_id, world, tools)
             attention.passed(endpoint_id, world, has_changed=has_changed)
         except BaseException:
