@@ -83,6 +83,8 @@ def size_text(endpoint: Item) -> str | None:
 
 
 def tier_text(endpoint: Item) -> str | None:
-    """Return the tier that an endpoint is pinned to."""
+    """Return the tier that an endpoint is in and why; only the one it is pinned to where no more is told."""
+    if standing := endpoint.get("standing"):
+        return f"{standing['tier']}: {standing['reason']}"
     tier = endpoint.get("autoscale", {}).get("tier")
     return f"pinned {tier}" if tier else None

@@ -41,6 +41,13 @@ class ReleaseView(msgspec.Struct, frozen=True, kw_only=True):
     """Percent of requests that are copied to it; nobody gets its answers."""
 
 
+class StandingView(msgspec.Struct, frozen=True, kw_only=True):
+    """How close it is to answering: hot, warm or cold, and why."""
+
+    tier: Tier
+    reason: str
+
+
 class EventView(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened, and why."""
 
@@ -130,6 +137,8 @@ class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: int | None
     """Whole seconds since the last request; null when no connected gateway had one."""
     replicas: list[ReplicaView]
+    standing: StandingView | msgspec.UnsetType | None = msgspec.UNSET
+    """Only where one endpoint is asked for."""
     events: list[EventView] | msgspec.UnsetType = msgspec.UNSET
     """The last ten; only where one endpoint is asked for."""
 

@@ -6,6 +6,8 @@ import msgspec
 
 from modelyard.control.api.access import find_endpoint
 from modelyard.control.context import Context
+from modelyard.control.placing import HOLDING
+from modelyard.control.standing import standing_of
 from modelyard.domain.endpoints import EndpointStatus, Progress
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.tenants import Scope
@@ -45,13 +47,16 @@ class EndpointWhy:
         replicas = await store.replicas(endpoint_id=endpoint.id)
         events = await store.events(endpoint.id, limit=EVENTS_READ)
         size = context.size(endpoint.id)
+        standing = await standing_of(context, endpoint, replicas)
         known = Known(
             now_s=context.clock.unix_s(),
             wanted=size[1].replicas if size else 0,
             ready=sum(replica.state is ReplicaState.READY for replica in replicas),
             size_reason=size[1].reason if size else "",
             size_data=numbers(size[0], size[1].replicas) if size else {},
-            placed=[_place(replica) for replica in replicas if replica.placement.parts and not replica.is_tombstone],
+            tier=standing.tier if standing else None,
+            tier_reason=standing.reason if standing else "",
+            placed=[_place(replica) for replica in replicas if replica.placement.parts and replica.state in HOLDING],
             events=[Happened(one.at, one.kind, one.reason, one.replica_id, one.data) for one in events],
         )
         return EndpointWhyView(
@@ -65,7 +70,7 @@ class EndpointWhy:
 
 def _place(replica: Replica) -> str:
     parts = [
-        f"{part.node_id} ({part.memory_bytes / 2**30:.1f} GiB of accelerator {', '.join(map(str, part.accelerators))})"
+        f"{part.node_id} ({part.memory_bytes / 2**30:.2f} GiB of accelerator {', '.join(map(str, part.accelerators))})"
         for part in replica.placement.parts
     ]
     return f"{replica.id} is {replica.state} on {' and '.join(parts)}"
