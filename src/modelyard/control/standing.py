@@ -33,6 +33,7 @@ async def standing_of(context: Context, endpoint: Endpoint, replicas: list[Repli
             pin=endpoint.autoscale.tier,
             cached_on=await _cached_on(context, digest) if digest else (),
             is_stored=digest is not None,
+            has_weights=digest != "",
         )
     )
 
