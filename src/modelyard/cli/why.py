@@ -12,7 +12,7 @@ REQUEST_PREFIX = "req_"
     "why",
     epilog="\b\nExample:\n  modelyard why demo\n  modelyard why demo --json\n"
     "  modelyard why req_7hq2m4xkd9vwa3cn00000001",
-    short_help="Say why an endpoint is as it is, or a request went as it went.",
+    short_help="Say why an endpoint or a request is as it is.",
 )
 @click.argument("reference", metavar="ENDPOINT|REQUEST_ID")
 @connected
