@@ -83,6 +83,6 @@ def size_text(endpoint: Item) -> str | None:
 
 
 def tier_text(endpoint: Item) -> str | None:
-    """Return the tier that an endpoint is pinned to."""
-    tier = endpoint.get("autoscale", {}).get("tier")
-    return f"pinned {tier}" if tier else None
+    """Return the tier that an endpoint is in, and why."""
+    tier = endpoint.get("tier")
+    return f"{tier['tier']}: {tier['reason']}" if tier else None

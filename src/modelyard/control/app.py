@@ -135,6 +135,7 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
         signals=signals,
         recall=partial(feed.ask, timeout_s=RECALL_TIMEOUT_S),
         size=loops.size,
+        nodes=loops.nodes,
         forecast=forecasts.profile,
         rounds=loops.times.status,
     )

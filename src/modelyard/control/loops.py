@@ -35,6 +35,7 @@ from modelyard.control.world import World, look
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import Report
 from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.nodes import NodeSeen
 from modelyard.domain.routing_table import Heartbeat, ReplicaSnapshot
 from modelyard.engines import Engines
 from modelyard.fleet import Fleet
@@ -124,6 +125,10 @@ class Loops:
             return 0.0
         nodes = {node_id: seen.node for node_id, seen in self._tools.placer.nodes.items()}
         return float(hourly_nanousd(replica.placement, nodes))
+
+    def nodes(self) -> Mapping[str, NodeSeen]:
+        """Return the fleet's nodes by id, as the last round saw them."""
+        return self._tools.placer.nodes if self._tools else {}
 
     def passed(self) -> Mapping[str, Passed]:
         """Return what the last pass over each endpoint came to, by endpoint id."""
