@@ -33,8 +33,13 @@ def test_the_second_cold_start_fetches_nothing(tmp_path: Path) -> None:
         answers(yard)
         assert ready_ids(yard) != first, "0 -> 1 by the request alone"
         assert len(web.seen) == asked, "nothing was fetched again"
-        scaled = [one for one in yard.get("/v1/endpoints/smol/events?limit=200")["data"] if one["kind"] == "scaled"]
+        scaled = [one for one in events(yard) if one["kind"] == "scaled"]
         assert [one["reason"].split(":")[0] for one in scaled] == ["to 0", "to 1"]
+        starts = [one["data"]["fetch_s"] for one in events(yard) if one["kind"] == "replica_started"]
+        assert starts[0] > 0
+        assert starts[1:] == [None]
+        why = {one["question"]: one["answer"] for one in yard.get("/v1/endpoints/smol/why")["answers"]}
+        assert "its weights were on the node" in why["What did its last start take?"]
         # What the platform learned of both: a start takes as long as the last ones did.
         (row,) = yard.query("SELECT count(*) AS n FROM observed_loads")
         assert row["n"] == 2
@@ -42,6 +47,10 @@ def test_the_second_cold_start_fetches_nothing(tmp_path: Path) -> None:
 
 def endpoint(yard: Yard) -> dict[str, Any]:
     return dict(yard.get("/v1/endpoints/smol"))
+
+
+def events(yard: Yard) -> list[dict[str, Any]]:
+    return list(yard.get("/v1/endpoints/smol/events?limit=200")["data"])
 
 
 def ready_ids(yard: Yard) -> set[str]:
