@@ -405,6 +405,19 @@ async def test_a_version_of_a_replica_that_still_drains_is_not_removed(store: Co
     assert await store.remove_version("ver-1")
 
 
+@pytest.mark.parametrize("state", [ReplicaState.STOPPED, ReplicaState.FAILED])
+async def test_what_is_kept_of_ended_replicas_goes_with_their_version(store: ControlStore, state: ReplicaState) -> None:
+    await store.add_deployment(a_version(), an_endpoint())
+    await store.put_replica(a_replica("ep-1-0", state=state))
+    assert not await store.remove_version("ver-1"), "a release names it"
+    await store.add_version(a_version("ver-2"))
+    await store.put_endpoint(an_endpoint(releases=(Release("ver-2"),)))
+    await store.put_replica(a_replica("ep-1-1", version_id="ver-2", state=state))
+    assert await store.remove_version("ver-1")
+    assert [one.id for one in await store.replicas()] == ["ep-1-1"]
+    assert [one.id for one in await store.versions()] == ["ver-2"]
+
+
 async def test_an_endpoint_of_a_known_version_is_added_alone(store: ControlStore) -> None:
     with pytest.raises(KeyError):
         await store.add_endpoint(an_endpoint())

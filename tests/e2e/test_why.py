@@ -209,3 +209,38 @@ def test_the_command_line_tells_it_in_words(yard: Yard, model: str) -> None:
     shown = subprocess.run(stats, capture_output=True, text=True, timeout=30, check=False)
     assert shown.returncode == 0, shown.stderr
     assert "LATENCY p99" in shown.stdout
+
+
+def ask_cli(yard: Yard, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "modelyard", "why", *arguments, "--url", yard.url, "--key", yard.admin_key]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_the_command_line_tells_of_an_endpoint_its_size_place_and_tier(yard: Yard, model: str) -> None:
+    done = ask_cli(yard, model)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"{model}: running, ready"
+    assert {"Why is it running?", "Why 1 replica?", "Where does it run?"} <= set(lines)
+    assert lines[lines.index("Where does it run?") + 1].startswith("  rep-")
+    assert any(line in lines for line in ("Why is it hot?", "Why is it warm?"))
+    answer = json.loads(ask_cli(yard, yard.get(f"/v1/endpoints/{model}")["id"], "--json").stdout)
+    assert (answer["name"], answer["answers"][1]["data"]["ready"]) == (model, 1)
+
+
+def test_an_endpoint_that_cannot_be_placed_says_what_to_do(yard: Yard) -> None:
+    order = {
+        "model_name": "homeless",
+        "framework": "simulated",
+        "autoscale": {"node_pool": "nowhere"},
+    }
+    assert yard.call("POST", "/v1/models/deploy", order).status == 202
+    eventually(lambda: "nowhere" in ask_cli(yard, "homeless").stdout, 20, "the reason is told")
+    assert "modelyard nodes" in ask_cli(yard, "homeless", "--quiet").stdout
+    yard.call("DELETE", "/v1/endpoints/homeless")
+
+
+def test_a_misspelt_endpoint_is_pointed_at(yard: Yard, model: str) -> None:
+    done = ask_cli(yard, "simm")
+    assert done.returncode == 3
+    assert f"Did you mean '{model}'?" in done.stderr

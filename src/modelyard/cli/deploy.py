@@ -309,6 +309,8 @@ def _engine_of(uri: str, file: Path | None) -> str:
         with file.open("rb") as reader:
             if reader.read(4) == b"GGUF":
                 return "llamacpp"
+    if file is not None and file.suffix.lower() in (".toml", ".json"):
+        raise click.UsageError(f"{file.name} is no model. If it describes an endpoint: modelyard deploy -f {file}")
     what = "without a file" if not uri else f"from {uri}" if file is None else f"from the content of {file.name}"
     raise click.UsageError(f"The engine cannot be told {what}. Give --engine llamacpp or --engine simulated.")
 

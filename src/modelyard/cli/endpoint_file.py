@@ -40,7 +40,9 @@ def read_endpoint_file(file: Path) -> tuple[Item, dict[str, int]]:
         named[NAMES.get(name, name)] = value
         lines.setdefault(NAMES.get(name, name), lines.get(name, 0))
     if faults := _faults(named, lines):
-        raise Failure(f"{file}: {'; '.join(faults)}. See docs/how-to/deploy-a-model.md.", Exit.USAGE)
+        told = "; ".join(faults)
+        end = "" if told.endswith("?") else "."
+        raise Failure(f"{file}: {told}{end} See docs/how-to/deploy-a-model.md.", Exit.USAGE)
     if artifact := named.get("model_artifact"):
         named["model_artifact"] = _from(file.parent, str(artifact))
     return named, lines

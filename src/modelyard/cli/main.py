@@ -33,7 +33,7 @@ _COMMANDS = {
     "usage": "Show tokens and cost.",
     "forecast": "Show when requests are expected, and replay.",
     "requests": "List, show or cancel detached requests.",
-    "why": "Say why a request went the way it went.",
+    "why": "Say why an endpoint or a request is as it is.",
     "logs": "Show the logs of an endpoint or of the platform.",
     "completion": "Print the completion script of a shell.",
 }

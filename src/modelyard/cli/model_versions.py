@@ -7,7 +7,7 @@ import click
 from modelyard.cli.bars import size_text
 from modelyard.cli.exits import Exit, Failure
 from modelyard.cli.http import PAGE, Platform, close_names, connected, segment
-from modelyard.cli.output import Item, age, listing, remark, show_list
+from modelyard.cli.output import Item, age, clean, listing, remark, show_list
 
 REGISTRY = "/v1/registry/models"
 
@@ -57,6 +57,8 @@ def remove(version: str, *, platform: Platform) -> None:
         if len(found) > 1:
             raise Failure(f"Several tenants have '{version}'. Give the id; 'models versions {name}' shows it.")
         version = found[0]["id"]
+    elif not version.startswith("ver-"):
+        raise click.UsageError(f"'{clean(version)}' names no version. Write NAME@VERSION; 'models versions NAME' lists")
     platform.delete(f"{REGISTRY}/{segment(version)}")
     remark(f"Removed {version}.")
 

@@ -64,7 +64,8 @@ def put(
     elif is_quiet:
         print(pool["name"])
     else:
-        print(f"Pool '{name}' keeps {replicas or 'a learned number of'} replicas of {pool['model']}@{pool['version']}.")
+        number = "a learned number of replicas" if replicas is None else f"{replicas} replica{'s' * (replicas > 1)}"
+        print(f"Pool '{name}' keeps {number} of {pool['model']}@{pool['version']}. See: modelyard pools")
 
 
 @command.command(

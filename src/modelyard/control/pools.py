@@ -123,6 +123,7 @@ class Pools:
         scale = endpoint.scaling
         self._pools[endpoint.id] = warm_pool.Pool(
             id=endpoint.id,
+            name=endpoint.pool,
             base=base,
             activations_s=len(self._activations[base]) / ACTIVATIONS_S,
             refill_s=load_s.get(version.id, 1.0),

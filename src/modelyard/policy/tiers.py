@@ -31,7 +31,9 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     cached_on: Sequence[str] = ()
     """Nodes with its weights in their cache."""
     is_stored: bool = True
-    """Its weights lie in the platform's store; or it has none."""
+    """Its weights lie in the platform's store."""
+    has_weights: bool = True
+    """Its engine loads any."""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -68,6 +70,8 @@ def _standing(seen: Seen) -> tuple[Tier, str]:
     if seen.cached_on:
         more = f" and {len(seen.cached_on) - 1} more" if len(seen.cached_on) > 1 else ""
         return Tier.COLD, f"{loading}weights are cached on {min(seen.cached_on)}{more}"
+    if not seen.has_weights:
+        return Tier.COLD, loading + "it has no weights to load"
     return Tier.COLD, loading + ("weights are in the store" if seen.is_stored else "weights were not fetched yet")
 
 

@@ -32,6 +32,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     """A pool as it is asked to be. ``activations_s``: cold starts a second that it could have served."""
 
     id: str
+    name: str = ""
+    """What people call it."""
     base: Base
     activations_s: float
     refill_s: float
@@ -164,12 +166,13 @@ def steal(
             by_pool.setdefault(resident.pool_id, []).append(resident)
     reasons = []
     for pool_id, ready in sorted(by_pool.items()):
+        name = pools[pool_id].name or pool_id
         floor = sum(count for tier, count in pools[pool_id].reserved.items() if _RANK[tier] > rank)
         if len(ready) > floor:
             taken = min(ready, key=lambda one: (one.since_s or 0.0, one.replica_id))
-            text = f"taken from pool '{pool_id}', {len(ready) - 1} left"
+            text = f"taken from pool '{name}', {len(ready) - 1} left"
             return Steal(taken.replica_id, pool_id, text, needs_adapter=is_adapter)
-        reasons.append(f"the {len(ready)} of pool '{pool_id}' are reserved for a higher tier")
+        reasons.append(f"the {len(ready)} of pool '{name}' are reserved for a higher tier")
     if not reasons:
         loading = len(same)
         reasons.append(f"all {loading} of its base are loading" if loading else "no pool has its base")

@@ -161,7 +161,10 @@ def _after_failure(reason: str, name: str) -> str:
     steps = (
         (("out of memory", "oom"), "give it less to hold (options slots, context_length), or a node with more memory"),
         (("largest free", "no room", "no node", "none is free"), _AFTER_NO_ROOM),
-        (("quota",), "free accelerators of this tenant, or have its quota raised; see: modelyard tenants"),
+        (
+            ("its tenant may have",),
+            "free accelerators of this tenant, or allow it more: modelyard tenants limit TENANT_ID --accelerators N",
+        ),
         (("artifact", "digest", "gguf", "safetensors", "onnx"), "deploy a version with a good artifact"),
         (("pip install",), "install what is named on the node"),
         (("idle", "no request", "asleep"), f"send it a request, or: modelyard endpoints set {name} --scale 1"),

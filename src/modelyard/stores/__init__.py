@@ -119,9 +119,9 @@ class ControlStore(Protocol):
         ...
 
     async def remove_version(self, version_id: str) -> bool:
-        """Forget a version; say False, and keep it, while an endpoint or an adapter uses it.
+        """Forget a version; say False, and keep it, while an endpoint, a replica that lives or an adapter uses it.
 
-        What came after it comes after what it came after.
+        What is kept of its replicas that ended goes with it. What came after it comes after what it came after.
         """
         ...
 

@@ -184,11 +184,12 @@ class MirroredStore:
         await self._write(self._store.put_version(version), (self._versions, put))
 
     async def remove_version(self, version_id: str) -> bool:
-        """Forget a version; say False, and keep it, while an endpoint or an adapter uses it."""
+        """Forget a version; say False, and keep it, while an endpoint, a replica that lives or an adapter uses it."""
         try:
             return await self._store.remove_version(version_id)
         finally:
             self._versions.void()  # others may have got another lineage with it
+            self._replicas.void()  # what is kept of those that ended goes with it
 
     async def add_deployment(self, version: ModelVersion, endpoint: Endpoint) -> None:
         """Add both in one transaction; raises ``AlreadyExistsError`` for a taken endpoint name of the tenant."""

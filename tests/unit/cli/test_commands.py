@@ -288,6 +288,7 @@ def test_the_platform_comes_from_options_then_environment(monkeypatch: pytest.Mo
         (["rnu"], "Did you mean 'run'?"),
         (["models", "--jsn"], "--json"),
         (["deploy", "--scale", "x", "--name", "a", "--url", "http://x", "--key", "k"], "is no scale"),
+        (["models", "rm", "smol", "--url", "http://x", "--key", "k"], "Write NAME@VERSION"),
         (["usage", "--by", "colour"], "is none of"),
         (["endpoints", "rm", "a", "b"], "(b). See"),
         (["usage", "--since", "foo", "--url", "http://x", "--key", "k"], "write 2h or 30d"),
@@ -301,6 +302,13 @@ def test_a_mistyped_command_line_is_one_line_and_exit_2(
     assert said in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+def test_a_file_of_an_endpoint_is_not_taken_for_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "endpoint.toml"
+    file.write_text('name = "chat"\n')
+    assert main(["deploy", str(file), "--name", "chat", "--print", "--url", "http://x", "--key", "k"]) == 2
+    assert f"modelyard deploy -f {file}" in capsys.readouterr().err
 
 
 def test_nothing_running_is_unavailable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from modelyard.cli.exits import Refused
 from modelyard.cli.http import Platform
 from modelyard.cli.main import main
 
@@ -21,6 +22,30 @@ WINDOW = {
     "ttft_p95_s": 1.5, "ttft_p99_s": None, "itl_p95_s": 0.0124, "latency_p99_s": 2.8, "prompt_tokens_per_s": 1.0,
     "completion_tokens_per_s": 17.13, "running_mean": 0.4,
 }  # fmt: skip
+ENDPOINT_WHY = {
+    "id": "ep-1",
+    "object": "endpoint.why",
+    "name": "demo",
+    "status": "deploying",
+    "progress": {"stage": "placing", "percent": None, "eta_s": None, "reason": "no node has 80 GiB"},
+    "answers": [
+        {
+            "question": "Why is it deploying?",
+            "answer": "0 of 1 replicas are ready\x1b[31m; no node has 80 GiB",
+            "next_step": "add a node",
+            "at": 0,
+            "data": {"queued": 2},
+        },
+        {"question": "Why 1 replica?", "answer": "it is new", "next_step": "", "at": 0, "data": {}},
+        {
+            "question": "Why did rep-1 end?",
+            "answer": 'killed (2 times). It said: "one\ntwo"',
+            "next_step": "add a node",
+            "at": 1796000000,
+            "data": {},
+        },
+    ],
+}
 STATS = {
     "name": "demo",
     "stats": WINDOW,
@@ -40,6 +65,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def get(self: Platform, path: str, **query: object) -> Any:
         paths.append(path + (f"?{query}" if query else ""))
+        if path == "/v1/endpoints":
+            return {"data": [{"id": "ep-1", "name": "demo"}], "has_more": False}
+        if path == "/v1/endpoints/dmeo/why":
+            raise Refused("No such endpoint 'dmeo'.", status=404, code="not_found", request_id=None)
+        if path.startswith("/v1/endpoints/") and path.endswith("/why"):
+            return ENDPOINT_WHY
         return dict(STATS if path.endswith("/stats") else WHY)
 
     monkeypatch.setattr(Platform, "get", get)
@@ -66,10 +97,38 @@ def test_programs_get_what_the_api_says(asked: list[str], capsys: pytest.Capture
     assert capsys.readouterr().out == "Send it again in 2 s.\n"
 
 
-def test_what_is_no_request_is_not_asked_for(asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["why", "demo", *CONNECTED]) == 2
-    assert "'demo' is no id of a request; those begin with 'req_'" in capsys.readouterr().err
-    assert asked == []
+@pytest.mark.parametrize("reference", ["demo", "ep-1"])
+def test_an_endpoint_is_told_in_questions_answers_and_next_steps(
+    asked: list[str], capsys: pytest.CaptureFixture[str], reference: str
+) -> None:
+    assert main(["why", reference, *CONNECTED]) == 0
+    assert asked == [f"/v1/endpoints/{reference}/why"]
+    assert capsys.readouterr().out.splitlines() == [
+        "demo: deploying, placing (no node has 80 GiB)",
+        "Why is it deploying?",
+        "  0 of 1 replicas are ready; no node has 80 GiB",
+        "  Next: add a node",
+        "Why 1 replica?",
+        "  it is new",
+        "Why did rep-1 end? (2026-11-30 00:53:20Z)",
+        '  killed (2 times). It said: "one',
+        '  two"',
+        "  Next: add a node",
+    ]
+
+
+def test_programs_get_the_numbers_of_an_endpoint_and_shells_each_step_once(
+    asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["why", "demo", "--json", *CONNECTED]) == 0
+    assert json.loads(capsys.readouterr().out) == ENDPOINT_WHY
+    assert main(["why", "demo", "--quiet", *CONNECTED]) == 0
+    assert capsys.readouterr().out == "add a node\n"
+
+
+def test_a_name_that_nearly_exists_is_pointed_at(asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", "dmeo", *CONNECTED]) == 3
+    assert "No such endpoint 'dmeo'. Did you mean 'demo'?" in capsys.readouterr().err
 
 
 def test_statistics_are_a_table_with_a_row_for_each_release_and_one_for_all(

@@ -6,6 +6,7 @@ from typing import Any
 from tests.support.management import Management
 
 from modelyard.control.api import declared_routes
+from modelyard.control.api.deploy_spec import RESERVED_TAILS, name_faults
 from modelyard.web.routes import Empty
 
 METHODS = {"get", "post", "patch", "delete", "put"}
@@ -82,3 +83,15 @@ async def test_docs_page_needs_nothing_from_elsewhere(api: Management) -> None:
     assert "<script" not in answer.text
     assert not re.search(r"(src|href)=\"(https?:)?//", answer.text)
     assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+
+
+async def test_no_endpoint_can_be_named_like_a_route_of_another(api: Management) -> None:
+    endpoint = "/v1/endpoints/{endpoint:path}/"
+    paths = [route.path for route in declared_routes(api.context)]
+    verbs = {path.removeprefix(endpoint).split("/")[0] for path in paths if path.startswith(endpoint)}
+    assert verbs == {tail.removeprefix("/") for tail in RESERVED_TAILS}
+    assert {"why", "canary", "releases"} <= verbs
+    for verb in verbs:
+        (fault,) = name_faults(f"a/{verb.upper()}")
+        assert f"'/{verb}'" in fault.reason
+    assert not [*name_faults("a/b")]

@@ -1,6 +1,7 @@
 """GET /v1/nodes and the bound on a tenant's accelerators."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -115,3 +116,46 @@ async def test_accelerators_of_a_tenant_are_bounded_and_of_a_key_are_not(tmp_pat
         refused = await api.call(admin, "POST", "/v1/keys", {"name": "k", "limits": {"accelerators": 1}})
         assert refused.status_code == 400
         assert "accelerators" in msgspec.json.decode(refused.content)["error"]["message"]
+
+
+@pytest.mark.usefixtures("fleet_of")
+async def test_a_plan_keeps_to_what_its_tenant_may_have(api: Management, admin: Identity) -> None:
+    tenant_id = await api.tenant("acme")
+    mine = (await api.key(tenant_id, Scope.MANAGE))[0]
+    hardware = {"gpu_type": "h100", "gpu_count": 2, "max_replicas": 2}
+    spec = {
+        "model_name": "m", "framework": "simulated", "hardware": hardware, "autoscale": {"node_pool": "large"},
+    }  # fmt: skip
+
+    async def plan() -> dict[str, Any]:
+        answer = await api.call(mine, "POST", "/v1/models/plan", spec)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    free = await plan()
+    assert "no node" in free["reason"], "its first replica may not run where it can be taken away"
+    machine = Machine(Declared((msgspec.structs.replace(GPUS, is_spot=False),)))
+    api.context.fleet = LocalFleet(api.context.data.replicas, api.clock, machine)
+    free = await plan()
+    limit = {"limits": {"accelerators": 2}}
+    assert (await api.call(admin, "PATCH", f"/v1/tenants/{tenant_id}", limit)).status_code == 200
+    bounded = await plan()
+    assert [bool(one["fits"]) for one in (free, bounded)] == [True, False], (free, bounded)
+    assert bounded["reason"] == "1 of 2 fit; its tenant may have 2 accelerators, has 2.00, and this one needs 2.00"
+    assert bounded["max_cost_per_hour_usd"] == free["max_cost_per_hour_usd"] / 2
+
+
+@pytest.mark.usefixtures("fleet_of")
+async def test_an_endpoint_tells_its_tier_and_where_it_runs_without_replicas_that_ended(
+    api: Management, admin: Identity
+) -> None:
+    await put(api, admin, Placement((Part("gpu-0", (2,), 20 * GIB),)), stopped=Placement((Part("gpu-0", (3,), GIB),)))
+    shown = (await api.call(admin, "GET", "/v1/endpoints/m")).json()
+    assert shown["standing"] == {"tier": "hot", "reason": "1 ready; at least 1 is kept"}
+    answers = {
+        one["question"]: one["answer"]
+        for one in (await api.call(admin, "GET", "/v1/endpoints/m/why")).json()["answers"]
+    }
+    assert answers["Where does it run?"] == "r-0 is ready on gpu-0 (20.00 GiB of accelerator 2)"
+    assert answers["Why is it hot?"] == "1 ready; at least 1 is kept"

@@ -247,6 +247,20 @@ async def test_rollback_by_hand_at_any_time_while_the_old_one_is_kept(
     assert (answer.status_code, "no rollout to go back from" in answer.text) == (409, True)
 
 
+async def test_version_that_was_rolled_back_can_be_removed_and_the_rollout_is_still_told(
+    api: Management, manager: Identity, endpoint_id: str, stage: Stage
+) -> None:
+    await begin(api, manager, weight=50)
+    await stage.pass_over()
+    bad = (await act(api, manager, "rollback"))["rollout"]["candidate_id"]
+    for replica in await api.context.store.replicas():
+        if replica.version_id == bad:
+            await api.context.store.put_replica(msgspec.structs.replace(replica, state=ReplicaState.STOPPED))
+    assert (await api.call(manager, "DELETE", f"/v1/registry/models/{bad}")).status_code == 200
+    view = (await api.call(manager, "GET", PATH)).json()
+    assert (view["rollout"]["state"], view["rollout"]["candidate"]) == ("rolled_back", bad)
+
+
 async def test_rollback_to_what_is_kept_no_longer_rolls_back_replica_by_replica(
     api: Management, manager: Identity, endpoint_id: str, stage: Stage
 ) -> None:

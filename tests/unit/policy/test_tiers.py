@@ -28,6 +28,7 @@ from modelyard.policy.tiers import Seen, tier_of
         ({"loading": 1, "cached_on": ["gpu-3"]}, Tier.COLD, "1 loading; weights are cached on gpu-3"),
         ({"cached_on": ["b", "a", "c"]}, Tier.COLD, "nothing runs; weights are cached on a and 2 more"),
         ({}, Tier.COLD, "nothing runs; weights are in the store"),
+        ({"has_weights": False}, Tier.COLD, "nothing runs; it has no weights to load"),
         ({"is_stored": False}, Tier.COLD, "nothing runs; weights were not fetched yet"),
     ],
 )

@@ -28,8 +28,11 @@ METRICS = ("queue_depth", "gpu_utilization")
 
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST_PATH = re.compile(r"\s*(/|~|\.\.|file:|[A-Za-z]:\\)")
-_RESERVED_TAILS = ("/events", "/logs", "/releases", "/forecast")
-"""``GET /v1/endpoints/a/events`` must mean one thing."""
+RESERVED_TAILS = (
+    "/canary", "/events", "/forecast", "/logs", "/pause", "/promote", "/releases", "/resume", "/rollback", "/rollout",
+    "/stats", "/why",
+)  # fmt: skip
+"""What comes after an endpoint in the path of a route: ``GET /v1/endpoints/a/events`` must mean one thing."""
 
 
 def _whole(least: int, text: str) -> Any:
@@ -128,10 +131,9 @@ def name_faults(name: str) -> Iterator[Fault]:
             "model_name",
             "use 1 to 96 letters, digits, '.', '_' or '-', beginning with a letter or digit; one '/' may follow",
         )
-    elif name.lower().endswith(_RESERVED_TAILS):
-        yield Fault(
-            "model_name", "a name cannot end in '/events', '/logs', '/releases' or '/forecast', which are routes"
-        )
+    elif name.lower().endswith(RESERVED_TAILS):
+        tail = name.lower().rpartition("/")[2]
+        yield Fault("model_name", f"a name cannot end in '/{tail}', which is a route; use another word after the '/'")
 
 
 def version_faults(version: str | None) -> Iterator[Fault]:

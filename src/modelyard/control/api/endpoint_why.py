@@ -7,6 +7,7 @@ import msgspec
 from modelyard.control.api.access import find_endpoint
 from modelyard.control.api.endpoint_views import tier_view
 from modelyard.control.context import Context
+from modelyard.control.placing import HOLDING
 from modelyard.domain.endpoints import EndpointStatus, Progress
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.tenants import Scope
@@ -57,7 +58,7 @@ class EndpointWhy:
             size_data=numbers(size[0], size[1].replicas) if size else {},
             tier=standing.tier,
             tier_reason=standing.reason,
-            placed=[_place(replica) for replica in replicas if replica.placement.parts and not replica.is_tombstone],
+            placed=[_place(replica) for replica in replicas if replica.placement.parts and replica.state in HOLDING],
             events=[Happened(one.at, one.kind, one.reason, one.replica_id, one.data) for one in events],
         )
         return EndpointWhyView(
@@ -71,7 +72,7 @@ class EndpointWhy:
 
 def _place(replica: Replica) -> str:
     parts = [
-        f"{part.node_id} ({part.memory_bytes / 2**30:.1f} GiB of accelerator {', '.join(map(str, part.accelerators))})"
+        f"{part.node_id} ({part.memory_bytes / 2**30:.2f} GiB of accelerator {', '.join(map(str, part.accelerators))})"
         for part in replica.placement.parts
     ]
     return f"{replica.id} is {replica.state} on {' and '.join(parts)}"

@@ -16,9 +16,11 @@ from modelyard.control.asking import ask_of
 from modelyard.control.context import Context
 from modelyard.control.placing import held_in, kinds_of, real_kinds
 from modelyard.control.supplies import Offer
-from modelyard.domain.endpoints import Autoscale, Endpoint, Release, Serving
+from modelyard.domain.endpoints import Autoscale, Endpoint, Release, Scaling, Serving
+from modelyard.domain.fleet import Replica
 from modelyard.domain.nodes import Node, NodeSeen, Placement
 from modelyard.domain.tenants import Scope
+from modelyard.policy import accelerator_quota
 from modelyard.policy.cluster import Cluster
 from modelyard.policy.costs import total_hourly_nanousd
 from modelyard.policy.packing import Ask, NoRoom, place
@@ -85,13 +87,16 @@ class Plans:
         kinds = real_kinds(await context.fleet.nodes())
         findings = await examine(context, call.identity, wanted)
         _, unserved = changed_serving(wanted.serving, Serving(), context.config.gateway)
-        _, unscaled = changed_autoscale(wanted.autoscale, Autoscale(), scaling_of(wanted))
+        autoscale, unscaled = changed_autoscale(wanted.autoscale, Autoscale(), scaling_of(wanted))
         faults = [*endpoint_faults(wanted, findings.engine, kinds), *findings.faults, *unserved, *unscaled]
         check_all("This deployment cannot be made.", call.flaws, faults)
-        endpoint, offer = await self._on_paper(call, findings)
+        endpoint, offer = await self._on_paper(call, findings, autoscale)
         nodes = await context.fleet.nodes()
         ask = ask_of(endpoint, offer, kinds_of(nodes))
-        placed, no_room = _place_all(ask, nodes, held_in(await context.store.replicas()), endpoint.scaling.max_replicas)
+        replicas = await context.store.replicas()
+        placed, no_room = _place_all(ask, endpoint.scaling, nodes, held_in(replicas))
+        placed, over = await self._within_quota(endpoint.tenant_id, placed, replicas, nodes)
+        why_not = over or (no_room.text if no_room else "")
         of_id = {seen.node.id: seen.node for seen in nodes}
         return PlanView(
             model_name=endpoint.name,
@@ -108,15 +113,17 @@ class Plans:
                 accelerator_bytes=ask.memory_bytes,
                 kv_tokens=offer.settings.kv_tokens,
             ),
-            fits=no_room is None,
-            reason="" if no_room is None else f"{len(placed)} of {endpoint.scaling.max_replicas} fit; {no_room.text}",
+            fits=not why_not,
+            reason=f"{len(placed)} of {endpoint.scaling.max_replicas} fit; {why_not}" if why_not else "",
             replicas=[_view(placement, ask, nodes) for placement in placed],
             cost_per_hour_usd=_usd(placed[: endpoint.scaling.floor], of_id),
             max_cost_per_hour_usd=_usd(placed, of_id),
             estimated_ready_seconds=math.ceil(await estimate_s(context, offer.version, offer.settings)),
         )
 
-    async def _on_paper(self, call: Call[DeployRequest, Empty], findings: Findings) -> tuple[Endpoint, Offer]:
+    async def _on_paper(
+        self, call: Call[DeployRequest, Empty], findings: Findings, autoscale: Autoscale
+    ) -> tuple[Endpoint, Offer]:
         wanted, tenant_id = call.body, call.identity.tenant_id
         gpus = (wanted.hardware.gpu_type, wanted.hardware.gpu_count)
         version = await make_version(
@@ -129,19 +136,36 @@ class Plans:
             releases=(Release(version.id),),
             scaling=scaling_of(wanted),
             created_at=version.created_at,
+            autoscale=autoscale,
         )
         assert findings.engine is not None, "an unknown engine is a fault"
         assert findings.settings is not None, "bad options are a fault"
         return endpoint, Offer(version, findings.engine, findings.settings)
 
+    async def _within_quota(
+        self, tenant_id: str, placed: list[Placement], replicas: Sequence[Replica], nodes: Sequence[NodeSeen]
+    ) -> tuple[list[Placement], str]:
+        """Return those of ``placed`` that the tenant may have beside what it has, and why not the others."""
+        store = self._context.store
+        limits = {tenant.id: tenant.limits.accelerators for tenant in await store.tenants()}
+        own = {one.id for one in await store.endpoints(tenant_id=tenant_id)}
+        held = held_in(one for one in replicas if one.endpoint_id in own)
+        sizes = accelerator_quota.sizes_of(nodes)
+        for number, new in enumerate(placed):
+            beside = [*held, *placed[:number]]
+            if over := accelerator_quota.refusal(limits.get(tenant_id), beside, new, sizes):
+                return placed[:number], over
+        return placed, ""
+
 
 def _place_all(
-    ask: Ask, nodes: Sequence[NodeSeen], held: Sequence[Placement], number: int
+    ask: Ask, scaling: Scaling, nodes: Sequence[NodeSeen], held: Sequence[Placement]
 ) -> tuple[list[Placement], NoRoom | None]:
     cluster = Cluster.of(nodes, held)
     placed: list[Placement] = []
-    for _ in range(min(number, PLACED_MAX)):
-        found = place(ask, cluster)
+    for ordinal in range(min(scaling.max_replicas, PLACED_MAX)):
+        # As when it is deployed: what goes beyond the least number may run where it can be taken away.
+        found = place(msgspec.structs.replace(ask, may_use_spot=ordinal >= max(scaling.floor, 1)), cluster)
         if isinstance(found, NoRoom):
             return placed, found
         cluster.take(found)

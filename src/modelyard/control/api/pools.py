@@ -12,6 +12,7 @@ from modelyard.domain.endpoints import Autoscale, Endpoint, Release, Scaling
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.tenants import Identity, Scope
 from modelyard.ids import new_id
+from modelyard.policy.releases import main_release
 from modelyard.stores import Event
 from modelyard.web.paging import Page, Paging, page_of
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
@@ -22,7 +23,9 @@ REPLICAS_MAX = 64
 class PoolBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which base, and how many replicas of it wait."""
 
-    model: Annotated[str, msgspec.Meta(description="NAME, NAME@VERSION or the id of a registered version.")]
+    model: Annotated[
+        str, msgspec.Meta(description="NAME (the version that is served, else the newest), NAME@VERSION or an id.")
+    ]
     replicas: Annotated[
         int | None, msgspec.Meta(description="Replicas that wait; null: as many as cold starts of the base ask for.")
     ] = None
@@ -117,7 +120,11 @@ class WarmPools:
         return pools[0] if pools else None
 
     async def _version(self, identity: Identity, reference: str) -> ModelVersion | None:
-        """Return the newest version that ``reference`` names; the caller's own wins."""
+        """Return the version that ``reference`` names: of a bare name what an endpoint serves, else the newest.
+
+        The caller's own wins.
+        """
+        served = {main_release(one).version_id for one in await self._context.store.endpoints() if _serves(one)}
         name, _, wanted = reference.partition("@")
         found = [
             one
@@ -125,7 +132,9 @@ class WarmPools:
             if one.id == reference or (one.name == name and wanted in ("", one.version))
         ]
         own = identity.tenant_id
-        return max(found, key=lambda one: (one.tenant_id == own, one.created_at, one.id), default=None)
+        return max(
+            found, key=lambda one: (one.tenant_id == own, one.id in served, one.created_at, one.id), default=None
+        )
 
     async def _view(self, pool: Endpoint) -> PoolView:
         store = self._context.store
@@ -147,6 +156,10 @@ class WarmPools:
             node_pool=pool.autoscale.node_pool,
             created_at=pool.created_at,
         )
+
+
+def _serves(endpoint: Endpoint) -> bool:
+    return bool(endpoint.releases) and not endpoint.pool and not endpoint.is_deleted
 
 
 def _faults(name: str, wanted: PoolBody) -> list[Fault]:

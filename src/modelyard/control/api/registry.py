@@ -178,7 +178,7 @@ class Registry:
                 if any(release.version_id == version.id for release in endpoint.releases)
             ]
             if users or not await store.remove_version(version.id):
-                by = f"endpoint '{users[0]}'" if users else "an adapter, or a replica that is still draining"
+                by = f"endpoint '{users[0]}'" if users else "an adapter, or a replica that still runs"
                 raise conflict(f"Version '{reference_of(version)}' is used by {by}. Remove that first.")
         return DeletedVersion(id=version.id)
 

@@ -68,15 +68,16 @@ def rollout_view(endpoint: Endpoint, versions: Mapping[str, ModelVersion]) -> Ro
     if rollout is None:
         return None
     limits = rollout.thresholds
+    # One that was rolled back may have been removed from the registry since: then its id is its name.
     names = {version_id: version.version for version_id, version in versions.items()}
     return RolloutView(
         kind=rollout.kind,
         mode=rollout.mode,
         state=rollout.state,
         reason=rollout.reason or (rollout.judgements[-1].reason if rollout.judgements else ""),
-        stable=names.get(rollout.stable_id, ""),
+        stable=names.get(rollout.stable_id, rollout.stable_id),
         stable_id=rollout.stable_id,
-        candidate=names.get(rollout.candidate_id, ""),
+        candidate=names.get(rollout.candidate_id, rollout.candidate_id),
         candidate_id=rollout.candidate_id,
         weight=weight_of(endpoint, rollout.candidate_id),
         target=rollout.target,

@@ -14,7 +14,7 @@ from sqlalchemy import exc
 
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress, Release
-from modelyard.domain.fleet import Replica
+from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.tenants import ApiKey, Tenant
 from modelyard.stores import AlreadyExistsError, Event
 from modelyard.stores.sql import mapping, schema
@@ -26,6 +26,8 @@ EVENTS_KEPT = 200
 """Newest events of an endpoint that stay."""
 LOADS_KEPT = 10
 """Newest measured load times of a version that stay; older ones say little about today's machine."""
+
+_ENDED = (ReplicaState.STOPPED, ReplicaState.FAILED)
 
 
 class SqlControlStore:
@@ -74,13 +76,16 @@ class SqlControlStore:
         await self._insert(schema.model_registry, mapping.version_values(version), _version_taken(version))
 
     async def remove_version(self, version_id: str) -> bool:
-        """Forget a version; say False, and keep it, while an endpoint, a replica or an adapter uses it."""
-        table, loads = schema.model_registry, schema.observed_loads
-        users = (schema.releases.c.model_id, schema.replicas.c.model_id, table.c.base_id)
+        """Forget a version; say False, and keep it, while an endpoint, a replica that lives or an adapter uses it."""
+        table, loads, replicas = schema.model_registry, schema.observed_loads, schema.replicas
+        lives = (replicas.c.model_id == version_id) & replicas.c.state.not_in(_ENDED)
+        users = (schema.releases.c.model_id == version_id, lives, table.c.base_id == version_id)
 
         def remove(connection: sa.Connection) -> bool:
-            if any(connection.execute(sa.select(column).where(column == version_id)).first() for column in users):
+            if any(connection.execute(sa.select(sa.literal(1)).where(uses)).first() for uses in users):
                 return False
+            # Ids of replicas are made of the version's, which is never given again: its tombstones guard nothing more.
+            connection.execute(sa.delete(replicas).where(replicas.c.model_id == version_id))
             mine = table.c.model_id == version_id
             parent = connection.execute(sa.select(table.c.parent_id).where(mine)).scalar() or ""
             connection.execute(sa.update(table).where(table.c.parent_id == version_id).values(parent_id=parent))

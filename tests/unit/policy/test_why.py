@@ -1,0 +1,60 @@
+"""Answers about an endpoint pick the reasons that were left, and end in a step that fits them."""
+
+import pytest
+
+from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress, Release, Scaling, Stage, Tier
+from modelyard.domain.nodes import Part, Placement
+from modelyard.policy.accelerator_quota import refusal
+from modelyard.policy.why import Happened, Known, explain
+
+
+def endpoint(status: EndpointStatus = EndpointStatus.SCALING, reason: str = "", stage: Stage = Stage.READY) -> Endpoint:
+    scaling = Scaling(min_replicas=0, max_replicas=2, scale_to_zero=True)
+    progress = Progress(stage=stage, reason=reason)
+    return Endpoint("ep-1", "ten-1", "demo", (Release("ver-1"),), scaling, 0, status=status, progress=progress)
+
+
+def known(*events: Happened) -> Known:
+    return Known(now_s=1000.0, wanted=2, ready=1, size_reason="2 is the configured least", events=events)
+
+
+PAIR = Placement((Part("a", (0, 1), 1),))
+OVER = refusal(2, [PAIR], PAIR, {})
+
+
+@pytest.mark.parametrize(
+    ("reason", "step"),
+    [
+        (OVER, "modelyard tenants limit"),
+        ("the largest free piece is 3 GiB on local", "modelyard nodes"),
+        ("exit code 137: out of memory", "context_length"),
+        ("the GGUF file is truncated", "a good artifact"),
+        ("exit code 3", "modelyard logs demo"),
+    ],
+)
+def test_the_next_step_is_about_the_reason(reason: str, step: str) -> None:
+    state = explain(endpoint(reason=reason), known())[0]
+    assert reason in state.answer
+    assert step in state.next_step
+
+
+def test_what_sleeps_and_what_runs_need_no_log() -> None:
+    asleep, *_ = explain(endpoint(EndpointStatus.STOPPED, "asleep: no request for 6 s"), known())
+    assert (asleep.answer, "--scale 1" in asleep.next_step) == ("asleep: no request for 6 s", True)
+    runs, *_ = explain(endpoint(EndpointStatus.RUNNING), known())
+    assert (runs.answer, runs.next_step) == ("1 of 2 replicas are ready", "")
+
+
+def test_the_same_trouble_is_told_once_with_its_number_and_the_last_lines() -> None:
+    crash = Happened(990.0, "replica_failed", "exit code 3", "rep-1", {"last_lines": "no such layer"})
+    old = Happened(990.0 - 2 * 86_400, "replica_killed", "hung", "rep-0")
+    answers = explain(endpoint(), known(old, crash, crash))
+    (trouble,) = [one for one in answers if one.question == "Why did rep-1 end?"]
+    assert trouble.answer == 'exit code 3 (2 times). It said: "no such layer"'
+    assert not any("rep-0" in one.question for one in answers)
+
+
+def test_the_tier_is_told_where_it_is_known() -> None:
+    hot = Known(now_s=0.0, tier=Tier.HOT, tier_reason="1 ready; at least 1 is kept")
+    assert ("Why is it hot?", hot.tier_reason) in [(one.question, one.answer) for one in explain(endpoint(), hot)]
+    assert not any("Why is it cold" in one.question for one in explain(endpoint(), known()))
