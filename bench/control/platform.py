@@ -137,7 +137,9 @@ def _deployment(number: int, *, is_awake: bool) -> tuple[ModelVersion, Endpoint]
     name = f"{'awake' if is_awake else 'asleep'}-{number}"
     # One endpoint is the operator's own, so that the admin key may change its releases.
     owner = PLATFORM if number % 10 == 0 else f"ten-{number % TENANTS:05d}"
-    version = ModelVersion(f"ver-{number:012x}", owner, name, "v1", "simulated", Artifact(""), OPTIONS, 1, gpu_type="h100")
+    version = ModelVersion(
+        f"ver-{number:012x}", owner, name, "v1", "simulated", Artifact(""), OPTIONS, 1, gpu_type="h100"
+    )
     endpoint = Endpoint(
         id=f"ep-{number:012x}",
         tenant_id=owner,

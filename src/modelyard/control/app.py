@@ -136,7 +136,7 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
         recall=partial(feed.ask, timeout_s=RECALL_TIMEOUT_S),
         size=loops.size,
         forecast=forecasts.profile,
-        rounds=loops.times.status,
+        rounds=loops.rounds,
     )
     rollouts = _rollouts(context, loops, publisher)
     others = (given.delivery, tidings, leases, context.requests, webhooks, upload_desk, forecasts, rollouts, sweep)

@@ -62,7 +62,7 @@ class Context:
     """What the last pass saw of an endpoint, and which size it decided."""
     forecast: Callable[[str], Profile | None] = lambda _: None
     """What is known of when requests of an endpoint come."""
-    rounds: Callable[[], RoundStatus] = field(default_factory=lambda: RoundTimes().status)
+    rounds: Callable[[], RoundStatus] = field(default_factory=lambda: lambda: RoundTimes().status(0.0))
     """How long reconcile rounds take."""
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held from reading an endpoint to storing what became of it, so that two changes at once both happen."""
