@@ -137,7 +137,7 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
         size=loops.size,
         nodes=loops.nodes,
         forecast=forecasts.profile,
-        rounds=loops.times.status,
+        rounds=loops.rounds,
     )
     rollouts = _rollouts(context, loops, publisher)
     others = (given.delivery, tidings, leases, context.requests, webhooks, upload_desk, forecasts, rollouts, sweep)

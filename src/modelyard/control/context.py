@@ -65,7 +65,7 @@ class Context:
     """The fleet's nodes by id, as the last round saw them."""
     forecast: Callable[[str], Profile | None] = lambda _: None
     """What is known of when requests of an endpoint come."""
-    rounds: Callable[[], RoundStatus] = field(default_factory=lambda: RoundTimes().status)
+    rounds: Callable[[], RoundStatus] = field(default_factory=lambda: lambda: RoundTimes().status(0.0))
     """How long reconcile rounds take."""
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held from reading an endpoint to storing what became of it, so that two changes at once both happen."""
