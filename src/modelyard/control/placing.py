@@ -64,7 +64,7 @@ class Placer:
         self._rule = rule
         self._cluster = Cluster()
         self._built_s = float("-inf")
-        self._shown: list[tuple[object, ...]] = []
+        self._shown: Sequence[tuple[object, ...]] = []
         """What the cluster's nodes were like when it was built."""
         self._on: dict[str, Placement] = {}
         """What is placed on the cluster, by replica."""
