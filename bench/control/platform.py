@@ -21,8 +21,18 @@ from modelyard.domain.tenants import PLATFORM, Tenant
 from modelyard.stores.sql import SqlControlStore, open_database
 
 TENANTS = 100
+MEMORY_GIB = 60
+"""What a replica needs: one of them on each of the declared accelerators, as models of some size have it."""
+SPARE = 256
+"""Accelerators beside those of the awake endpoints, for those that are woken."""
+NODES = """[[nodes]]
+id = "h100"
+number = {number}
+accelerators = [{{ kind = "h100", count = 8, island = 8 }}]
+"""
+OPTIONS = {"slots": 4, "memory_gib": MEMORY_GIB}
 START_S = 60.0
-RAMP_S = 300.0
+RAMP_S = 120.0
 
 
 @dataclass(slots=True)
@@ -88,7 +98,7 @@ class Platform:
 def start(data: DataDirectory, settings: dict[str, object]) -> Platform:
     """Start ``modelyard up`` on ``data`` and wait until it answers."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MODELYARD")}
-    for name, value in {"fleet.kind": "simulated", **settings}.items():
+    for name, value in {"fleet.kind": "simulated", "fleet.nodes_file": "nodes.toml", **settings}.items():
         environment["MODELYARD__" + name.upper().replace(".", "__")] = str(value)
     with (data.root / "up.log").open("ab") as output:
         process = subprocess.Popen(
@@ -107,6 +117,7 @@ def start(data: DataDirectory, settings: dict[str, object]) -> Platform:
 def fill(data: DataDirectory, awake: int, asleep: int) -> None:
     """Put the endpoints into the store: shared ones, of many tenants, each of a version of its own."""
     asyncio.run(_fill(data, awake, asleep))
+    (data.root / "nodes.toml").write_text(NODES.format(number=-(-(awake + SPARE) // 8)))
 
 
 async def _fill(data: DataDirectory, awake: int, asleep: int) -> None:
@@ -126,7 +137,9 @@ def _deployment(number: int, *, is_awake: bool) -> tuple[ModelVersion, Endpoint]
     name = f"{'awake' if is_awake else 'asleep'}-{number}"
     # One endpoint is the operator's own, so that the admin key may change its releases.
     owner = PLATFORM if number % 10 == 0 else f"ten-{number % TENANTS:05d}"
-    version = ModelVersion(f"ver-{number:012x}", owner, name, "v1", "simulated", Artifact(""), {"slots": 4}, 1)
+    version = ModelVersion(
+        f"ver-{number:012x}", owner, name, "v1", "simulated", Artifact(""), OPTIONS, 1, gpu_type="h100"
+    )
     endpoint = Endpoint(
         id=f"ep-{number:012x}",
         tenant_id=owner,

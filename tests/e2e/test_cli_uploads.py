@@ -136,7 +136,7 @@ def test_an_endpoint_becomes_as_its_file_says(yard: Yard, tmp_path: Path) -> Non
     file.write_text(FILE.format(name="filed", slots=4, most=3))
     assert "'filed': added v2 with all of the traffic." in out(yard, "deploy", "-f", str(file), "--wait")
     releases = yard.get("/v1/endpoints/filed")["releases"]
-    assert [(one["version"], one["weight"]) for one in releases] == [("v1", 0), ("v2", 100)]
+    assert [(one["version"], one["weight"]) for one in releases] == [("v2", 100)]
     assert "'filed': unchanged." in out(yard, "deploy", "-f", str(file))
     assert out(yard, "deploy", "-f", str(file), "-q").strip() == yard.get("/v1/endpoints/filed")["id"]
 

@@ -156,3 +156,16 @@ def test_a_tenant_gets_no_more_accelerators_than_its_quota(tmp_path: Path) -> No
             10,
             "the other one says why it is not",
         )
+
+
+def test_a_replica_that_died_is_tried_on_another_node(tmp_path: Path) -> None:
+    config = tmp_path / "modelyard.toml"
+    config.write_text('[[fleet.nodes]]\nid = "gpu"\nnumber = 2\naccelerators = [{ kind = "h100", count = 1 }]\n')
+    with Yard(tmp_path, options=("--config", str(config))) as yard:
+        assert yard.call("POST", "/v1/models/deploy", order("one", memory_gib=60)).status == 202
+        yard.wait_ready("one")
+        ((first, _),) = placed(yard)
+        yard.kill(yard.engines("one")[0].pid)
+        eventually(lambda: placed(yard) and placed(yard)[0][0] != first, 15, "it runs on the other node")
+        (failed,) = [one for one in yard.get("/v1/endpoints/one/events")["data"] if one["kind"] == "replica_failed"]
+        assert failed["reason"] == "killed by SIGKILL"

@@ -50,9 +50,8 @@ def test_no_secret_is_compared_with_equals() -> None:
         for line in comparisons_of_secrets(ast.parse(path.read_text("utf-8")))
     }
     # Digests of artifacts are public names of their content.
-    assert {
-        place for place in found if not place.startswith(("control/artifacts", "engines/", "fleet/weights"))
-    } == set()
+    of_content = ("control/artifacts", "control/uploads.py", "engines/", "fleet/weights", "stores/sql/uploads.py")
+    assert {place for place in found if not place.startswith(of_content)} == set()
 
 
 def test_the_rule_bites() -> None:

@@ -8,6 +8,7 @@ import contextlib
 import re
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 STALL_S = 60.0
+BLOCK_BYTES = 256 * 1024
 
 
 @dataclass(slots=True)
@@ -38,6 +40,8 @@ class Served:
     on_request: Callable[["Seen"], None] = lambda seen: None
     """Called before each answer."""
     ignores_if_range: bool = False
+    bytes_per_s: float = 0.0
+    """Most that one connection gets; 0: as fast as it goes."""
     shifted: int = 0
     """By how much the range of an answer is another one than was asked for."""
 
@@ -149,7 +153,11 @@ class Origin:
                 request.wfile.flush()
                 self.released.wait(STALL_S)
                 return
-        request.wfile.write(body)
+        for at in range(0, len(body), BLOCK_BYTES):
+            block = body[at : at + BLOCK_BYTES]
+            request.wfile.write(block)
+            if served.bytes_per_s:
+                time.sleep(len(block) / served.bytes_per_s)
 
 
 def _refuse(request: BaseHTTPRequestHandler, status: int) -> None:

@@ -83,8 +83,6 @@ def size_text(endpoint: Item) -> str | None:
 
 
 def tier_text(endpoint: Item) -> str | None:
-    """Return the tier that an endpoint is in and why; only the one it is pinned to where no more is told."""
-    if standing := endpoint.get("standing"):
-        return f"{standing['tier']}: {standing['reason']}"
-    tier = endpoint.get("autoscale", {}).get("tier")
-    return f"pinned {tier}" if tier else None
+    """Return the tier that an endpoint is in, and why."""
+    tier = endpoint.get("tier")
+    return f"{tier['tier']}: {tier['reason']}" if tier else None

@@ -233,7 +233,7 @@ def version_body(*, source: str | None, engine: str | None, options: tuple[str, 
 
 
 def wait_until_ready(platform: Platform, endpoint_id: str, *, timeout_s: float) -> Item:
-    """Show an endpoint's stages until it is ready, and return it.
+    """Show an endpoint's stages until it is ready, and a new version has taken over from the last, and return it.
 
     Raises:
         Failure: it cannot start, or it took longer than ``timeout_s``.
@@ -241,6 +241,7 @@ def wait_until_ready(platform: Platform, endpoint_id: str, *, timeout_s: float) 
     clock = SystemClock()
     give_up_s = clock.monotonic_s() + timeout_s
     progress: StageBar | None = None
+    was_rolling = False
     try:
         while True:
             endpoint: Item = platform.get(f"/v1/endpoints/{segment(endpoint_id)}")
@@ -251,7 +252,12 @@ def wait_until_ready(platform: Platform, endpoint_id: str, *, timeout_s: float) 
                     f"'{endpoint['name']}' cannot start: {endpoint.get('failure') or 'no reason given'}. "
                     f"See 'modelyard logs {endpoint['name']}'."
                 )
-            if endpoint["status"] == "running":
+            rollout = endpoint.get("rollout") or {}
+            is_rolling = rollout.get("kind") == "rolling" and rollout["state"] in ("running", "paused")
+            if was_rolling and rollout.get("state") == "rolled_back":
+                raise Failure(f"'{endpoint['name']}' serves {rollout['stable']} as before: {rollout['reason']}.")
+            was_rolling = was_rolling or is_rolling
+            if endpoint["status"] == "running" and not is_rolling:
                 return endpoint
             progress.show(endpoint.get("progress"))
             if clock.monotonic_s() > give_up_s:

@@ -135,8 +135,9 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
         signals=signals,
         recall=partial(feed.ask, timeout_s=RECALL_TIMEOUT_S),
         size=loops.size,
+        nodes=loops.nodes,
         forecast=forecasts.profile,
-        rounds=loops.times.status,
+        rounds=loops.rounds,
     )
     rollouts = _rollouts(context, loops, publisher)
     others = (given.delivery, tidings, leases, context.requests, webhooks, upload_desk, forecasts, rollouts, sweep)

@@ -65,7 +65,9 @@ class Attention:
         if endpoint is None or has_changed or not self._is_resting(endpoint, world):
             self._rests.pop(endpoint_id, None)
             return
-        longest_s = min(SWEEP_S, max(self._pass_interval_s, IDLE_SHARE * endpoint.scaling.idle_s))
+        # Gates are asked in passes: an owner who wants them asked more often than that gets more passes.
+        pace_s = min(IDLE_SHARE * endpoint.scaling.idle_s, endpoint.autoscale.check_s)
+        longest_s = min(SWEEP_S, max(self._pass_interval_s, pace_s))
         # Not all at the same time: each has its own part between a half and the whole of it.
         due_s = world.monotonic_s + longest_s * (1 + crc32(endpoint_id.encode()) / 2**32) / 2
         self._rests[endpoint_id] = _Rest(self._seen(endpoint, world), due_s)

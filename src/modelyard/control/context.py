@@ -6,7 +6,7 @@ are the only ways from a route into the loops.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from modelyard.clock import Clock
@@ -17,6 +17,7 @@ from modelyard.control.signals import Signals
 from modelyard.control.uploads import UploadDesk
 from modelyard.control.webhooks import WebhookSender
 from modelyard.domain.demand import Report
+from modelyard.domain.nodes import NodeSeen
 from modelyard.domain.routing_table import Heartbeat
 from modelyard.domain.why import RequestStory
 from modelyard.engines import Engines
@@ -60,9 +61,11 @@ class Context:
     """What the gateways remember of a request, by its id."""
     size: Callable[[str], tuple[scaling.Seen, scaling.Decision] | None] = lambda _: None
     """What the last pass saw of an endpoint, and which size it decided."""
+    nodes: Callable[[], Mapping[str, NodeSeen]] = dict
+    """The fleet's nodes by id, as the last round saw them."""
     forecast: Callable[[str], Profile | None] = lambda _: None
     """What is known of when requests of an endpoint come."""
-    rounds: Callable[[], RoundStatus] = field(default_factory=lambda: RoundTimes().status)
+    rounds: Callable[[], RoundStatus] = field(default_factory=lambda: lambda: RoundTimes().status(0.0))
     """How long reconcile rounds take."""
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held from reading an endpoint to storing what became of it, so that two changes at once both happen."""

@@ -80,7 +80,7 @@ class Executor:
             placement=placement,
         )
         replica = await self._put(records, replica, ReplicaState.STARTING, action.reason)
-        await self._tell(endpoint.id, "replica_started", action.reason, replica.id)
+        await self._tell(endpoint.id, "replica_started", action.reason, replica.id, _supply_of(supplied))
         spec = LaunchSpec(
             replica_id=replica.id,
             model_name=endpoint.name,
@@ -157,10 +157,12 @@ class Executor:
         if is_first_time:
             replica = msgspec.structs.replace(replica, ready_at=now_s)
         await self._put(records, replica, ReplicaState.READY, reason)
-        await self._tell(endpoint_id, "replica_ready", reason, replica.id)
+        load_s = max(now_s - replica.started_at, 0.0)
+        data: EventData = {"load_s": round(load_s, 3)} if is_first_time else {}
+        await self._tell(endpoint_id, "replica_ready", reason, replica.id, data)
         # What began before this controller did may have been ready for long before anybody looked.
         if is_first_time and replica.started_at >= self._begun_s:
-            await self._loads.add(replica.version_id, max(now_s - replica.started_at, 0.0))
+            await self._loads.add(replica.version_id, load_s)
 
     async def _fail(
         self, endpoint_id: str, replica_id: str, reason: str, records: Records, *, last_lines: Sequence[str] = ()
@@ -210,3 +212,12 @@ class Executor:
     ) -> None:
         _log.info("%s: %s: %s", replica_id, kind, reason)
         await self._store.add_event(Event(self._clock.unix_s(), endpoint_id, kind, reason, replica_id, data or {}))
+
+
+def _supply_of(supplied: Supplied) -> EventData:
+    """Return what a start says of its weights: whether they had to be fetched, and how long that took."""
+    if supplied.artifact is None:
+        return {}
+    size = supplied.version.artifact.size_bytes
+    took = supplied.fetched_s
+    return {"weights_bytes": size, "fetch_s": None if took is None else round(took, 3)}

@@ -93,6 +93,7 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
     actions = plan(situation, tools.pace)
 
     records = {seen.record.id: seen.record for seen in situation.replicas}
+    were_ready = {id for id, record in records.items() if record.state is ReplicaState.READY}
     has_changed = False
     starts = Starts(endpoint, world, tools, records)
     touched = touched_by(actions) if endpoint.pool else frozenset()
@@ -111,8 +112,8 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
     for version_id in {record.version_id for record in records.values() if record.state is ReplicaState.READY}:
         await tools.executor.activate(tools.supplies.known(world.versions[version_id]))
 
-    if has_changed:
-        # Gateways know of a replica before anybody is told that it is ready.
+    if any(record.state is ReplicaState.READY and id not in were_ready for id, record in records.items()):
+        # Gateways know of a replica before anybody is told that it is ready. Of the rest they hear after the pass.
         await tools.publish()
     view = View(
         now_s=world.unix_s,

@@ -1,8 +1,10 @@
 """The controller's loops, and the owner of every task in it.
 
-A round looks at the world once and runs one pass for each endpoint, each in a
-task of its own: an endpoint that is slow is left out of the next rounds until
-it is done, and delays nobody. Rounds come every ``pass_interval_s`` and at
+A round looks at the world once and begins a pass for each endpoint that needs
+one, each in a task of its own: an endpoint that is slow is left out of the next
+rounds until it is done, and delays nobody. Where many need one at once, they
+come in waves, who waits longest first. What passes change is pushed to
+gateways by a loop of its own, the changes of many passes at once. Rounds come every ``pass_interval_s`` and at
 once when something happens: a management call, a request for a sleeping
 endpoint, a replica that became ready or got worse, the end of a long action.
 """
@@ -35,10 +37,11 @@ from modelyard.control.world import World, look
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import Report
 from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.nodes import NodeSeen
 from modelyard.domain.routing_table import Heartbeat, ReplicaSnapshot
 from modelyard.engines import Engines
 from modelyard.fleet import Fleet
-from modelyard.observe.rounds import Round, RoundTimes
+from modelyard.observe.rounds import RoundStatus, RoundTimes
 from modelyard.policy import scaling
 from modelyard.policy.costs import hourly_nanousd
 from modelyard.policy.eviction import Rule
@@ -48,10 +51,13 @@ from modelyard.stores import ControlStore, StoreUnavailableError, TableFeed
 BEAT_S = 1.0
 PING_TIMEOUT_S = 1.0
 ROUND_GAP_S = 0.01
-"""Shortest pause between two rounds, so that a storm of events costs one round and not hundreds."""
+"""Shortest pause between two rounds, so that a storm of events costs one round and not hundreds. A round that
+took longer is followed by a pause as long as itself: half of the time is for everything else."""
 PASSES_AT_ONCE = 32
 """Passes that act at the same time. Thousands at once would queue as many writes before those of a management call,
 until all of them had waited too long for the store."""
+PASSES_OPEN = 128
+"""Passes that are begun and not done. What begins at once keeps everybody else from the loop while it decides."""
 OBSERVE_TIMEOUT_S = 30.0
 
 _WATCHED = frozenset({ReplicaState.LOADING, ReplicaState.READY, ReplicaState.DRAINING})
@@ -99,6 +105,11 @@ class Loops:
         self._turns = asyncio.Semaphore(PASSES_AT_ONCE)
         self._attention: Attention | None = None
         self._world: World | None = None
+        self._has_more = False
+        """Endpoints wait for others' passes to end."""
+        self._rests_until_s = 0.0
+        self._news = asyncio.Event()
+        """A pass changed something that gateways have not been told."""
         self._watched: dict[str, _Watched] = {}
         parts.feed.on_report(self._hear)
 
@@ -109,6 +120,10 @@ class Loops:
     def health(self) -> Heartbeat:
         """Return what gateways are told of the store."""
         return self._health
+
+    def rounds(self) -> RoundStatus:
+        """Return how long rounds and passes take."""
+        return self.times.status(self._parts.clock.monotonic_s())
 
     def snapshots(self) -> Sequence[ReplicaSnapshot]:
         """Return what engines said of their load since the last call."""
@@ -124,6 +139,10 @@ class Loops:
             return 0.0
         nodes = {node_id: seen.node for node_id, seen in self._tools.placer.nodes.items()}
         return float(hourly_nanousd(replica.placement, nodes))
+
+    def nodes(self) -> Mapping[str, NodeSeen]:
+        """Return the fleet's nodes by id, as the last round saw them."""
+        return self._tools.placer.nodes if self._tools else {}
 
     def passed(self) -> Mapping[str, Passed]:
         """Return what the last pass over each endpoint came to, by endpoint id."""
@@ -141,6 +160,7 @@ class Loops:
             self._tools = tools = self._make_tools(group, actions)
             running = [group.create_task(_run(other)) for other in others]
             running.append(group.create_task(self._reconcile(tools, actions, passes), name="reconcile"))
+            running.append(group.create_task(self._push(), name="push"))
             running.append(group.create_task(self._ping(), name="ping"))
             running.append(group.create_task(self._beat(), name="beat"))
             try:
@@ -181,7 +201,7 @@ class Loops:
                 pauses_s=(control.crash_backoff_s, control.crash_backoff_max_s),
             ),
             loads=loads,
-            publish=parts.publisher.refresh,
+            publish=parts.publisher.refresh_together,
             pace=Pace(
                 backoff_s=control.crash_backoff_s,
                 backoff_max_s=control.crash_backoff_max_s,
@@ -203,12 +223,12 @@ class Loops:
                     await self._woken.wait()
             except TimeoutError:
                 continue
-            await asyncio.sleep(ROUND_GAP_S)
+            await asyncio.sleep(max(ROUND_GAP_S, self._rests_until_s - self._parts.clock.monotonic_s()))
 
     async def _round(self, tools: Tools, actions: KeyedTasks, passes: KeyedTasks) -> None:
         parts = self._parts
         self._woken.clear()
-        this_round = self.times.begin(parts.clock.monotonic_s())
+        began_s = parts.clock.monotonic_s()
         reports = parts.feed.reports()
         busy_endpoints, busy_replicas = passes.keys(), actions.keys()
         async with asyncio.timeout(OBSERVE_TIMEOUT_S):
@@ -231,14 +251,24 @@ class Loops:
         self._world = world
         tools.observer.watch(self._targets(world, tools))
         tools.sizing.keep(world)
-        wanted = self._attention_of(tools).wanted(world, tools.placer.claimed_of(world)) - busy_endpoints
-        for endpoint_id in tools.placer.in_turn(wanted):
-            this_round.pass_began()
-            passes.spawn(endpoint_id, partial(self._timed_pass, endpoint_id, tools, this_round))
-        for endpoint_id in tools.memories.keys() - world.endpoints.keys() - busy_endpoints:
+        self._begin_passes(world, tools, passes, busy_endpoints, began_s)
+
+    def _begin_passes(
+        self, world: World, tools: Tools, passes: KeyedTasks, busy: frozenset[str], began_s: float
+    ) -> None:
+        """Begin the passes that are needed, as many as may be open; the round is over then."""
+        wanted = self._attention_of(tools).wanted(world, tools.placer.claimed_of(world)) - busy
+        waiting = self.times.needed(wanted, began_s, running=busy)
+        wave = waiting[: max(PASSES_OPEN - len(busy), 0)]
+        self._has_more = len(wave) < len(waiting)
+        for endpoint_id in tools.placer.in_turn(wave):
+            passes.spawn(endpoint_id, partial(self._timed_pass, endpoint_id, tools))
+        for endpoint_id in tools.memories.keys() - world.endpoints.keys() - busy:
             del tools.memories[endpoint_id]
             tools.passed.pop(endpoint_id, None)
-        this_round.ended(parts.clock.monotonic_s())
+        ended_s = self._parts.clock.monotonic_s()
+        self.times.took(len(wanted), ended_s - began_s)
+        self._rests_until_s = ended_s + (ended_s - began_s)
 
     def _attention_of(self, tools: Tools) -> Attention:
         if self._attention is None:
@@ -246,7 +276,7 @@ class Loops:
             self._attention = Attention(tools.observer, pass_interval_s=interval_s)
         return self._attention
 
-    async def _timed_pass(self, endpoint_id: str, tools: Tools, of: Round) -> None:
+    async def _timed_pass(self, endpoint_id: str, tools: Tools) -> None:
         attention = self._attention_of(tools)
         try:
             async with self._turns:
@@ -259,7 +289,9 @@ class Loops:
             attention.failed(endpoint_id)
             raise
         finally:
-            of.ended(self._parts.clock.monotonic_s())
+            self.times.passed(endpoint_id, self._parts.clock.monotonic_s())
+            if self._has_more:
+                self.wake()
 
     async def _pass(self, endpoint_id: str, world: World, tools: Tools) -> bool:
         endpoint = world.endpoints.get(endpoint_id)
@@ -268,14 +300,22 @@ class Loops:
         else:
             has_changed = await self._clear(endpoint_id, world, tools)
         if has_changed:
-            await self._publish()
+            self._news.set()
             self.wake()
         return has_changed
+
+    async def _push(self) -> None:
+        """Push what passes changed."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            with boundary("a push of the routing table"):
+                await self._publish()
 
     async def _publish(self) -> None:
         """Tell gateways what is stored; what could not be read is told in a later round."""
         try:
-            await self._parts.publisher.refresh()
+            await self._parts.publisher.refresh_together()
         except StoreUnavailableError:
             self._is_published = False
             raise

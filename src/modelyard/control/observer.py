@@ -198,13 +198,10 @@ class Observer:
         return sum(said) if said else None
 
     async def _look(self, watch: _Watch) -> None:
-        """Ask once, both pages at a time, and judge."""
+        """Ask once and judge."""
         target = watch.target
         session = await self._open_session()
-        ready, page = await asyncio.gather(
-            self._get(session, target, target.engine.ready_path),
-            self._get(session, target, target.engine.load_path),
-        )
+        ready, page = await self._pages(session, watch)
         watch.load = _NO_LOAD if page is None else target.engine.read_load(page)
         watch.is_answering = ready is not None
         watch.looked_s, watch.has_news = self._clock.monotonic_s(), page is not None
@@ -224,6 +221,18 @@ class Observer:
         if verdict.vital is not watch.vital:
             watch.vital = verdict.vital
             self._wake()
+
+    async def _pages(self, session: "aiohttp.ClientSession", watch: _Watch) -> tuple[str | None, str | None]:
+        """Return the readiness and the metrics page."""
+        target = watch.target
+        if watch.is_answering and not watch.is_busy:
+            # Nobody waits for it: one after the other, over one connection. Opening it costs more than the pages do.
+            ready = await self._get(session, target, target.engine.ready_path)
+            return ready, await self._get(session, target, target.engine.load_path) if ready is not None else None
+        return await asyncio.gather(
+            self._get(session, target, target.engine.ready_path),
+            self._get(session, target, target.engine.load_path),
+        )
 
     async def _open_session(self) -> "aiohttp.ClientSession":
         aiohttp = await asyncio.to_thread(importlib.import_module, "aiohttp") if self._session is None else None

@@ -1,6 +1,6 @@
 """Where replicas go: the packer's cluster of one round, and what is promised between two of them.
 
-A round builds the cluster from what is recorded (``see``). A pass that places
+A round brings the cluster up to what is recorded (``see``). A pass that places
 a replica takes the room at once, and holds it while its artifact is fetched:
 the promise is kept here until the record with the placement is stored, or the
 pass does not ask for it again. What fits only where idle replicas are claims
@@ -20,11 +20,13 @@ from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.nodes import NodeSeen, Placement
 from modelyard.policy import accelerator_quota, eviction
-from modelyard.policy.cluster import Cluster
+from modelyard.policy.cluster import CPU, Cluster
 from modelyard.policy.packing import Ask, NoRoom, place
 from modelyard.policy.reconcile import LIVE
 
 HOLDING = LIVE | {ReplicaState.DRAINING}
+REBUILD_S = 30.0
+"""Longest time that a cluster is kept: what it counted wrong, and the packer's notes on it, go with it."""
 LOADS_COUNT_S = 600.0
 """How long a start counts against its tenant's turn for scarce room."""
 
@@ -61,6 +63,11 @@ class Placer:
     def __init__(self, rule: eviction.Rule = eviction.STANDARD) -> None:
         self._rule = rule
         self._cluster = Cluster()
+        self._built_s = float("-inf")
+        self._shown: Sequence[tuple[object, ...]] = []
+        """What the cluster's nodes were like when it was built."""
+        self._on: dict[str, Placement] = {}
+        """What is placed on the cluster, by replica."""
         self._nodes: dict[str, NodeSeen] = {}
         self._kinds: frozenset[str] = frozenset()
         self._sizes: accelerator_quota.Sizes = {}
@@ -105,10 +112,35 @@ class Placer:
         for claim in list(self._claims.values()):
             if not claim.victims & self._held.keys():
                 self._promised[claim.replica_id] = self._claims.pop(claim.replica_id)
-        promises = [promise.placement for promise in self._promised.values()]
-        self._cluster = Cluster.of(self._nodes.values(), [*(placed for _, placed in self._held.values()), *promises])
+        self._lay_out()
         self._loads = [load for load in self._loads if self._now_s - load[0] < LOADS_COUNT_S]
         self._waiting = {id: one for id, one in self._waiting.items() if id in world.endpoints}
+
+    def _lay_out(self) -> None:
+        """Bring the cluster up to what is held and promised; anew only where nodes differ, for that is slow."""
+        wanted = {replica_id: placement for replica_id, (_, placement) in self._held.items()}
+        wanted |= {replica_id: promise.placement for replica_id, promise in self._promised.items()}
+        shown = [(seen.node, seen.is_ready, seen.reason, seen.cached) for seen in self._nodes.values()]
+        is_old = self._now_s - self._built_s >= REBUILD_S
+        # How much strangers use of a GPU is what is measured minus what is placed: that needs both of one time.
+        if is_old or shown != self._shown or any(map(_is_measured, self._nodes.values())):
+            self._cluster = Cluster.of(self._nodes.values(), wanted.values())
+            self._built_s, self._shown, self._on = self._now_s, shown, wanted
+            return
+        for replica_id, placement in list(self._on.items()):
+            if wanted.get(replica_id) is not placement:
+                self._take_off(replica_id)
+        for replica_id, placement in wanted.items():
+            if replica_id not in self._on:
+                self._put_on(replica_id, placement)
+
+    def _put_on(self, replica_id: str, placement: Placement) -> None:
+        self._cluster.take(placement)
+        self._on[replica_id] = placement
+
+    def _take_off(self, replica_id: str) -> None:
+        if (placement := self._on.pop(replica_id, None)) is not None:
+            self._cluster.give_back(placement)
 
     def in_turn(self, endpoint_ids: Collection[str]) -> list[str]:
         """Return the endpoints in the order in which they may ask: those that wait for room first, in fair turns."""
@@ -164,7 +196,7 @@ class Placer:
             return self._make_room(replica, ask, need, residents, found)
         if over := self.over_quota(ask.tenant_id, found):
             return NoRoom(over, ask.memory_bytes)
-        self._cluster.take(found)
+        self._put_on(replica.id, found)
         self._promised[replica.id] = Promise(replica.id, replica.endpoint_id, ask.tenant_id, ask, found)
         self._loads.append((self._now_s, ask.tenant_id))
         return found
@@ -172,9 +204,8 @@ class Placer:
     def give_up(self, replica_id: str) -> None:
         """Let go of the room of a replica that is not started after all."""
         self._claims.pop(replica_id, None)
-        promised = self._promised.pop(replica_id, None)
-        if promised is not None:
-            self._cluster.give_back(promised.placement)
+        if self._promised.pop(replica_id, None) is not None:
+            self._take_off(replica_id)
 
     def _make_room(self, replica: Replica, ask: Ask, need: Need, residents: Residents, no_room: NoRoom) -> NoRoom:
         since = eviction.Waiting(replica.endpoint_id, ask.tenant_id, self._now_s, ask.tier)
@@ -217,6 +248,12 @@ class Placer:
 
     def _is_there(self, placement: Placement) -> bool:
         return all(part.node_id in self._nodes and self._nodes[part.node_id].is_ready for part in placement.parts)
+
+
+def _is_measured(seen: NodeSeen) -> bool:
+    """Say whether it is known what strangers use of a node's accelerators besides its CPU."""
+    others = {one.index for one in seen.node.accelerators if one.kind != CPU}
+    return not others.isdisjoint(seen.used_bytes)
 
 
 def kinds_of(nodes: Iterable[NodeSeen]) -> frozenset[str]:

@@ -54,6 +54,8 @@ class Supplied:
     engine: Engine
     settings: Settings
     artifact: Path | None
+    fetched_s: float | None = None
+    """Seconds that its artifact took to get here, for the first start after that; None: it was here."""
 
 
 @dataclass(slots=True)
@@ -102,6 +104,7 @@ class Supplies:
         self._copying: dict[str, _Copying] = {}
         self._failed: dict[str, _Failed] = {}
         self._learned: dict[str, tuple[Artifact, ModelFacts]] = {}
+        self._fetched_s: dict[str, float] = {}
 
     def known(self, version: ModelVersion) -> ModelVersion:
         """Return ``version`` with what was learned of its artifact since it was read."""
@@ -140,7 +143,7 @@ class Supplies:
         file = self._artifacts.path(version.artifact)
         if file is not None and version.facts.format:
             self._artifacts.note_use(version.artifact, self._clock.unix_s())
-            return Supplied(version, engine, settings, file)
+            return Supplied(version, engine, settings, file, self._fetched_s.pop(version.id, None))
         if copying := self._copying.get(version.id):
             return _fetch_of(copying, self._clock.monotonic_s())
         failed = self._failed.get(version.id)
@@ -171,6 +174,7 @@ class Supplies:
             del self._copying[version.id]
         self._failed.pop(version.id, None)
         self._learned[version.id] = artifact, facts
+        self._fetched_s[version.id] = self._clock.monotonic_s() - copying.begun_s
         if (artifact, facts) == (version.artifact, version.facts):
             return  # it was here, and was verified
         await self._store.put_version(msgspec.structs.replace(fetched, memory_bytes=settings.memory_bytes))

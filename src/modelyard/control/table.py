@@ -26,6 +26,8 @@ from modelyard.metering.prices import price_of
 from modelyard.stores import ControlStore, TableFeed
 
 _NONE: Sequence[Replica] = []
+REST_MAX_S = 0.1
+"""Longest pause between two pushes for passes: what they change is seen soon, and gateways get to serve meanwhile."""
 _ROUTED = frozenset({ReplicaState.READY, ReplicaState.DRAINING})
 
 
@@ -53,6 +55,7 @@ class TablePublisher:
         self._turn = asyncio.Lock()
         self._asked = 0
         self._served = 0
+        self._rests_until_s = 0.0
         self._draining: dict[str, int] = {}
         """Draining replicas, with the first revision that sends nothing new to them."""
         self._routes: dict[str, _Made] = {}
@@ -73,11 +76,26 @@ class TablePublisher:
             StoreUnavailableError: nothing was pushed.
         """
         self._asked += 1
+        await self._serve(self._asked)
+
+    async def refresh_together(self) -> None:
+        """Do the same for callers by the hundred: a pause after the last push, as long as it took, gathers some.
+
+        Raises:
+            StoreUnavailableError: nothing was pushed.
+        """
+        self._asked += 1
         ticket = self._asked
+        pause_s = self._rests_until_s - asyncio.get_running_loop().time()
+        if pause_s > 0:
+            await asyncio.sleep(pause_s)
+        await self._serve(ticket)
+
+    async def _serve(self, ticket: int) -> None:
         async with self._turn:
             if self._served >= ticket:
                 return  # somebody read the store after this call began
-            served = self._asked
+            served, began_s = self._asked, asyncio.get_running_loop().time()
             table, draining = await self._build()
             table = _with_same_parts(table, self._table)
             if self._table.revision == 0 or table != self._table:
@@ -85,6 +103,8 @@ class TablePublisher:
                 await self._feed.publish(self._table)
             self._draining = {one: self._draining.get(one, self._table.revision) for one in draining}
             self._served = served
+            ended_s = asyncio.get_running_loop().time()
+            self._rests_until_s = ended_s + min(ended_s - began_s, REST_MAX_S)
 
     def known_to_drain(self, reports: Collection[Report]) -> frozenset[str]:
         """Return the draining replicas of which each gateway of ``reports`` knows it, and sends nothing new there."""

@@ -134,6 +134,11 @@ class Engine(Protocol):
         """Return the API paths that a version with ``options`` serves: a subset of ``routes``."""
         ...
 
+    def sleeps_after_s(self, options: Options) -> float:
+        """Return the seconds without a request after which a replica gives its memory back by itself, and wakes at
+        the next one; 0 for one that never does."""
+        ...
+
 
 Engines = Mapping[str, Engine]
 """All engines by name, as ``compose`` gives them to the controller."""

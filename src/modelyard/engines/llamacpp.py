@@ -58,6 +58,8 @@ class LlamaCppOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Precision of the KV cache: less memory, slightly other answers."""
     cache_ram_mib: Annotated[int, msgspec.Meta(ge=0, le=1_048_576)] = 0
     """Memory for prompts that lost their slot. Off: it counts against the replica's memory."""
+    sleep_idle_s: Annotated[int, msgspec.Meta(ge=0, le=30 * 86_400)] = 0
+    """Seconds without a request after which the replica gives its memory back; the next request wakes it. 0: never."""
 
 
 class LlamaCppEngine:
@@ -134,6 +136,8 @@ class LlamaCppEngine:
         argv += ["--slots", str(spec.slots), "--context-length", str(spec.context_length)]
         read = read_options(LlamaCppOptions, spec.options, engine=self.name)
         argv += ["--kv-type", read.kv_type, "--cache-ram-mib", str(read.cache_ram_mib)]
+        if read.sleep_idle_s:
+            argv += ["--sleep-idle-s", str(read.sleep_idle_s)]
         if read.embedding:
             argv += ["--embedding", "--pooling", read.pooling]
         threads = str(max(1, spec.threads))
@@ -156,6 +160,10 @@ class LlamaCppEngine:
     def routes_for(self, options: Options) -> frozenset[str]:
         """Return chat and completions, and embeddings when the option ``embedding`` is set."""
         return self.routes if options.get("embedding") is True else _CHAT_ROUTES
+
+    def sleeps_after_s(self, options: Options) -> float:
+        """Return the option ``sleep_idle_s``. Looks at health and metrics do not wake a replica (tried)."""
+        return float(read_options(LlamaCppOptions, options, engine=self.name).sleep_idle_s)
 
 
 def _context_length(read: LlamaCppOptions, facts: ModelFacts, *, is_given: bool) -> int:

@@ -48,6 +48,7 @@ def _read_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--kv-type", choices=("f16", "q8_0", "q4_0"), default="f16")
     parser.add_argument("--cache-ram-mib", type=int, default=0)
+    parser.add_argument("--sleep-idle-s", type=int, default=0)
     parser.add_argument("--embedding", action="store_true")
     parser.add_argument("--pooling", choices=("", "mean", "cls", "last"), default="")
     return parser.parse_args()
@@ -71,6 +72,8 @@ def _parameters(xllamacpp: Any, arguments: argparse.Namespace, secret: str) -> A
     parameters.cache_type_k = parameters.cache_type_v = kv_type
     parameters.cache_ram_mib = arguments.cache_ram_mib
     parameters.cache_idle_slots = arguments.cache_ram_mib > 0
+    if arguments.sleep_idle_s:
+        parameters.sleep_idle_seconds = arguments.sleep_idle_s
     parameters.endpoint_metrics = True
     parameters.endpoint_slots = False
     parameters.endpoint_props = False

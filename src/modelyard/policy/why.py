@@ -75,6 +75,7 @@ def explain(endpoint: Endpoint, known: Known) -> tuple[Answer, ...]:
         answers.append(Answer("Where does it run?", "; ".join(known.placed)))
     if known.tier is not None:
         answers.append(Answer(f"Why is it {known.tier}?", known.tier_reason))
+    answers += _start(known)
     answers += _troubles(endpoint, known)
     return tuple(answers)
 
@@ -118,6 +119,25 @@ def _size(endpoint: Endpoint, known: Known) -> Answer:
     if known.wanted >= endpoint.scaling.max_replicas and "configured most" in known.size_reason:
         step = f"allow more: modelyard endpoints set {endpoint.name} --scale {endpoint.scaling.min_replicas}..N"
     return Answer(question, answer, step, data=known.size_data)
+
+
+def _start(known: Known) -> list[Answer]:
+    """Return what the last start that became ready took, and how the weights came there."""
+    ready = next((one for one in reversed(known.events) if one.kind == "replica_ready" and "load_s" in one.data), None)
+    if ready is None:
+        return []
+    begun = next(
+        (one for one in known.events if one.kind == "replica_started" and one.replica_id == ready.replica_id), None
+    )
+    parts = [f"{ready.data['load_s']} s from start to ready"]
+    numbers = dict(ready.data)
+    if begun is not None and "weights_bytes" in begun.data:
+        numbers |= begun.data
+        fetch_s = begun.data["fetch_s"]
+        parts.append(
+            "its weights were on the node" if fetch_s is None else f"{fetch_s} s before that to fetch its weights"
+        )
+    return [Answer("What did its last start take?", "; ".join(parts), at=int(ready.at), data=numbers)]
 
 
 def _troubles(endpoint: Endpoint, known: Known) -> list[Answer]:

@@ -152,7 +152,7 @@ async def test_an_endpoint_tells_its_tier_and_where_it_runs_without_replicas_tha
 ) -> None:
     await put(api, admin, Placement((Part("gpu-0", (2,), 20 * GIB),)), stopped=Placement((Part("gpu-0", (3,), GIB),)))
     shown = (await api.call(admin, "GET", "/v1/endpoints/m")).json()
-    assert shown["standing"] == {"tier": "hot", "reason": "1 ready; at least 1 is kept"}
+    assert shown["tier"] == {"tier": "hot", "reason": "1 ready; at least 1 is kept", "is_short": False}
     answers = {
         one["question"]: one["answer"]
         for one in (await api.call(admin, "GET", "/v1/endpoints/m/why")).json()["answers"]

@@ -14,7 +14,8 @@ from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import EndpointDemand, Report
 from modelyard.domain.endpoints import Autoscale, Endpoint, EndpointStatus, IdleTime, Progress, Release, Tier
 from modelyard.domain.fleet import Replica, ReplicaState
-from modelyard.policy import scaling
+from modelyard.policy import scaling, tiers
+from modelyard.policy.releases import main_release
 from modelyard.stores import Event, EventData
 
 URL_HEADER = "x-modelyard-url"
@@ -41,13 +42,6 @@ class ReleaseView(msgspec.Struct, frozen=True, kw_only=True):
     """Percent of requests that are copied to it; nobody gets its answers."""
 
 
-class StandingView(msgspec.Struct, frozen=True, kw_only=True):
-    """How close it is to answering: hot, warm or cold, and why."""
-
-    tier: Tier
-    reason: str
-
-
 class EventView(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened, and why."""
 
@@ -65,6 +59,14 @@ class SizeView(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int
     reason: str
     seen: EventData
+
+
+class TierView(msgspec.Struct, frozen=True, kw_only=True):
+    """How close the endpoint is to answering, and why. ``is_short``: it is not what its owner pinned."""
+
+    tier: Tier
+    reason: str
+    is_short: bool
 
 
 class AutoscaleView(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +128,7 @@ class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
     scaling_metric: str
     scaling_target: float
     autoscale: AutoscaleView
+    tier: TierView
     size: SizeView | None
     """Null until the controller has looked at it for the first time."""
     serving: ServingView
@@ -137,8 +140,6 @@ class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: int | None
     """Whole seconds since the last request; null when no connected gateway had one."""
     replicas: list[ReplicaView]
-    standing: StandingView | msgspec.UnsetType | None = msgspec.UNSET
-    """Only where one endpoint is asked for."""
     events: list[EventView] | msgspec.UnsetType = msgspec.UNSET
     """The last ten; only where one endpoint is asked for."""
 
@@ -181,6 +182,7 @@ def endpoint_view(
         scaling_metric=endpoint.scaling.metric,
         scaling_target=endpoint.scaling.target_value,
         autoscale=autoscale_view(endpoint.autoscale),
+        tier=tier_view(context, endpoint, versions, own),
         size=_size(context, endpoint),
         serving=serving_view(endpoint.serving),
         is_shared=endpoint.is_shared,
@@ -214,6 +216,37 @@ def _release_view(release: Release, version: ModelVersion | None) -> ReleaseView
 def autoscale_view(rules: Autoscale) -> AutoscaleView:
     """Return what is shown of ``rules``, defaults too."""
     return AutoscaleView(**msgspec.structs.asdict(rules))
+
+
+def tier_view(
+    context: Context, endpoint: Endpoint, versions: Mapping[str, ModelVersion], own: Iterable[Replica]
+) -> TierView:
+    """Return how close ``endpoint`` with its ``own`` replicas is to answering."""
+    demand = demand_of(context.gateways()).get(endpoint.id, [])
+    idle_s = min((one.idle_s for one in demand), default=math.inf)
+    version = versions.get(main_release(endpoint).version_id) if endpoint.releases else None
+    states = [replica.state for replica in own]
+    ready, asleep = states.count(ReplicaState.READY), 0
+    engine = context.engines.get(version.framework) if version else None
+    if version is not None and engine is not None:
+        sleeps_s = engine.sleeps_after_s(version.options)
+        if sleeps_s and idle_s > sleeps_s:
+            ready, asleep = 0, ready
+    digest = version.artifact.digest if version else ""
+    standing = tiers.tier_of(
+        tiers.Seen(
+            ready=ready,
+            loading=states.count(ReplicaState.LOADING) + states.count(ReplicaState.STARTING),
+            asleep=asleep,
+            in_flight=sum(one.in_flight for one in demand),
+            idle_s=idle_s if math.isfinite(idle_s) else None,
+            floor=endpoint.scaling.floor,
+            pin=endpoint.autoscale.tier,
+            cached_on=[id for id, seen in context.nodes().items() if digest and digest in seen.cached],
+            is_stored=bool(digest) or engine is None or not engine.needs_artifact,
+        )
+    )
+    return TierView(tier=standing.tier, reason=standing.reason, is_short=standing.is_short)
 
 
 def _size(context: Context, endpoint: Endpoint) -> SizeView | None:

@@ -5,9 +5,9 @@ from typing import Annotated
 import msgspec
 
 from modelyard.control.api.access import find_endpoint
+from modelyard.control.api.endpoint_views import tier_view
 from modelyard.control.context import Context
 from modelyard.control.placing import HOLDING
-from modelyard.control.standing import standing_of
 from modelyard.domain.endpoints import EndpointStatus, Progress
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.tenants import Scope
@@ -47,15 +47,17 @@ class EndpointWhy:
         replicas = await store.replicas(endpoint_id=endpoint.id)
         events = await store.events(endpoint.id, limit=EVENTS_READ)
         size = context.size(endpoint.id)
-        standing = await standing_of(context, endpoint, replicas)
+        versions = {version.id: version for version in await store.versions(tenant_id=endpoint.tenant_id)}
+        own = [replica for replica in replicas if not replica.is_tombstone]
+        standing = tier_view(context, endpoint, versions, own)
         known = Known(
             now_s=context.clock.unix_s(),
             wanted=size[1].replicas if size else 0,
             ready=sum(replica.state is ReplicaState.READY for replica in replicas),
             size_reason=size[1].reason if size else "",
             size_data=numbers(size[0], size[1].replicas) if size else {},
-            tier=standing.tier if standing else None,
-            tier_reason=standing.reason if standing else "",
+            tier=standing.tier,
+            tier_reason=standing.reason,
             placed=[_place(replica) for replica in replicas if replica.placement.parts and replica.state in HOLDING],
             events=[Happened(one.at, one.kind, one.reason, one.replica_id, one.data) for one in events],
         )

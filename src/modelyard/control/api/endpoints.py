@@ -8,10 +8,9 @@ from starlette.requests import Request
 
 from modelyard.control.api.access import callable_endpoints, find_endpoint
 from modelyard.control.api.endpoint_changes import CHANGE_EXAMPLE, ChangeEndpoint, changed
-from modelyard.control.api.endpoint_views import EndpointView, EventView, StandingView, endpoint_view, event_view
+from modelyard.control.api.endpoint_views import EndpointView, EventView, endpoint_view, event_view
 from modelyard.control.api.faults import refusal
 from modelyard.control.context import Context
-from modelyard.control.standing import standing_of
 from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.tenants import Scope
 from modelyard.errors import conflict
@@ -139,9 +138,4 @@ async def whole_view(context: Context, request: Request, endpoint: Endpoint) -> 
     replicas = await store.replicas(endpoint_id=endpoint.id)
     view = endpoint_view(context, request, endpoint, versions, replicas)
     events = await store.events(endpoint.id, limit=EVENTS_SHOWN)
-    standing = await standing_of(context, endpoint, replicas)
-    return msgspec.structs.replace(
-        view,
-        standing=StandingView(tier=standing.tier, reason=standing.reason) if standing else None,
-        events=[event_view(event) for event in events],
-    )
+    return msgspec.structs.replace(view, events=[event_view(event) for event in events])

@@ -141,6 +141,10 @@ class SimulatedEngine:
         """Return all routes, whatever the options."""
         return self.routes
 
+    def sleeps_after_s(self, options: Options) -> float:
+        """Return 0: it has no memory to give back."""
+        return 0.0
+
 
 def _as_text(value: object) -> str:
     if isinstance(value, bool):

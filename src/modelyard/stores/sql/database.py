@@ -4,17 +4,20 @@ SQLAlchemy is used without asyncio: a function gets a connection, runs in a
 thread of ours and is one transaction. There is one writer thread, because
 SQLite has one writer and a queue is kinder than a lock, and a few readers,
 which in WAL mode go on while a writer, even of another process, holds the
-database. Every call has a deadline that counts from the moment it was asked
+database. Writes that wait while another is under way are done together in one
+transaction, each behind a savepoint: one that fails takes no other with it.
+Every call has a deadline that counts from the moment it was asked
 for, so that ten writes before a locked database fail together, not in turn.
 """
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
@@ -34,12 +37,24 @@ T = TypeVar("T")
 READERS = 4
 """Reader threads. Reads are milliseconds; more would only wait for each other's GIL."""
 
+WRITES_TOGETHER = 64
+"""Most writes in one transaction: it holds the only writer's lock, some tens of milliseconds at most."""
+
 CHUNK = 500
 """Values in one ``IN (…)``: well below both dialects' bounds on parameters."""
 
 _EPOCH = sa.select(schema.controller_leases.c.epoch).where(schema.controller_leases.c.name == "controller")
 
 _WAL_BYTES_KEPT = 64 * 1024 * 1024
+
+
+class _Asked(NamedTuple):
+    """A write that waits for its turn. ``epoch`` None: it is not fenced."""
+
+    change: Callable[[sa.Connection], Any]
+    epoch: int | None
+    deadline_s: float
+    done: "Future[Any]"
 
 
 class Database:
@@ -51,6 +66,8 @@ class Database:
         self._clock = clock
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="database-writer")
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="database-reader")
+        self._waiting: deque[_Asked] = deque()
+        """Writes that were asked for, oldest first."""
         self._is_closed = False
         self._epoch: int | None = None
 
@@ -64,26 +81,25 @@ class Database:
         Raises:
             StoreUnavailableError: no answer could be had within the timeout.
         """
-        return await self._submit(self._readers, query, writes=False)
+        deadline_s = self._deadline_s()
+        return await asyncio.wrap_future(self._readers.submit(self._run, query, deadline_s))
 
     async def write(self, change: Callable[[sa.Connection], T], *, is_fenced: bool = True) -> T:
-        """Run ``change`` in the writer thread as one transaction; writes run in the order they were asked for.
+        """Run ``change`` in the writer thread, wholly or not at all; writes run in the order they were asked for.
 
-        A caller that is cancelled leaves a change that has begun to finish.
+        It may share its transaction with others that waited, and may be run once more where that transaction came to
+        nothing. A caller that is cancelled leaves a change that has begun to finish.
 
         Raises:
             StoreUnavailableError: the database is locked, full or gone; nothing was changed.
             SupersededError: another controller leads since; nothing was changed.
             AlreadyExistsError: a unique value is taken; nothing was changed.
         """
-        epoch = self._epoch
-
-        def fenced(connection: sa.Connection) -> T:
-            if connection.execute(_EPOCH).scalar() != epoch:
-                raise SupersededError("another controller leads now")
-            return change(connection)
-
-        return await self._submit(self._writer, change if epoch is None or not is_fenced else fenced, writes=True)
+        asked = _Asked(change, self._epoch if is_fenced else None, self._deadline_s(), Future())
+        self._waiting.append(asked)
+        self._writer.submit(self._write_waiting)
+        result: T = await asyncio.wrap_future(asked.done)
+        return result
 
     def fence(self, epoch: int) -> None:
         """From now on refuse every write once the leader's epoch is another one than ``epoch``."""
@@ -101,22 +117,105 @@ class Database:
         self._readers.shutdown(wait=True)
         self._engine.dispose()
 
-    async def _submit(self, threads: ThreadPoolExecutor, work: Callable[[sa.Connection], T], *, writes: bool) -> T:
+    def _deadline_s(self) -> float:
         if self._is_closed:
             raise StoreUnavailableError("the database was closed")
-        deadline_s = self._clock.monotonic_s() + self._timeout_s
-        return await asyncio.wrap_future(threads.submit(self._run, work, deadline_s, writes))
+        return self._clock.monotonic_s() + self._timeout_s
 
-    def _run(self, work: Callable[[sa.Connection], T], deadline_s: float, writes: bool) -> T:  # noqa: FBT001 - submit passes by position
+    # --- in threads ------------------------------------------------------------------
+
+    def _run(self, work: Callable[[sa.Connection], T], deadline_s: float, *, writes: bool = False) -> T:
+        with translated(), self._connection(deadline_s, writes=writes) as connection, connection.begin():
+            return work(connection)
+
+    def _connection(self, deadline_s: float, *, writes: bool) -> sa.Connection:
         left_s = deadline_s - self._clock.monotonic_s()
         if left_s <= 0:
             raise StoreUnavailableError("the database is busy")
-        with (
-            translated(),
-            self._engine.connect().execution_options(writes=writes, wait_s=left_s) as connection,
-            connection.begin(),
-        ):
-            return work(connection)
+        return self._engine.connect().execution_options(writes=writes, wait_s=left_s)
+
+    def _write_waiting(self) -> None:
+        """Do what waits now; somebody before may have done it already."""
+        group: list[_Asked] = []
+        while self._waiting and len(group) < WRITES_TOGETHER:
+            asked = self._waiting.popleft()
+            if asked.done.set_running_or_notify_cancel():
+                group.append(asked)
+        if len(group) > 1 and self._write_together(group):
+            return
+        for asked in group:
+            try:
+                result = self._run(_Fence().guard(asked), asked.deadline_s, writes=True)
+            except BaseException as error:  # noqa: BLE001 - whoever asked gets it
+                asked.done.set_exception(error)
+            else:
+                asked.done.set_result(result)
+
+    def _write_together(self, group: list[_Asked]) -> bool:
+        """Do all in one transaction; say False, with nothing changed and nobody told, where that fails as a whole."""
+        fence, is_committing = _Fence(), False
+        try:
+            deadline_s = min(asked.deadline_s for asked in group)
+            with translated(), self._connection(deadline_s, writes=True) as connection, connection.begin():
+                outcomes = [_behind_savepoint(connection, fence.guard(asked)) for asked in group]
+                is_committing = True
+        except StoreUnavailableError as error:
+            if not is_committing:
+                return False  # a lock, or a disk that is full for one of them: each tries with what time it has left
+            outcomes = [(None, error)] * len(group)  # a connection that is lost now may have committed: never twice
+        except Exception:  # noqa: BLE001 - of one of them, found at the commit: alone it is told to whom it belongs
+            return False
+        for asked, (result, failure) in zip(group, outcomes, strict=True):
+            if failure is not None:
+                asked.done.set_exception(failure)
+            else:
+                asked.done.set_result(result)
+        return True
+
+
+class _Fence:
+    """Who leads, read once in a transaction; and again after a write that may have changed it."""
+
+    def __init__(self) -> None:
+        self._is_read = False
+        self._stored: int | None = None
+
+    def guard(self, asked: _Asked) -> Callable[[sa.Connection], Any]:
+        """Return the change, which fails if another controller leads."""
+
+        def guarded(connection: sa.Connection) -> Any:
+            if asked.epoch is None:
+                self._is_read = False
+                return asked.change(connection)
+            if not self._is_read:
+                self._stored, self._is_read = connection.execute(_EPOCH).scalar(), True
+            if self._stored != asked.epoch:
+                raise SupersededError("another controller leads now")
+            return asked.change(connection)
+
+        return guarded
+
+
+def _behind_savepoint(
+    connection: sa.Connection, change: Callable[[sa.Connection], Any]
+) -> tuple[Any, Exception | None]:
+    """Return what ``change`` came to, and nothing else of one that failed.
+
+    Raises:
+        StoreUnavailableError: the whole transaction is lost.
+    """
+    result, failure = None, None
+    connection.exec_driver_sql("SAVEPOINT change")
+    try:
+        with translated():
+            result = change(connection)
+    except StoreUnavailableError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whoever asked gets it
+        failure = error
+        connection.exec_driver_sql("ROLLBACK TO SAVEPOINT change")
+    connection.exec_driver_sql("RELEASE SAVEPOINT change")
+    return result, failure
 
 
 def open_database(url: str, *, timeout_s: float, clock: Clock | None = None) -> Database:
