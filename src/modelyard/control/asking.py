@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from modelyard.control.supplies import Offer
 from modelyard.control.world import World
-from modelyard.domain.endpoints import Endpoint
+from modelyard.domain.endpoints import Endpoint, Tier
 from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.rollouts import RolloutKind
 from modelyard.policy.asks import Ask
 from modelyard.policy.eviction import Resident
-from modelyard.policy.reconcile import LIVE
+from modelyard.policy.rollouts import spares
 
 RATE_IDLE_MIN_S = 30.0
 
@@ -52,13 +54,38 @@ def residents_of(world: World, load_s: Mapping[str, float], *, but: str) -> list
         if endpoint is None or endpoint_id == but:
             continue
         running = {process.replica_id for process in world.processes.get(endpoint_id, ()) if process.is_running}
-        live = [one for one in replicas if one.state in LIVE and one.id in running]
-        ready = [one for one in live if one.state is ReplicaState.READY and one.placement.parts]
-        # Of those above the floor the last ones go; the others stay whoever waits.
-        spare = len(live) - endpoint.scaling.floor
+        versions = _evictable(endpoint)
+        ready = [
+            one
+            for one in replicas
+            if one.state is ReplicaState.READY and one.id in running and one.version_id not in versions.kept
+        ]
+        # Of those above the least the last ones go; the others stay whoever waits.
+        spare = max(len(ready) - versions.least, 0)
         ready.sort(key=lambda one: (one.ready_at or 0.0, one.id), reverse=True)
-        found += [_resident(endpoint, one, world, load_s) for one in ready[: max(spare, 0)]]
+        found += [_resident(endpoint, one, world, load_s) for one in ready[:spare] if one.placement.parts]
     return found
+
+
+class _Evictable(NamedTuple):
+    """What may be taken of an endpoint: all but replicas of versions in ``kept``, and but ``least`` of the others."""
+
+    kept: frozenset[str]
+    least: int
+
+
+def _evictable(endpoint: Endpoint) -> _Evictable:
+    if endpoint.pool:
+        return _Evictable(frozenset(), 0)  # whoever is asked for comes before those who wait for nobody
+    rollout = endpoint.rollout
+    if rollout is not None and rollout.is_open and rollout.kind is RolloutKind.ROLLING:
+        # Each of its replicas is what the next step counts on.
+        return _Evictable(frozenset({rollout.stable_id, rollout.candidate_id}), endpoint.scaling.floor)
+    # A candidate, and what is kept to go back to, come and go with the others, never alone.
+    shadows = {release.version_id for release in endpoint.releases if release.shadow}
+    weighted = sum(release.weight > 0 for release in endpoint.releases)
+    floor = endpoint.scaling.floor
+    return _Evictable(frozenset(shadows | spares(endpoint)), max(floor, weighted) if floor else 0)
 
 
 def _resident(endpoint: Endpoint, replica: Replica, world: World, load_s: Mapping[str, float]) -> Resident:
@@ -77,5 +104,5 @@ def _resident(endpoint: Endpoint, replica: Replica, world: World, load_s: Mappin
         reload_s=load_s.get(replica.version_id, 1.0),
         # The longer nobody came, the longer nobody will: one request in as long as it has been idle.
         rate_per_s=1.0 / max(idle_s, RATE_IDLE_MIN_S),
-        pin=endpoint.autoscale.tier,
+        pin=Tier.COLD if endpoint.pool else endpoint.autoscale.tier,
     )

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,10 +22,12 @@ from modelyard.control.tasks import KeyedTasks
 from modelyard.domain.catalog import ModelVersion, VersionStatus
 from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.fleet import Replica, ReplicaState
-from modelyard.domain.nodes import Placement
+from modelyard.domain.nodes import NodeSeen, Placement
 from modelyard.engines import LaunchSpec
 from modelyard.fleet import Fleet, FleetError, StartOrder
 from modelyard.policy import actions as act
+from modelyard.policy.cluster import CPU
+from modelyard.policy.threads import threads_for
 from modelyard.stores import ControlStore, Event, EventData
 
 FLEET_TIMEOUT_S = 30.0
@@ -50,6 +52,7 @@ class Executor:
         clock: Clock,
         grace_s: float,
         threads: int,
+        nodes: Callable[[], Mapping[str, NodeSeen]] = dict,
     ) -> None:
         self._store = store
         self._fleet = fleet
@@ -57,7 +60,8 @@ class Executor:
         self._loads = loads
         self._clock = clock
         self._grace_s = grace_s
-        self._threads = threads or len(os.sched_getaffinity(0))
+        self._threads = threads
+        self._nodes = nodes
         self._begun_s = clock.unix_s()
 
     async def start(
@@ -90,7 +94,7 @@ class Executor:
             secret=replica.secret,
             slots=supplied.settings.slots,
             context_length=supplied.settings.context_length,
-            threads=self._threads,
+            threads=self._threads_at(placement),
             options=supplied.version.options,
             work_dir=Path(address.work_dir),
         )
@@ -106,6 +110,19 @@ class Executor:
         await self._put(records, replica, ReplicaState.LOADING, "")
         if supplied.version.status is VersionStatus.REGISTERED:
             await self._set_status(supplied.version, VersionStatus.DEPLOYING)
+
+    def _threads_at(self, placement: Placement) -> int:
+        """Return the threads of an engine there: its share of this machine's cores beside a GPU, all on a CPU."""
+        seen = self._nodes().get(placement.node_id)
+        mine = set(placement.parts[0].accelerators) if placement.parts else set()
+        accelerators = seen.node.accelerators if seen else ()
+        return threads_for(
+            cores=len(os.sched_getaffinity(0)),
+            most=self._threads,
+            kind=next((one.kind for one in accelerators if one.index in mine), CPU),
+            count=len(mine),
+            accelerators=sum(one.kind != CPU for one in accelerators),
+        )
 
     async def carry_out(self, action: act.Action, endpoint_id: str, records: Records) -> bool:  # noqa: C901 - one line a case
         """Do ``action`` or begin it; say whether anything changed. Starting has a method of its own."""

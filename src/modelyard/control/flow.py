@@ -6,12 +6,13 @@ do. Policies decide (``policy/scaling.py``, ``policy/reconcile.py``), this file
 only carries answers from one to the next.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from modelyard.control.asking import ask_of, residents_of
+from modelyard.control.bursts import Bursts
 from modelyard.control.executor import Executor
 from modelyard.control.loadtimes import LoadTimes
 from modelyard.control.observer import Observer
@@ -19,7 +20,7 @@ from modelyard.control.placing import Need, Placer
 from modelyard.control.pools import Pools
 from modelyard.control.remember import remember
 from modelyard.control.sizing import Sizing
-from modelyard.control.supplies import Supplies, SupplyError
+from modelyard.control.supplies import Offer, Supplies, SupplyError
 from modelyard.control.views import is_proven, situation_of
 from modelyard.control.world import World
 from modelyard.domain.catalog import ModelVersion
@@ -28,10 +29,10 @@ from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.engines import Settings
 from modelyard.policy import scaling
 from modelyard.policy.actions import Action, StartReplica, Wait
+from modelyard.policy.asks import Ask, NoRoom
 from modelyard.policy.eviction import Resident
-from modelyard.policy.packing import NoRoom
 from modelyard.policy.progress import Fetch, View
-from modelyard.policy.reconcile import Pace, crashes, plan
+from modelyard.policy.reconcile import LIVE, Pace, crashes, plan
 from modelyard.policy.releases import main_release
 from modelyard.policy.rollouts import sizes
 from modelyard.stores import ControlStore
@@ -39,12 +40,16 @@ from modelyard.stores import ControlStore
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What a pass came to: the endpoint's size, and why versions of it cannot start, or have no room."""
+    """What a pass came to: the endpoint's size, and why versions of it cannot start, or have no room.
+
+    ``is_waiting``: something of it is to start, and waits for that, for room, or for its artifact.
+    """
 
     replicas: int
     troubles: Mapping[str, SupplyError]
     has_rollout: bool
     no_room: Mapping[str, str] = field(default_factory=dict)
+    is_waiting: bool = False
 
 
 @dataclass(slots=True)
@@ -57,6 +62,7 @@ class Tools:
     supplies: Supplies
     loads: LoadTimes
     placer: Placer
+    bursts: Bursts
     pools: Pools
     sizing: Sizing
     pace: Pace
@@ -75,9 +81,11 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
     decision = scaling.decide(endpoint.scaling, memory, seen, endpoint.autoscale)
     if endpoint.pool:
         decision = tools.pools.decide(endpoint, decision)
-    evicted = tools.placer.evicted(replica.id for replica in world.replicas.get(endpoint.id, ()))
-    if evicted:
-        decision = without(decision, evicted)
+    recorded = world.replicas.get(endpoint.id, ())
+    evicted = tools.placer.evicted(replica.id for replica in recorded)
+    # What drains already is out of the size; what is left of it must only not come back.
+    if going := [replica.id for replica in recorded if replica.id in evicted and replica.state in LIVE]:
+        decision = without(decision, endpoint, seen, going, evicted[going[0]])
     tools.sizing.note(endpoint.id, seen, decision)
     wanted = sizes(decision.replicas, endpoint, world.unix_s)
     situation = situation_of(
@@ -94,20 +102,8 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
 
     records = {seen.record.id: seen.record for seen in situation.replicas}
     were_ready = {id for id, record in records.items() if record.state is ReplicaState.READY}
-    has_changed = False
     starts = Starts(endpoint, world, tools, records)
-    touched = touched_by(actions) if endpoint.pool else frozenset()
-    tools.pools.touch(touched)
-    tools.placer.begin(endpoint.id)
-    try:
-        for action in actions:
-            if isinstance(action, StartReplica):
-                has_changed |= await starts.try_start(action)
-            else:
-                has_changed |= await tools.executor.carry_out(action, endpoint.id, records)
-    finally:
-        tools.placer.end(endpoint.id, starts.recorded)
-        tools.pools.let_go(touched)
+    has_changed = await act(actions, starts)
 
     for version_id in {record.version_id for record in records.values() if record.state is ReplicaState.READY}:
         await tools.executor.activate(tools.supplies.known(world.versions[version_id]))
@@ -128,9 +124,29 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
         fetch=starts.fetch,
     )
     has_rollout = endpoint.rollout is not None and endpoint.rollout.is_live and not endpoint.is_deleted
-    tools.passed[endpoint.id] = Passed(decision.replicas, starts.troubles, has_rollout, starts.no_room)
+    is_waiting = bool(starts.troubles or starts.no_room or starts.fetch or view.waiting)
+    tools.passed[endpoint.id] = Passed(decision.replicas, starts.troubles, has_rollout, starts.no_room, is_waiting)
     has_changed |= await remember(endpoint, view, memory, decision, seen, tools.store)
     tools.memories[endpoint.id] = decision.memory
+    return has_changed
+
+
+async def act(actions: Sequence[Action], starts: "Starts") -> bool:
+    """Carry out ``actions``, starts where there is room and supply; say whether anything changed."""
+    endpoint, tools = starts.endpoint, starts.tools
+    touched = touched_by(actions) if endpoint.pool else frozenset()
+    tools.pools.touch(touched)
+    tools.placer.begin(endpoint.id)
+    has_changed = False
+    try:
+        for action in actions:
+            if isinstance(action, StartReplica):
+                has_changed |= await starts.try_start(action)
+            else:
+                has_changed |= await tools.executor.carry_out(action, endpoint.id, starts.records)
+    finally:
+        tools.placer.end(endpoint.id, starts.recorded)
+        tools.pools.let_go(touched)
     return has_changed
 
 
@@ -139,10 +155,18 @@ def touched_by(actions: Iterable[Action]) -> frozenset[str]:
     return frozenset(action.replica_id for action in actions if hasattr(action, "replica_id"))
 
 
-def without(decision: scaling.Decision, evicted: Mapping[str, str]) -> scaling.Decision:
-    """Return the size without replicas that must go for others; it grows again when somebody asks."""
-    replicas = max(decision.replicas - len(evicted), 0)
-    reason = next(iter(evicted.values()))
+def without(
+    decision: scaling.Decision, endpoint: Endpoint, seen: scaling.Seen, going: Collection[str], reason: str
+) -> scaling.Decision:
+    """Return the size without replicas that must go for others; it grows again when somebody asks.
+
+    Counted from what runs and not from the last decision: a pass that is repeated takes nothing off twice.
+    """
+    left = max(seen.replicas - len(going), 0)
+    if left < sum(release.weight > 0 for release in endpoint.releases):
+        left = 0  # a release without a replica would refuse its share, so all of them sleep
+    least = 0 if endpoint.pool else endpoint.scaling.floor
+    replicas = min(decision.replicas, max(left, least))
     return scaling.Decision(replicas, reason, msgspec.structs.replace(decision.memory, replicas=replicas))
 
 
@@ -165,14 +189,20 @@ class Starts:
         """Place, supply and start; say whether it was started. What is missing is noted, and asked for by supply."""
         tools, replica = self.tools, action.replica
         version = self.world.versions[replica.version_id]
-        if await self._take(replica, version):
-            return True
         try:
             offer = tools.supplies.offer(version)
             is_spare = replica.ordinal >= max(self.endpoint.scaling.floor, 1)
             ask = ask_of(self.endpoint, offer, tools.placer.kinds, failed=self._failed(replica), is_spare=is_spare)
-            need = Need(self.endpoint.name, self.world.demand(self.endpoint.id).queued, offer.settings.load_s)
-            placed = tools.placer.place(replica, ask, need, self._residents)
+            if await self._take(replica, version, ask):
+                return True
+            placed = tools.bursts.place(
+                replica,
+                ask,
+                self._need(offer),
+                self._residents,
+                self.endpoint.autoscale,
+                now_s=self.world.monotonic_s,
+            )
             if isinstance(placed, NoRoom):
                 self.no_room[version.id] = placed.text
                 return False
@@ -184,23 +214,41 @@ class Starts:
         if isinstance(supply, Fetch):
             self.fetch = supply
             return False
-        await tools.executor.start(action, self.endpoint, supply, placed, self.records)
+        if placed.reason:
+            action = StartReplica(replica, f"{action.reason}; {placed.reason}")
+        await tools.executor.start(action, self.endpoint, supply, placed.placement, self.records)
         self.recorded.append(replica.id)
         return True
 
-    async def _take(self, replica: Replica, version: ModelVersion) -> bool:
+    def _need(self, offer: Offer) -> Need:
+        demand = self.world.demand(self.endpoint.id)
+        return Need(
+            name=self.endpoint.name,
+            queued=demand.queued,
+            reload_s=offer.settings.load_s,
+            ready=sum(record.state is ReplicaState.READY for record in self.records.values()),
+            wait_s=demand.wait_s,
+            may_evict=not self.endpoint.pool,
+        )
+
+    async def _take(self, replica: Replica, version: ModelVersion, ask: Ask) -> bool:
         """Take a replica of a warm pool where nothing of the endpoint answers; say whether there was one."""
         tools, endpoint = self.tools, self.endpoint
         is_cold = not any(record.state is ReplicaState.READY for record in self.records.values())
         if endpoint.pool or not is_cold or replica.placement.parts:
             return False
-        found = tools.pools.take(endpoint, version, self.world.versions, replica)
+
+        def suits(one: Replica) -> bool:
+            return one.id not in tools.placer.claimed and tools.placer.suits(ask, one.placement)
+
+        found = tools.pools.take(endpoint, version, self.world.versions, replica, suits)
         if found is None:
             return False
         taken, reason = found
         if tools.placer.over_quota(endpoint.tenant_id, taken.placement):
             tools.pools.give_back(taken)
             return False
+        tools.placer.hand_over(taken, endpoint.tenant_id)
         try:
             await tools.executor.adopt(taken, reason, self.records)
         except BaseException:

@@ -20,6 +20,7 @@ from modelyard.clock import Clock
 from modelyard.config import Config
 from modelyard.control.artifacts import ArtifactStore
 from modelyard.control.attention import Attention
+from modelyard.control.bursts import Bursts
 from modelyard.control.executor import Executor
 from modelyard.control.flow import Passed, Tools, run_pass
 from modelyard.control.forecasts import Forecasts
@@ -177,6 +178,7 @@ class Loops:
         parts, control = self._parts, self._parts.config.control
         loads = LoadTimes(parts.store)
         observer = Observer(group, parts.clock, hang_timeout_s=control.hang_timeout_s, wake=self.wake)
+        placer = Placer(Rule(min_residency_s=control.min_residency_s, patience_s=2 * control.min_residency_s))
         return Tools(
             store=parts.store,
             observer=observer,
@@ -189,8 +191,10 @@ class Loops:
                 clock=parts.clock,
                 grace_s=control.replica_grace_s,
                 threads=parts.config.fleet.threads,
+                nodes=lambda: placer.nodes,
             ),
-            placer=Placer(Rule(min_residency_s=control.min_residency_s, patience_s=2 * control.min_residency_s)),
+            placer=placer,
+            bursts=Bursts(placer),
             pools=Pools(control.warm_pool_accelerators),
             supplies=Supplies(
                 store=parts.store,
@@ -231,6 +235,7 @@ class Loops:
         began_s = parts.clock.monotonic_s()
         reports = parts.feed.reports()
         busy_endpoints, busy_replicas = passes.keys(), actions.keys()
+        tools.pools.look_begins()
         async with asyncio.timeout(OBSERVE_TIMEOUT_S):
             world = await look(
                 parts.store,
@@ -251,6 +256,7 @@ class Loops:
         self._world = world
         tools.observer.watch(self._targets(world, tools))
         tools.sizing.keep(world)
+        tools.bursts.keep(world.endpoints)
         self._begin_passes(world, tools, passes, busy_endpoints, began_s)
 
     def _begin_passes(
@@ -284,7 +290,9 @@ class Loops:
                 world = self._world
                 assert world is not None, "passes begin after a look"
                 has_changed = await self._pass(endpoint_id, world, tools)
-            attention.passed(endpoint_id, world, has_changed=has_changed)
+            passed = tools.passed.get(endpoint_id)
+            is_waiting = passed is not None and passed.is_waiting
+            attention.passed(endpoint_id, world, has_changed=has_changed or is_waiting)
         except BaseException:
             attention.failed(endpoint_id)
             raise

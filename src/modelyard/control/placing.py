@@ -15,13 +15,16 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from modelyard.control.world import World
 from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.nodes import NodeSeen, Placement
 from modelyard.policy import accelerator_quota, eviction
+from modelyard.policy.asks import Ask, NoRoom, refused
 from modelyard.policy.cluster import CPU, Cluster
-from modelyard.policy.packing import Ask, NoRoom, place
+from modelyard.policy.packing import place
 from modelyard.policy.reconcile import LIVE
 
 HOLDING = LIVE | {ReplicaState.DRAINING}
@@ -51,6 +54,12 @@ class Need:
     name: str
     queued: int
     reload_s: float
+    ready: int = 0
+    """Replicas of its endpoint that answer."""
+    wait_s: float = 0.0
+    """What a caller would wait now, as gateways predict it."""
+    may_evict: bool = True
+    """Nobody makes room for one that runs for nobody yet."""
 
 
 Residents = Callable[[], Sequence[eviction.Resident]]
@@ -76,7 +85,8 @@ class Placer:
         """Recorded placements by replica, with their tenant."""
         self._promised: dict[str, Promise] = {}
         self._claims: dict[str, Promise] = {}
-        """Promises that wait for their victims to go; not on the cluster, since those still are."""
+        """Promises that wait for their victims to go. They are on the cluster beside those, so that nobody takes what
+        is free there, or what the first victim leaves."""
         self._asked: dict[str, set[str]] = defaultdict(set)
         """Replica ids that the running pass of an endpoint asked for."""
         self._waiting: dict[str, eviction.Waiting] = {}
@@ -117,16 +127,17 @@ class Placer:
         self._waiting = {id: one for id, one in self._waiting.items() if id in world.endpoints}
 
     def _lay_out(self) -> None:
-        """Bring the cluster up to what is held and promised; anew only where nodes differ, for that is slow."""
-        wanted = {replica_id: placement for replica_id, (_, placement) in self._held.items()}
-        wanted |= {replica_id: promise.placement for replica_id, promise in self._promised.items()}
+        """Bring the cluster up to what is held, promised and claimed; anew only where nodes differ: that is slow."""
+        held = {replica_id: placement for replica_id, (_, placement) in self._held.items()}
+        kept = {one.replica_id: one.placement for one in (*self._promised.values(), *self._claims.values())}
         shown = [(seen.node, seen.is_ready, seen.reason, seen.cached) for seen in self._nodes.values()]
         is_old = self._now_s - self._built_s >= REBUILD_S
-        # How much strangers use of a GPU is what is measured minus what is placed: that needs both of one time.
+        # How much strangers use of a GPU is what is measured minus what is placed: that needs both of one time, and
+        # nothing that is promised uses memory yet.
         if is_old or shown != self._shown or any(map(_is_measured, self._nodes.values())):
-            self._cluster = Cluster.of(self._nodes.values(), wanted.values())
-            self._built_s, self._shown, self._on = self._now_s, shown, wanted
-            return
+            self._cluster = Cluster.of(self._nodes.values(), held.values())
+            self._built_s, self._shown, self._on = self._now_s, shown, held
+        wanted = held | kept
         for replica_id, placement in list(self._on.items()):
             if wanted.get(replica_id) is not placement:
                 self._take_off(replica_id)
@@ -153,7 +164,7 @@ class Placer:
 
     def claimed_of(self, world: World) -> set[str]:
         """Return the endpoints of which a replica must go."""
-        victims = {victim for claim in self._claims.values() for victim in claim.victims}
+        victims = self.claimed
         return (
             {id for id, replicas in world.replicas.items() if any(one.id in victims for one in replicas)}
             if victims
@@ -164,6 +175,40 @@ class Placer:
         """Return which of these replicas must go, with the reason."""
         wanted = {victim: claim.reason for claim in self._claims.values() for victim in claim.victims}
         return {id: wanted[id] for id in replica_ids if id in wanted}
+
+    @property
+    def claimed(self) -> frozenset[str]:
+        """The replicas that must go for others."""
+        return frozenset(victim for claim in self._claims.values() for victim in claim.victims)
+
+    def is_claiming(self, replica_id: str) -> bool:
+        """Say whether somebody makes room for this replica right now."""
+        return replica_id in self._claims
+
+    def is_promised(self, replica_id: str, ask: Ask) -> bool:
+        """Say whether room is held for exactly this."""
+        promise = self._promised.get(replica_id)
+        return promise is not None and promise.ask == ask
+
+    def waited_s(self, endpoint_id: str) -> float:
+        """Return how long an endpoint has found no room."""
+        waiting = self._waiting.get(endpoint_id)
+        return 0.0 if waiting is None else self._now_s - waiting.since_s
+
+    def suits(self, ask: Ask, placement: Placement) -> bool:
+        """Say whether what is placed so already is where ``ask`` may be."""
+        ask = msgspec.structs.replace(ask, memory_bytes=0)
+        return placement.accelerators == ask.count and all(
+            any(
+                set(part.accelerators) <= set(block.indices) and not refused(ask, block.shape)
+                for block in self._cluster.blocks_of(part.node_id)
+            )
+            for part in placement.parts
+        )
+
+    def hand_over(self, replica: Replica, tenant_id: str) -> None:
+        """Count a replica that runs as this tenant's from now on; the next round sees what is recorded."""
+        self._held[replica.id] = (tenant_id, replica.placement)
 
     def begin(self, endpoint_id: str) -> None:
         """A pass over an endpoint begins: what it does not ask for again by ``end`` is not promised any more."""
@@ -193,7 +238,7 @@ class Placer:
         self.give_up(replica.id)
         found = place(ask, self._cluster)
         if isinstance(found, NoRoom):
-            return self._make_room(replica, ask, need, residents, found)
+            return self._make_room(replica, ask, need, residents, found) if need.may_evict else found
         if over := self.over_quota(ask.tenant_id, found):
             return NoRoom(over, ask.memory_bytes)
         self._put_on(replica.id, found)
@@ -203,14 +248,14 @@ class Placer:
 
     def give_up(self, replica_id: str) -> None:
         """Let go of the room of a replica that is not started after all."""
-        self._claims.pop(replica_id, None)
-        if self._promised.pop(replica_id, None) is not None:
-            self._take_off(replica_id)
+        for promises in (self._claims, self._promised):
+            if promises.pop(replica_id, None) is not None:
+                self._take_off(replica_id)
 
     def _make_room(self, replica: Replica, ask: Ask, need: Need, residents: Residents, no_room: NoRoom) -> NoRoom:
         since = eviction.Waiting(replica.endpoint_id, ask.tenant_id, self._now_s, ask.tier)
         waiting = self._waiting.setdefault(replica.endpoint_id, since)
-        claimed = {victim for claim in self._claims.values() for victim in claim.victims}
+        claimed = self.claimed
         candidates = [one for one in residents() if one.replica_id not in claimed]
         wanted = eviction.Wanted(
             ask=ask,
@@ -225,6 +270,7 @@ class Placer:
         if over := self.over_quota(ask.tenant_id, found.placement):
             return NoRoom(over, ask.memory_bytes)
         reason = f"{no_room.reason}; {found.reason}"
+        self._put_on(replica.id, found.placement)
         self._claims[replica.id] = Promise(
             replica.id,
             replica.endpoint_id,
@@ -243,7 +289,8 @@ class Placer:
         if limit is None:
             return ""
         mine = [placement for owner, placement in self._held.values() if owner == tenant_id]
-        mine += [one.placement for one in self._promised.values() if one.tenant_id == tenant_id]
+        for promises in (self._promised, self._claims):
+            mine += [one.placement for one in promises.values() if one.tenant_id == tenant_id]
         return accelerator_quota.refusal(limit, mine, new, self._sizes)
 
     def _is_there(self, placement: Placement) -> bool:

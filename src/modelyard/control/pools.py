@@ -8,7 +8,7 @@ one, and starts another in the background.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
@@ -38,15 +38,28 @@ class Pools:
         """Replicas that were taken, with the pool that they came from."""
         self._touched: set[str] = set()
         """Replicas on which a pass of their pool acts right now."""
-        self._activations: dict[warm_pool.Base, list[float]] = defaultdict(list)
+        self._left: set[str] = set()
+        """Replicas on which a pass acted since the last look began: what that look says of them may be over."""
+        self._activations: dict[warm_pool.Base, dict[str, float]] = defaultdict(dict)
+        """Cold starts by the replica that was to be started: one that waits asks again in every pass."""
         self._now_s = 0.0
 
     def __repr__(self) -> str:
         return f"<Pools: {len(self._pools)}, {len(self._residents)} replicas wait>"
 
+    def look_begins(self) -> None:
+        """What passes do from now on may be missing in the world that the next ``see`` is shown."""
+        self._left.clear()
+
     def see(self, world: World, load_s: Mapping[str, float]) -> None:
         """Take stock; ``load_s`` are seconds that versions take to load."""
         self._now_s = world.monotonic_s
+        for base, starts in list(self._activations.items()):
+            recent = {id: at for id, at in starts.items() if self._now_s - at < ACTIVATIONS_S}
+            if recent:
+                self._activations[base] = recent
+            else:
+                del self._activations[base]
         everyone = {replica.id: id for id, replicas in world.replicas.items() for replica in replicas}
         self._taken = {id: pool for id, pool in self._taken.items() if id in everyone}
         for endpoint_id, replicas in world.replicas.items():
@@ -80,21 +93,30 @@ class Pools:
         self._touched.update(replica_ids)
 
     def let_go(self, replica_ids: Collection[str]) -> None:
-        """The pass is over."""
+        """The pass is over; who is to take one of these must look anew."""
         self._touched.difference_update(replica_ids)
+        self._left.update(replica_ids)
+        self._residents = [one for one in self._residents if one.replica_id not in self._left]
 
     def take(
-        self, endpoint: Endpoint, version: ModelVersion, versions: Mapping[str, ModelVersion], wanted: Replica
+        self,
+        endpoint: Endpoint,
+        version: ModelVersion,
+        versions: Mapping[str, ModelVersion],
+        wanted: Replica,
+        suits: Callable[[Replica], bool] = lambda _: True,
     ) -> tuple[Replica, str] | None:
         """Return the record of a pool's replica as it will be ``wanted``'s, with the reason; None where there is none.
 
-        The caller stores it; from now on the replica is nobody else's.
+        ``suits`` says of a replica whether the endpoint may run where it does, and nobody else needs its place. The
+        caller stores what is returned; from now on the replica is nobody else's.
         """
         base = warm_pool.base_of(version, versions.get(version.base_id))
-        self._activations[base].append(self._now_s)
+        self._activations[base].setdefault(wanted.id, self._now_s)
         if not may_be_expected(endpoint.autoscale) or version.base_id:
             return None  # an adapter must be loaded into it first; no engine of ours can do that while it runs
-        free = [one for one in self._residents if one.replica_id not in self._taken.keys() | self._touched]
+        busy = self._taken.keys() | self._touched
+        free = [one for one in self._residents if one.replica_id not in busy and suits(self._records[one.replica_id])]
         found = warm_pool.steal(base, free, self._pools, rules=endpoint.autoscale)
         if found.replica_id is None:
             return None
@@ -119,13 +141,12 @@ class Pools:
         if version is None:
             return
         base = warm_pool.base_of(version, None)
-        self._activations[base] = [at for at in self._activations[base] if self._now_s - at < ACTIVATIONS_S]
         scale = endpoint.scaling
         self._pools[endpoint.id] = warm_pool.Pool(
             id=endpoint.id,
             name=endpoint.pool,
             base=base,
-            activations_s=len(self._activations[base]) / ACTIVATIONS_S,
+            activations_s=len(self._activations.get(base, ())) / ACTIVATIONS_S,
             refill_s=load_s.get(version.id, 1.0),
             accelerators=version.gpu_count,
             # A pool without a size of its own is as large as its base is popular.
@@ -134,7 +155,9 @@ class Pools:
         self._names[endpoint.id] = endpoint.name
         running = {process.replica_id for process in world.processes.get(endpoint.id, ()) if process.is_running}
         for replica in world.replicas.get(endpoint.id, ()):
-            if replica.id in running and replica.state in (ReplicaState.READY, ReplicaState.LOADING):
+            # One of another version has other weights in it: the pool is being changed.
+            is_of_base = replica.version_id == version.id and replica.id not in self._left
+            if is_of_base and replica.id in running and replica.state in (ReplicaState.READY, ReplicaState.LOADING):
                 since_s = replica.ready_at if replica.state is ReplicaState.READY else None
                 self._residents.append(warm_pool.Resident(replica.id, endpoint.id, base, since_s))
                 self._records[replica.id] = replica

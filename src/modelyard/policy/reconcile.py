@@ -71,7 +71,7 @@ class ReplicaSeen(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int | None = 0
     is_busy: bool = False
     is_evicted: bool = False
-    """Of replicas that are one too many, this one goes: somebody else needs its very place."""
+    """Somebody else needs its very place: it goes, whatever is wanted here, and does not come back."""
 
 
 class Stray(msgspec.Struct, frozen=True):
@@ -241,8 +241,9 @@ def _size(
         if is_replaced:
             reason = "its version gets no traffic" if version_id in situation.wanted else "its version was replaced"
         for seen in surplus:
-            if seen.record.id not in tended and (may_drain or not _is_ready(seen)):
-                actions.append(_release(seen, reason or "fewer replicas are needed"))
+            if seen.record.id not in tended and (may_drain or seen.is_evicted or not _is_ready(seen)):
+                why = situation.size_reason if seen.is_evicted else reason
+                actions.append(_release(seen, why or "fewer replicas are needed"))
         actions += _forget(group, tended, situation.now_s, pace)
     return actions
 
@@ -260,15 +261,23 @@ def _is_served(situation: Situation) -> bool:
 
 
 def _keep(places: Mapping[int, list[ReplicaSeen]], number: int) -> set[int]:
-    """Choose the ordinals to have: what serves before what loads before what must be started, then the lowest."""
+    """Choose the ordinals to have: what serves before what loads before what must be started, then the lowest.
+
+    One whose replica is evicted is not kept: whoever was promised its room would wait for ever.
+    """
     rank = {ReplicaState.READY: 0, ReplicaState.LOADING: 1, ReplicaState.STARTING: 2, ReplicaState.DRAINING: 3}
+    going = {
+        ordinal
+        for ordinal, group in places.items()
+        if any(seen.is_evicted and seen.record.state in LIVE for seen in group)
+    }
 
     def cost(ordinal: int) -> tuple[bool, int, int]:
         group = places.get(ordinal, ())
         is_evicted = any(seen.is_evicted for seen in group)
         return is_evicted, min((rank.get(seen.record.state, 4) for seen in group), default=4), ordinal
 
-    return set(sorted({*places, *range(number)}, key=cost)[:number])
+    return set(sorted({*places, *range(number)} - going, key=cost)[:number])
 
 
 def _fill(
@@ -287,7 +296,7 @@ def _fill(
             return StartReplica(live.record, "it was recorded but not started")
         return None
     draining = next((seen for seen in group if seen.record.state is ReplicaState.DRAINING), None)
-    if draining is not None and draining.record.ready_at is not None and draining.record.id not in tended:
+    if draining is not None and _may_return(draining) and draining.record.id not in tended:
         return MarkReady(draining.record.id, "it is needed again")
     for seen in group:
         if seen.is_running or seen.is_busy or seen.record.state is ReplicaState.DRAINING:
@@ -314,6 +323,10 @@ def _fill(
     )
     reason = f"start {len(failed) + 1} after: {failed[0].reason}" if failed else situation.size_reason
     return StartReplica(record, reason or "it is needed")
+
+
+def _may_return(draining: ReplicaSeen) -> bool:
+    return draining.record.ready_at is not None and not draining.is_evicted
 
 
 def _release(seen: ReplicaSeen, reason: str) -> Action:

@@ -83,7 +83,9 @@ class Burst(msgspec.Struct, frozen=True):
 def base_of(version: ModelVersion, base: ModelVersion | None = None) -> Base:
     """Return the base that serves ``version``: its own, or that of the version which it adapts."""
     served = version if base is None else base
-    return Base(served.framework, served.artifact.digest, tuple(sorted(served.options.items())))
+    # Before its first fetch nothing is known of an artifact but where it comes from.
+    content = served.artifact.digest or served.artifact.uri
+    return Base(served.framework, content, tuple(sorted(served.options.items())))
 
 
 def concurrent(activations_s: float, refill_s: float, certainty: float = CERTAINTY) -> int:

@@ -81,8 +81,10 @@ def test_settings_are_numbers_words_and_texts() -> None:
 
 def test_a_size_is_told_with_what_it_was_made_from() -> None:
     seen = {"ready": 2, "utilization": 0.5, "kv_use": 0.25, "tokens_s": 80.4}
-    size = {"replicas": 2, "reason": "it fits", "seen": seen}
-    endpoint = {"size": size, "tier": {"tier": "hot", "reason": "1 ready"}}
+    endpoint = {
+        "size": {"replicas": 2, "reason": "it fits", "seen": seen},
+        "tier": {"tier": "hot", "reason": "1 ready"},
+    }
     assert size_text(endpoint) == "2: it fits; busy 50 %; KV 25 %; 80 tokens/s"
     assert tier_text(endpoint) == "hot: 1 ready"
     assert size_text({"size": None}) is None
