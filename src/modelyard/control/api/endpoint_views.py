@@ -137,6 +137,7 @@ class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     queued: int
     in_flight: int
+    """Requests that run or wait."""
     idle_s: int | None
     """Whole seconds since the last request; null when no connected gateway had one."""
     replicas: list[ReplicaView]
