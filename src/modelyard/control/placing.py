@@ -140,10 +140,10 @@ class Placer:
             else set()
         )
 
-    def evicted(self, replica_ids: Iterable[str]) -> dict[str, str]:
-        """Return which of these replicas must go, with the reason."""
-        wanted = {victim: claim.reason for claim in self._claims.values() for victim in claim.victims}
-        return {id: wanted[id] for id in replica_ids if id in wanted}
+    def evicted(self, replica_ids: Iterable[str], tenant_id: str) -> dict[str, str]:
+        """Return which of these replicas must go, with the reason as their tenant may know it."""
+        wanted = {victim: claim for claim in self._claims.values() for victim in claim.victims}
+        return {id: _reason_for(tenant_id, wanted[id]) for id in replica_ids if id in wanted}
 
     @property
     def claimed(self) -> frozenset[str]:
@@ -264,6 +264,13 @@ class Placer:
 
     def _is_there(self, placement: Placement) -> bool:
         return all(part.node_id in self._nodes and self._nodes[part.node_id].is_ready for part in placement.parts)
+
+
+def _reason_for(tenant_id: str, claim: Promise) -> str:
+    """Return why a replica of this tenant must go; other tenants' models are nobody else's business."""
+    if claim.tenant_id == tenant_id:
+        return claim.reason
+    return f"a model of another tenant needs the room of idle ones on {claim.placement.node_id}"
 
 
 def kinds_of(nodes: Iterable[NodeSeen]) -> frozenset[str]:
