@@ -15,7 +15,7 @@ from modelyard.control.placing import HOLDING, Need, Placer
 from modelyard.control.world import World
 from modelyard.domain.endpoints import Endpoint, Release
 from modelyard.domain.fleet import Replica, ReplicaState
-from modelyard.domain.nodes import Part, Placement
+from modelyard.domain.nodes import Accelerator, Node, NodeSeen, Part, Placement
 from modelyard.domain.rollouts import Rollout, RolloutKind, RolloutState
 from modelyard.policy import scaling
 from modelyard.policy.asks import Ask, NoRoom
@@ -232,6 +232,22 @@ def test_what_strangers_use_of_an_accelerator_is_not_hidden_by_what_is_promised(
     assert isinstance(placer.place(replica(first, ready_at=None), ask(40), need(), nobody), Placement)
     placer.see(town.look(), town.nodes.values(), {})
     assert isinstance(placer.place(replica(second, ready_at=None), ask(40), need(), nobody), NoRoom)
+
+
+def test_what_runs_since_before_there_were_placements_counts_on_the_cpu() -> None:
+    host = NodeSeen(node=Node("local", (Accelerator(0, "cpu", 16 * GIB),)))
+    town, old, new = Town(nodes={"local": host}), endpoint("old"), endpoint("new")
+    town.settle(old, new)
+    town.versions["ver-old"] = msgspec.structs.replace(town.versions["ver-old"], memory_bytes=10 * GIB)
+    town.run(replica(old))
+    placer = Placer(RULE)
+    placer.see(town.look(), town.nodes.values(), {})
+    found = placer.place(replica(new, ready_at=None), ask(8), need(), nobody)
+    assert isinstance(found, NoRoom)
+    assert "largest free 6.0" in found.reason
+    town.running.clear()
+    placer.see(town.look(), town.nodes.values(), {})
+    assert isinstance(placer.place(replica(new, ready_at=None), ask(8), need(), nobody), Placement)
 
 
 # --- all of it at once --------------------------------------------------------------------
