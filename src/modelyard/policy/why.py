@@ -55,8 +55,7 @@ TROUBLES = {
     "replica_failed": "Why did {replica} end?",
     "replica_killed": "Why was {replica} killed?",
     "evicted": "Why was {replica} evicted?",
-    "rolled_back": "Why was the last version rolled back?",
-    "artifact_failed": "Why could the artifact not be used?",
+    "rollout_rolled_back": "Why was the last version rolled back?",
 }
 TROUBLE_AGE_S = 86_400.0
 _AFTER_NO_ROOM = "free what is named, add a node, or ask for less; see: modelyard nodes"
