@@ -43,6 +43,7 @@ def test_a_file_is_uploaded_once_and_listed(yard: Yard, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     uri = f"upload:{digest_of(file.read_bytes())}"
     assert f"Uploaded my model.gguf as {uri}." in done.stdout
+    assert f"modelyard deploy {uri} --name my-model --engine llamacpp" in done.stdout, "as it stands it can be typed"
     assert "uploading my model.gguf  100 %" in done.stderr
     again = run(yard, "models", "upload", str(file), "-q")
     assert (again.stdout.strip(), "uploading" in again.stderr) == (uri, False)
@@ -103,6 +104,7 @@ def test_versions_are_listed_deployed_and_removed(yard: Yard) -> None:
     for _ in range(2):
         order = {"model_name": "reg", "framework": "simulated"}
         assert yard.call("POST", "/v1/registry/models", order).status == 201
+    assert "MODEL" in out(yard, "models", "versions").splitlines()[0]
     table = out(yard, "models", "versions", "reg")
     assert table.splitlines()[0].split() == [
         "VERSION", "STATUS", "ENGINE", "SIZE", "DIGEST", "AFTER", "BASE", "AGE", "ID",

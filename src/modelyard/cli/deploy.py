@@ -301,14 +301,20 @@ def _name_of(source: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._") or "model"
 
 
+def engine_of_content(file: Path) -> str:
+    """Return the engine that serves what is in ``file``, "" where that does not tell."""
+    if not file.is_file():
+        return ""
+    with file.open("rb") as reader:
+        return "llamacpp" if reader.read(4) == b"GGUF" else ""
+
+
 def _engine_of(uri: str, file: Path | None) -> str:
     """Return the engine for a file's content; what is elsewhere is judged by its name, and the platform looks at it."""
     if file is None and re.split(r"[?]", uri)[0].lower().endswith(".gguf"):
         return "llamacpp"
-    if file is not None and file.is_file():
-        with file.open("rb") as reader:
-            if reader.read(4) == b"GGUF":
-                return "llamacpp"
+    if file is not None and (engine := engine_of_content(file)):
+        return engine
     if file is not None and file.suffix.lower() in (".toml", ".json"):
         raise click.UsageError(f"{file.name} is no model. If it describes an endpoint: modelyard deploy -f {file}")
     what = "without a file" if not uri else f"from {uri}" if file is None else f"from the content of {file.name}"

@@ -89,7 +89,7 @@ def show(name: str, *, platform: Platform, is_json: bool, is_quiet: bool) -> Non
             "Size": size_text(endpoint),
             "Rollout": rollout_text(rollout) if (rollout := endpoint.get("rollout")) else "",
             "Served": serving_text(endpoint["serving"]),
-            "Load": f"{endpoint['in_flight']} running, {endpoint['queued']} waiting",
+            "Load": f"{max(0, endpoint['in_flight'] - endpoint['queued'])} running, {endpoint['queued']} waiting",
             "Created": moment(endpoint["created_at"]),
         }
     )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from modelyard.cli.deploy import engine_of_content
 from modelyard.cli.http import Platform, connected
 from modelyard.cli.output import formats, show_json
 from modelyard.cli.uploading import upload
@@ -37,4 +38,6 @@ def command(path: Path, *, name: str | None, parallel: int, platform: Platform, 
     elif is_quiet:
         print(done["uri"])
     else:
-        print(f"Uploaded {file.name} as {done['uri']}. Deploy it: modelyard deploy {done['uri']} --name {done['name']}")
+        # Whoever deploys it has only the digest: what the content says of the engine must go along.
+        order = f"{done['uri']} --name {done['name']} --engine {engine_of_content(file) or 'ENGINE'}"
+        print(f"Uploaded {file.name} as {done['uri']}. Deploy it: modelyard deploy {order}")

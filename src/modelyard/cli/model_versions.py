@@ -10,23 +10,25 @@ from modelyard.cli.http import PAGE, Platform, close_names, connected, segment
 from modelyard.cli.output import Item, age, clean, listing, remark, show_list
 
 REGISTRY = "/v1/registry/models"
+_NONE = "No versions. Deploy a model: modelyard deploy ./model.gguf --name demo --wait"
 
 
 @click.command(
     "versions",
-    epilog="\b\nExample:\n  modelyard models versions smol\n  modelyard models versions smol --json",
-    short_help="List the versions of a model.",
+    epilog="\b\nExample:\n  modelyard models versions\n  modelyard models versions smol --json",
+    short_help="List the versions of a model, or of all.",
 )
-@click.argument("name")
+@click.argument("name", required=False)
 @connected
 @listing
-def versions(name: str, *, platform: Platform, is_json: bool, is_quiet: bool) -> None:
-    """List the versions of the model NAME, with what each came after."""
+def versions(name: str | None, *, platform: Platform, is_json: bool, is_quiet: bool) -> None:
+    """List the versions of the model NAME, or of all models, with what each came after."""
     found = platform.all(REGISTRY, name=name, limit=PAGE)
-    if not found:
+    if not found and name is not None:
         raise Failure(f"There is no model '{name}'. {_names(platform, name)}", Exit.NOT_FOUND)
     found.sort(key=lambda one: (one["created_at"], len(one["version"]), one["version"]))
-    columns: dict[str, Callable[[Item], object]] = {
+    columns: dict[str, Callable[[Item], object]] = {} if name else {"MODEL": lambda one: one["name"]}
+    columns |= {
         "VERSION": lambda one: one["version"],
         "STATUS": lambda one: one["status"],
         "ENGINE": lambda one: one["framework"],
@@ -37,7 +39,7 @@ def versions(name: str, *, platform: Platform, is_json: bool, is_quiet: bool) ->
         "AGE": lambda one: age(one["created_at"]),
         "ID": lambda one: one["id"],
     }
-    show_list(found, columns, is_json=is_json, is_quiet=is_quiet, empty="")
+    show_list(found, columns, is_json=is_json, is_quiet=is_quiet, empty=_NONE)
 
 
 @click.command(

@@ -55,8 +55,14 @@ TROUBLES = {
     "replica_failed": "Why did {replica} end?",
     "replica_killed": "Why was {replica} killed?",
     "evicted": "Why was {replica} evicted?",
-    "rollout_rolled_back": "Why was the last version rolled back?",
+    "rollout_rolled_back": "Why was a version rolled back?",
 }
+"""Events that are trouble, by their kind. An artifact that cannot be used is the endpoint's state while it is so."""
+_STEPS_OF = {
+    "evicted": "keep it with: modelyard endpoints set {name} --tier warm; or add a node",
+    "rollout_rolled_back": "see what was compared: modelyard rollout status {name}",
+}
+"""What follows from a kind of trouble; of the others it follows from the reason."""
 TROUBLE_AGE_S = 86_400.0
 _AFTER_NO_ROOM = "free what is named, add a node, or ask for less; see: modelyard nodes"
 TROUBLES_MAX = 5
@@ -147,7 +153,8 @@ def _troubles(endpoint: Endpoint, known: Known) -> list[Answer]:
         said = str(event.data.get("last_lines") or "")
         answer = event.reason + (f" ({times} times)" if times > 1 else "") + (f'. It said: "{said}"' if said else "")
         question = TROUBLES[event.kind].format(replica=event.replica_id or "a replica")
-        step = _after_failure(f"{event.reason} {said}", endpoint.name)
+        of_kind = _STEPS_OF.get(event.kind, "").format(name=endpoint.name)
+        step = of_kind or _after_failure(f"{event.reason} {said}", endpoint.name)
         found.append(Answer(question, answer, step, int(event.at), event.data))
         if len(found) == TROUBLES_MAX:
             break
@@ -158,7 +165,7 @@ def _after_failure(reason: str, name: str) -> str:
     """Return the next step for a reason, by what it is about."""
     lowered = reason.lower()
     steps = (
-        (("out of memory", "oom"), "give it less to hold (options slots, context_length), or a node with more memory"),
+        (("out of memory",), "give it less to hold (options slots, context_length), or a node with more memory"),
         (("largest free", "no room", "no node", "none is free"), _AFTER_NO_ROOM),
         (
             ("its tenant may have",),

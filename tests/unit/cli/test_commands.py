@@ -311,6 +311,19 @@ def test_a_file_of_an_endpoint_is_not_taken_for_a_model(tmp_path: Path, capsys: 
     assert f"modelyard deploy -f {file}" in capsys.readouterr().err
 
 
+def test_requests_that_wait_are_not_counted_as_running(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoint = {
+        "name": "demo", "id": "ep-1", "status": "running", "progress": {}, "failure": "", "model_version": "v1",
+        "framework": "simulated", "scale_to_zero": False, "min_replicas": 1, "max_replicas": 1, "in_flight": 8,
+        "queued": 7, "serving": {"timeouts": {}, "sticky": "none", "coalesce_ms": 0}, "releases": [], "created_at": 0,
+    }  # fmt: skip
+    monkeypatch.setattr(Platform, "get", lambda *_: endpoint)
+    assert main(["endpoints", "demo", "--url", "http://x", "--key", "k"]) == 0
+    assert "1 running, 7 waiting" in capsys.readouterr().out
+
+
 def test_nothing_running_is_unavailable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for line in (
         ["models"],

@@ -1,11 +1,16 @@
 """Answers about an endpoint pick the reasons that were left, and end in a step that fits them."""
 
+from pathlib import Path
+
 import pytest
 
+import modelyard.control
 from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress, Release, Scaling, Stage, Tier
 from modelyard.domain.nodes import Part, Placement
 from modelyard.policy.accelerator_quota import refusal
-from modelyard.policy.why import Happened, Known, explain
+from modelyard.policy.why import TROUBLES, Happened, Known, explain
+
+CONTROL = Path(modelyard.control.__file__ or "").parent
 
 
 def endpoint(status: EndpointStatus = EndpointStatus.SCALING, reason: str = "", stage: Stage = Stage.READY) -> Endpoint:
@@ -27,6 +32,7 @@ OVER = refusal(2, [PAIR], PAIR, {})
     [
         (OVER, "modelyard tenants limit"),
         ("the largest free piece is 3 GiB on local", "modelyard nodes"),
+        ("there is no room for it", "modelyard nodes"),
         ("exit code 137: out of memory", "context_length"),
         ("the GGUF file is truncated", "a good artifact"),
         ("exit code 3", "modelyard logs demo"),
@@ -58,3 +64,16 @@ def test_the_tier_is_told_where_it_is_known() -> None:
     hot = Known(now_s=0.0, tier=Tier.HOT, tier_reason="1 ready; at least 1 is kept")
     assert ("Why is it hot?", hot.tier_reason) in [(one.question, one.answer) for one in explain(endpoint(), hot)]
     assert not any("Why is it cold" in one.question for one in explain(endpoint(), known()))
+
+
+def test_who_was_evicted_can_be_kept_and_what_was_rolled_back_can_be_looked_up() -> None:
+    evicted = Happened(990.0, "evicted", "`b` needs the room: evicting idle `demo` frees 3 GiB", "rep-1")
+    back = Happened(995.0, "rollout_rolled_back", "from v2 to v1: 12 of 20 requests failed")
+    found = {one.question: one.next_step for one in explain(endpoint(), known(evicted, back))}
+    assert found["Why was rep-1 evicted?"].startswith("keep it with: modelyard endpoints set demo --tier warm")
+    assert found["Why was a version rolled back?"] == "see what was compared: modelyard rollout status demo"
+
+
+def test_every_trouble_is_an_event_that_is_told() -> None:
+    told = "\n".join(file.read_text("utf-8") for file in CONTROL.rglob("*.py"))
+    assert not [kind for kind in TROUBLES if f'"{kind}"' not in told]

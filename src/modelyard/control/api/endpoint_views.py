@@ -137,6 +137,7 @@ class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     queued: int
     in_flight: int
+    """Requests that run or wait."""
     idle_s: int | None
     """Whole seconds since the last request; null when no connected gateway had one."""
     replicas: list[ReplicaView]
@@ -243,7 +244,8 @@ def tier_view(
             floor=endpoint.scaling.floor,
             pin=endpoint.autoscale.tier,
             cached_on=[id for id, seen in context.nodes().items() if digest and digest in seen.cached],
-            is_stored=bool(digest) or engine is None or not engine.needs_artifact,
+            is_stored=bool(digest),
+            has_weights=engine is None or engine.needs_artifact,
         )
     )
     return TierView(tier=standing.tier, reason=standing.reason, is_short=standing.is_short)
