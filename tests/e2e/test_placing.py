@@ -169,3 +169,31 @@ def test_a_replica_that_died_is_tried_on_another_node(tmp_path: Path) -> None:
         eventually(lambda: placed(yard) and placed(yard)[0][0] != first, 15, "it runs on the other node")
         (failed,) = [one for one in yard.get("/v1/endpoints/one/events")["data"] if one["kind"] == "replica_failed"]
         assert failed["reason"] == "killed by SIGKILL"
+
+
+def test_who_waits_too_long_for_full_nodes_is_started_in_the_burst_pool_and_says_so(tmp_path: Path) -> None:
+    config = tmp_path / "modelyard.toml"
+    nodes = ['id = "own"', 'id = "rented"\npool = "extra"']
+    config.write_text(
+        "".join(f'[[fleet.nodes]]\n{one}\naccelerators = [{{ kind = "h100", count = 1 }}]\n' for one in nodes)
+    )
+    with Yard(tmp_path, options=("--config", str(config))) as yard:
+        assert yard.call("POST", "/v1/models/deploy", order("full", memory_gib=60)).status == 202
+        yard.wait_ready("full")
+        late = sleeper("late", 60) | {"autoscale": {"burst_pool": "extra", "target_ttft_s": 0.5}}
+        assert yard.call("POST", "/v1/models/deploy", late).status == 202
+        eventually(
+            lambda: "burst pool extra is not used" in yard.get("/v1/endpoints/late")["progress"]["reason"],
+            10,
+            "nobody waits yet, so that nothing is rented",
+        )
+        answer = yard.call(
+            "POST",
+            "/v1/chat/completions",
+            {"model": "late", "messages": [{"role": "user", "content": "hello"}]},
+            within_s=30,
+        )
+        assert answer.status == 200, answer.body
+        assert ("rented", (0,)) in placed(yard)
+        started = [one for one in yard.get("/v1/endpoints/late/events")["data"] if one["kind"] == "replica_started"]
+        assert "in burst pool extra: all pools are full and callers would wait" in started[-1]["reason"]

@@ -46,8 +46,10 @@ def ask_of(
 def residents_of(world: World, load_s: Mapping[str, float], *, but: str) -> list[Resident]:
     """Return the ready replicas of all endpoints but one, above what each keeps whatever the traffic.
 
-    ``load_s``: seconds that a version takes to load, as far as known.
+    ``load_s``: seconds that a version takes to load, as far as known. Endpoints of other tenants have no name: the
+    owner of that one reads the reasons.
     """
+    reader = world.endpoints[but].tenant_id if but in world.endpoints else ""
     found: list[Resident] = []
     for endpoint_id, replicas in world.replicas.items():
         endpoint = world.endpoints.get(endpoint_id)
@@ -63,7 +65,8 @@ def residents_of(world: World, load_s: Mapping[str, float], *, but: str) -> list
         # Of those above the least the last ones go; the others stay whoever waits.
         spare = max(len(ready) - versions.least, 0)
         ready.sort(key=lambda one: (one.ready_at or 0.0, one.id), reverse=True)
-        found += [_resident(endpoint, one, world, load_s) for one in ready[:spare] if one.placement.parts]
+        name = endpoint.name if endpoint.tenant_id == reader else ""
+        found += [_resident(endpoint, one, world, load_s, name=name) for one in ready[:spare] if one.placement.parts]
     return found
 
 
@@ -88,14 +91,16 @@ def _evictable(endpoint: Endpoint) -> _Evictable:
     return _Evictable(frozenset(shadows | spares(endpoint)), max(floor, weighted) if floor else 0)
 
 
-def _resident(endpoint: Endpoint, replica: Replica, world: World, load_s: Mapping[str, float]) -> Resident:
+def _resident(
+    endpoint: Endpoint, replica: Replica, world: World, load_s: Mapping[str, float], *, name: str
+) -> Resident:
     demand = world.demand(endpoint.id)
     resident_s = max(0.0, world.unix_s - (replica.ready_at or world.unix_s))
     # Without a request since it came it has been idle for as long as it is here.
     idle_s = resident_s if demand.idle_s is None or not math.isfinite(demand.idle_s) else demand.idle_s
     return Resident(
         replica_id=replica.id,
-        name=endpoint.name,
+        name=name,
         tenant_id=endpoint.tenant_id,
         placement=replica.placement,
         is_idle=not (demand.queued or demand.in_flight),

@@ -42,7 +42,8 @@ from modelyard.stores import ControlStore
 class Passed:
     """What a pass came to: the endpoint's size, and why versions of it cannot start, or have no room.
 
-    ``is_waiting``: something of it is to start, and waits for that, for room, or for its artifact.
+    ``is_waiting``: something of it is to start, and waits for that, for room, or for its artifact. ``awake_at``: since
+    when it is to have replicas at all, as far as this controller saw; unix seconds.
     """
 
     replicas: int
@@ -50,6 +51,7 @@ class Passed:
     has_rollout: bool
     no_room: Mapping[str, str] = field(default_factory=dict)
     is_waiting: bool = False
+    awake_at: float = 0.0
 
 
 @dataclass(slots=True)
@@ -82,7 +84,7 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
     if endpoint.pool:
         decision = tools.pools.decide(endpoint, decision)
     recorded = world.replicas.get(endpoint.id, ())
-    evicted = tools.placer.evicted(replica.id for replica in recorded)
+    evicted = tools.placer.evicted((replica.id for replica in recorded), endpoint.tenant_id)
     # What drains already is out of the size; what is left of it must only not come back.
     if going := [replica.id for replica in recorded if replica.id in evicted and replica.state in LIVE]:
         decision = without(decision, endpoint, seen, going, evicted[going[0]])
@@ -123,9 +125,7 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
         no_room=next(iter(starts.no_room.values()), ""),
         fetch=starts.fetch,
     )
-    has_rollout = endpoint.rollout is not None and endpoint.rollout.is_live and not endpoint.is_deleted
-    is_waiting = bool(starts.troubles or starts.no_room or starts.fetch or view.waiting)
-    tools.passed[endpoint.id] = Passed(decision.replicas, starts.troubles, has_rollout, starts.no_room, is_waiting)
+    tools.passed[endpoint.id] = passed_of(endpoint, decision.replicas, starts, view, tools.passed.get(endpoint.id))
     has_changed |= await remember(endpoint, view, memory, decision, seen, tools.store)
     tools.memories[endpoint.id] = decision.memory
     return has_changed
@@ -148,6 +148,18 @@ async def act(actions: Sequence[Action], starts: "Starts") -> bool:
         tools.placer.end(endpoint.id, starts.recorded)
         tools.pools.let_go(touched)
     return has_changed
+
+
+def passed_of(endpoint: Endpoint, replicas: int, starts: "Starts", view: View, before: Passed | None) -> Passed:
+    """Return what a pass came to, after the one ``before``."""
+    return Passed(
+        replicas,
+        starts.troubles,
+        has_rollout=endpoint.rollout is not None and endpoint.rollout.is_live and not endpoint.is_deleted,
+        no_room=starts.no_room,
+        is_waiting=bool(starts.troubles or starts.no_room or starts.fetch or view.waiting),
+        awake_at=before.awake_at if before is not None and before.replicas else view.now_s,
+    )
 
 
 def touched_by(actions: Iterable[Action]) -> frozenset[str]:

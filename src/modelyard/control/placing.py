@@ -20,7 +20,7 @@ import msgspec
 from modelyard.control.world import World
 from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.fleet import Replica, ReplicaState
-from modelyard.domain.nodes import NodeSeen, Placement
+from modelyard.domain.nodes import NodeSeen, Part, Placement
 from modelyard.policy import accelerator_quota, eviction
 from modelyard.policy.asks import Ask, NoRoom, refused
 from modelyard.policy.cluster import CPU, Cluster
@@ -116,7 +116,7 @@ class Placer:
         self._nodes = {seen.node.id: seen for seen in nodes}
         self._kinds = kinds_of(self._nodes.values())
         self._sizes = accelerator_quota.sizes_of(self._nodes.values())
-        self._held = dict(_held(world))
+        self._held = dict(_held(world, _host(self._nodes.values())))
         for replica_id in self._held.keys() & self._promised.keys():
             del self._promised[replica_id]
         for claim in list(self._claims.values()):
@@ -171,10 +171,10 @@ class Placer:
             else set()
         )
 
-    def evicted(self, replica_ids: Iterable[str]) -> dict[str, str]:
-        """Return which of these replicas must go, with the reason."""
-        wanted = {victim: claim.reason for claim in self._claims.values() for victim in claim.victims}
-        return {id: wanted[id] for id in replica_ids if id in wanted}
+    def evicted(self, replica_ids: Iterable[str], tenant_id: str) -> dict[str, str]:
+        """Return which of these replicas must go, with the reason as their tenant may know it."""
+        wanted = {victim: claim for claim in self._claims.values() for victim in claim.victims}
+        return {id: _reason_for(tenant_id, wanted[id]) for id in replica_ids if id in wanted}
 
     @property
     def claimed(self) -> frozenset[str]:
@@ -303,6 +303,13 @@ def _is_measured(seen: NodeSeen) -> bool:
     return not others.isdisjoint(seen.used_bytes)
 
 
+def _reason_for(tenant_id: str, claim: Promise) -> str:
+    """Return why a replica of this tenant must go; other tenants' models are nobody else's business."""
+    if claim.tenant_id == tenant_id:
+        return claim.reason
+    return f"a model of another tenant needs the room of idle ones on {claim.placement.node_id}"
+
+
 def kinds_of(nodes: Iterable[NodeSeen]) -> frozenset[str]:
     """Return the kinds of accelerators that there are."""
     return frozenset(one.kind for seen in nodes for one in seen.node.accelerators)
@@ -318,11 +325,31 @@ def held_in(replicas: Iterable[Replica]) -> list[Placement]:
     return [replica.placement for replica in replicas if replica.placement.parts and replica.state in HOLDING]
 
 
-def _held(world: World) -> Iterable[tuple[str, tuple[str, Placement]]]:
-    """Yield the placement of each replica that has memory: one that ended only once its process is gone."""
+def _host(nodes: Iterable[NodeSeen]) -> tuple[str, int] | None:
+    """Return the CPU that everything ran on before there were placements."""
+    found = (
+        (seen.node.id, one.index)
+        for seen in nodes
+        if not seen.node.is_simulated
+        for one in seen.node.accelerators
+        if one.kind == CPU
+    )
+    return next(found, None)
+
+
+def _held(world: World, host: tuple[str, int] | None) -> Iterable[tuple[str, tuple[str, Placement]]]:
+    """Yield the placement of each replica that has memory: one that ended only once its process is gone.
+
+    One without a placement was started by an earlier release, on ``host``; it has what its version needs.
+    """
     for endpoint_id, replicas in world.replicas.items():
         running = {process.replica_id for process in world.processes.get(endpoint_id, ()) if process.is_running}
         endpoint: Endpoint | None = world.endpoints.get(endpoint_id)
+        tenant_id = endpoint.tenant_id if endpoint else ""
         for replica in replicas:
             if replica.placement.parts and (replica.state in HOLDING or replica.id in running):
-                yield replica.id, (endpoint.tenant_id if endpoint else "", replica.placement)
+                yield replica.id, (tenant_id, replica.placement)
+            elif host is not None and replica.id in running:
+                version = world.versions.get(replica.version_id)
+                part = Part(host[0], (host[1],), version.memory_bytes if version else 0)
+                yield replica.id, (tenant_id, Placement((part,)))

@@ -153,7 +153,8 @@ def start_of(rollout: Rollout, replicas: Sequence[Replica], passed: Passed) -> S
     return Start(
         ready=len(ready),
         ready_at=min((one.ready_at or 0.0 for one in ready), default=0.0),
-        since=max((one.state_since for one in mine), default=0.0),
+        # While the endpoint slept nobody could become ready.
+        since=max([passed.awake_at, *(one.state_since for one in mine)]),
         attempts=attempts,
         stable_attempts=max((len(h) for (of, _), h in histories.items() if of == rollout.stable_id), default=0),
         trouble=reason,

@@ -103,13 +103,17 @@ class Supplies:
         self._pause_s, self._pause_max_s = pauses_s
         self._copying: dict[str, _Copying] = {}
         self._failed: dict[str, _Failed] = {}
-        self._learned: dict[str, tuple[Artifact, ModelFacts]] = {}
+        self._learned: dict[str, tuple[Artifact, ModelFacts, int]] = {}
+        """Of each version that was fetched: its artifact, facts, and bytes of memory."""
         self._fetched_s: dict[str, float] = {}
 
     def known(self, version: ModelVersion) -> ModelVersion:
         """Return ``version`` with what was learned of its artifact since it was read."""
-        artifact, facts = self._learned.get(version.id, (version.artifact, version.facts))
-        return msgspec.structs.replace(version, artifact=artifact, facts=facts)
+        if (learned := self._learned.get(version.id)) is None:
+            return version
+        artifact, facts, memory_bytes = learned
+        # Whoever writes the version next must not undo what the fetch wrote.
+        return msgspec.structs.replace(version, artifact=artifact, facts=facts, memory_bytes=memory_bytes)
 
     def settings(self, version: ModelVersion) -> Settings | None:
         """Return what the engine makes of the version, None when it cannot say."""
@@ -173,7 +177,7 @@ class Supplies:
         finally:
             del self._copying[version.id]
         self._failed.pop(version.id, None)
-        self._learned[version.id] = artifact, facts
+        self._learned[version.id] = artifact, facts, settings.memory_bytes
         self._fetched_s[version.id] = self._clock.monotonic_s() - copying.begun_s
         if (artifact, facts) == (version.artifact, version.facts):
             return  # it was here, and was verified

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from modelyard.gateway import engine_request
+from modelyard.gateway import aliases, engine_request
 from modelyard.gateway.responses import ResponseHead
 from modelyard.gateway.upstream import UpstreamConnection
 from modelyard.policy.breaker import Failure
@@ -139,7 +139,7 @@ def probe(gateway: "Gateway", endpoint: "EndpointState[Exchange]", replica: Repl
         dispatcher.probed(replica, is_good=is_good, kind=kind, reason=reason, now_s=gateway.clock.monotonic_s())
 
     replica.health.probe_began()
-    name = endpoint.route.name.encode()
+    name = (replica.route.model_name or endpoint.route.name).encode()
     SideRequest(gateway, replica, route=route, body=_PROBES[route] % name, timeout_s=PROBE_TIMEOUT_S, done=done)
 
 
@@ -162,4 +162,5 @@ def shadow(exchange: "Exchange", body: bytes) -> None:
 
         route = exchange.call.engine_route or exchange.route
         timeout_s = endpoint.patience.total_s
-        SideRequest(gateway, replica, route=route, body=body, timeout_s=timeout_s, done=done)
+        named = aliases.for_engine(body, endpoint.route.name, replica.route.model_name)
+        SideRequest(gateway, replica, route=route, body=named, timeout_s=timeout_s, done=done)

@@ -38,7 +38,7 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
 
     replica_id: str
     name: str
-    """Of its endpoint."""
+    """Of its endpoint; "" where whoever reads the reasons must not know it."""
     tenant_id: str
     placement: Placement
     is_idle: bool
@@ -170,7 +170,11 @@ def _bytes(placement: Placement) -> int:
 
 
 def _names(residents: Sequence[Resident]) -> str:
-    return " and ".join(f"`{resident.name}`" for resident in residents)
+    return " and ".join(_named(resident.name) for resident in residents)
+
+
+def _named(name: str) -> str:
+    return f"`{name}`" if name else "a model of another tenant"
 
 
 def _cheapest(
@@ -283,4 +287,4 @@ def _nothing(ask: Ask, cluster: Cluster, residents: Sequence[Resident], rule: Ru
 
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    return ", ".join(f"`{name}`" for name in sorted(names)[:2]) + more
+    return ", ".join(_named(name) for name in sorted(names, reverse=not min(names))[:2]) + more

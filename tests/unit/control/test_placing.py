@@ -15,7 +15,7 @@ from modelyard.control.placing import HOLDING, Need, Placer
 from modelyard.control.world import World
 from modelyard.domain.endpoints import Endpoint, Release
 from modelyard.domain.fleet import Replica, ReplicaState
-from modelyard.domain.nodes import Part, Placement
+from modelyard.domain.nodes import Accelerator, Node, NodeSeen, Part, Placement
 from modelyard.domain.rollouts import Rollout, RolloutKind, RolloutState
 from modelyard.policy import scaling
 from modelyard.policy.asks import Ask, NoRoom
@@ -138,14 +138,22 @@ def test_what_makes_room_counts_for_the_quota_of_its_tenant() -> None:
         town.run(replica(idle, index), Placement((Part("n1", (index,), 80 * GIB),)))
     placer = Placer(RULE)
     placer.see(town.look(), town.nodes.values(), {"ten-a": 1})
+    reasons = []
     for one in (first, second):
         placer.begin(one.id)
         found = placer.place(
-            replica(one, ready_at=None), ask(80), need(), lambda: residents_of(town.look(), {}, but="")
+            replica(one, ready_at=None), ask(80), need(), lambda: residents_of(town.look(), {}, but=first.id)
         )
         assert isinstance(found, NoRoom)
+        reasons.append(found.reason)
     assert len(placer.claimed) == 1
-    assert "may have 1 accelerators" in found.reason
+    assert "may have 1 accelerators" in reasons[1]
+    # And neither tenant reads the other's names.
+    assert "evicting idle a model of another tenant frees" in reasons[0]
+    (said,) = placer.evicted(placer.claimed, "ten-b").values()
+    assert said == "a model of another tenant needs the room of idle ones on n1"
+    (told,) = placer.evicted(placer.claimed, "ten-a").values()
+    assert told.startswith("`new` needs the room")
 
 
 def test_a_replica_that_was_handed_over_counts_for_the_quota_at_once() -> None:
@@ -226,6 +234,22 @@ def test_what_strangers_use_of_an_accelerator_is_not_hidden_by_what_is_promised(
     assert isinstance(placer.place(replica(second, ready_at=None), ask(40), need(), nobody), NoRoom)
 
 
+def test_what_runs_since_before_there_were_placements_counts_on_the_cpu() -> None:
+    host = NodeSeen(node=Node("local", (Accelerator(0, "cpu", 16 * GIB),)))
+    town, old, new = Town(nodes={"local": host}), endpoint("old"), endpoint("new")
+    town.settle(old, new)
+    town.versions["ver-old"] = msgspec.structs.replace(town.versions["ver-old"], memory_bytes=10 * GIB)
+    town.run(replica(old))
+    placer = Placer(RULE)
+    placer.see(town.look(), town.nodes.values(), {})
+    found = placer.place(replica(new, ready_at=None), ask(8), need(), nobody)
+    assert isinstance(found, NoRoom)
+    assert "largest free 6.0" in found.reason
+    town.running.clear()
+    placer.see(town.look(), town.nodes.values(), {})
+    assert isinstance(placer.place(replica(new, ready_at=None), ask(8), need(), nobody), Placement)
+
+
 # --- all of it at once --------------------------------------------------------------------
 
 
@@ -277,7 +301,7 @@ class Rooms(RuleBasedStateMachine):
     def one_pass(self, one: Endpoint, *, record: bool, wants: bool, drains: bool = True) -> None:
         town, placer = self.town, self.placer
         mine = [each for each in self.world.replicas.get(one.id, ()) if each.id in town.replicas]
-        for id in placer.evicted(each.id for each in mine) if drains else ():
+        for id in placer.evicted((each.id for each in mine), one.tenant_id) if drains else ():
             # In one go what takes several passes: drained, stopped, its process gone.
             town.running.discard(id)
             town.replicas[id] = msgspec.structs.replace(town.replicas[id], state=ReplicaState.STOPPED)

@@ -146,9 +146,11 @@ class Wells(RuleBasedStateMachine):
     def look_while_passes_run(self, pool: int, taker: int, is_pool_first: bool, kills: bool) -> None:
         self.wells.look_begins()
         world = self.town.look()
-        steps = [lambda: self.pass_of_a_pool(pool, kills=kills), lambda: self.take(taker, stores=True)]
-        for step in steps if is_pool_first else reversed(steps):
-            step()
+        if is_pool_first:
+            self.pass_of_a_pool(pool, kills=kills)
+        self.take(taker, stores=True)
+        if not is_pool_first:
+            self.pass_of_a_pool(pool, kills=kills)
         self.world = world
         self.stale = {self.pools[pool].id, self.takers[taker].id}
         self.wells.see(world, {})

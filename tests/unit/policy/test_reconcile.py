@@ -87,6 +87,8 @@ ONE_REPLICA = {
     "failed, dead process still on record": ([exited(replica(S.FAILED))], [ForgetProcess, StartReplica]),
     "stop was interrupted": ([running(replica(S.STOPPED))], [StopReplica, Wait]),
     "needed again while it drains": ([running(replica(S.DRAINING), in_flight=1)], [MarkReady]),
+    "evicted though it is wanted": ([running(replica(S.READY), is_evicted=True)], [DrainReplica]),
+    "evicted, and does not come back": ([running(replica(S.DRAINING), in_flight=1, is_evicted=True)], [Wait]),
     "needed again but already drained": ([running(replica(S.DRAINING, ready_at=None))], [StopReplica, Wait]),
 }
 

@@ -146,7 +146,7 @@ class Database:
         for asked in group:
             try:
                 result = self._run(_Fence().guard(asked), asked.deadline_s, writes=True)
-            except BaseException as error:  # noqa: BLE001 - boundary: whoever asked gets it
+            except BaseException as error:  # noqa: BLE001 - boundary: of one write; whoever asked for it gets it
                 asked.done.set_exception(error)
             else:
                 asked.done.set_result(result)
@@ -163,7 +163,7 @@ class Database:
             if not is_committing:
                 return False  # a lock, or a disk that is full for one of them: each tries with what time it has left
             outcomes = [(None, error)] * len(group)  # a connection that is lost now may have committed: never twice
-        except Exception:  # noqa: BLE001 - boundary: of one of them, found at the commit: alone it is told to whom it belongs
+        except Exception:  # noqa: BLE001 - boundary: of one of them, found at the commit; alone it is told whose it is
             return False
         for asked, (result, failure) in zip(group, outcomes, strict=True):
             if failure is not None:
@@ -211,7 +211,7 @@ def _behind_savepoint(
             result = change(connection)
     except StoreUnavailableError:
         raise
-    except Exception as error:  # noqa: BLE001 - boundary: whoever asked gets it
+    except Exception as error:  # noqa: BLE001 - boundary: of one write; whoever asked for it gets it
         failure = error
         connection.exec_driver_sql("ROLLBACK TO SAVEPOINT change")
     connection.exec_driver_sql("RELEASE SAVEPOINT change")
