@@ -85,10 +85,10 @@ class Plans:
         kinds = real_kinds(await context.fleet.nodes())
         findings = await examine(context, call.identity, wanted)
         _, unserved = changed_serving(wanted.serving, Serving(), context.config.gateway)
-        _, unscaled = changed_autoscale(wanted.autoscale, Autoscale(), scaling_of(wanted))
+        autoscale, unscaled = changed_autoscale(wanted.autoscale, Autoscale(), scaling_of(wanted))
         faults = [*endpoint_faults(wanted, findings.engine, kinds), *findings.faults, *unserved, *unscaled]
         check_all("This deployment cannot be made.", call.flaws, faults)
-        endpoint, offer = await self._on_paper(call, findings)
+        endpoint, offer = await self._on_paper(call, findings, autoscale)
         nodes = await context.fleet.nodes()
         ask = ask_of(endpoint, offer, kinds_of(nodes))
         placed, no_room = _place_all(ask, nodes, held_in(await context.store.replicas()), endpoint.scaling.max_replicas)
@@ -116,7 +116,9 @@ class Plans:
             estimated_ready_seconds=math.ceil(await estimate_s(context, offer.version, offer.settings)),
         )
 
-    async def _on_paper(self, call: Call[DeployRequest, Empty], findings: Findings) -> tuple[Endpoint, Offer]:
+    async def _on_paper(
+        self, call: Call[DeployRequest, Empty], findings: Findings, autoscale: Autoscale
+    ) -> tuple[Endpoint, Offer]:
         wanted, tenant_id = call.body, call.identity.tenant_id
         gpus = (wanted.hardware.gpu_type, wanted.hardware.gpu_count)
         version = await make_version(
@@ -129,6 +131,7 @@ class Plans:
             releases=(Release(version.id),),
             scaling=scaling_of(wanted),
             created_at=version.created_at,
+            autoscale=autoscale,
         )
         assert findings.engine is not None, "an unknown engine is a fault"
         assert findings.settings is not None, "bad options are a fault"
