@@ -3,12 +3,17 @@
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from modelyard.cli.exits import Exit, Failure, Refused
 from modelyard.cli.http import PAGE, Platform, segment
 from modelyard.cli.output import Item
 from modelyard.cli.sending import send_order
 from modelyard.cli.uploading import digest_of
+from modelyard.domain.endpoints import Autoscale
 
+DEFAULT_RULES: Item = msgspec.structs.asdict(Autoscale())
+"""What 'autoscale' is where a file does not say."""
 _TIMEOUTS = ("connect_s", "first_token_s", "token_s", "total_s")
 
 
@@ -65,6 +70,10 @@ def change_of(endpoint: Item, order: Item) -> Item:
     for part, fields in wanted.items():
         if different := {name: value for name, value in fields.items() if endpoint[name] != value}:
             body[part] = different
+    rules = DEFAULT_RULES | order.get("autoscale", {})
+    has = endpoint["autoscale"]
+    if autoscale := {name: value for name, value in rules.items() if name in has and has[name] != value}:
+        body["autoscale"] = autoscale
     if serving := _serving_change(endpoint["serving"], order.get("serving", {})):
         body["serving"] = serving
     return body

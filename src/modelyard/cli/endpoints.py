@@ -189,9 +189,9 @@ def add_release(
     path = f"/v1/endpoints/{segment(name)}/releases"
     endpoint = ask_of(platform, name, lambda path: platform.post(path, body), path)
     new = endpoint["releases"][-1]
-    _show_change(
-        endpoint, f"Added {new['version']} to '{name}': {release_text(new)}.", is_json=is_json, is_quiet=is_quiet
-    )
+    # One with all traffic has none yet: it takes over as its replicas become ready.
+    share = "it takes over replica by replica" if weight == 100 and new["weight"] < 100 else release_text(new)
+    _show_change(endpoint, f"Added {new['version']} to '{name}': {share}.", is_json=is_json, is_quiet=is_quiet)
 
 
 @command.command(

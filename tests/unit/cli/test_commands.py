@@ -324,6 +324,20 @@ def test_requests_that_wait_are_not_counted_as_running(
     assert "1 running, 7 waiting" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("weight", "has", "said"),
+    [("100", 0, "it takes over replica by replica"), ("10", 10, "10 %"), ("0", 0, "no traffic")],
+)
+def test_a_release_with_everything_is_said_to_take_over(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], weight: str, has: int, said: str
+) -> None:
+    endpoint = {"name": "demo", "releases": [{"version": "v2", "weight": has, "shadow": 0}]}
+    monkeypatch.setattr(Platform, "post", lambda *_: endpoint)
+    line = ["endpoints", "add-release", "demo", "--engine", "simulated", "--weight", weight]
+    assert main([*line, "--url", "http://x", "--key", "k"]) == 0
+    assert said in capsys.readouterr().out
+
+
 def test_nothing_running_is_unavailable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for line in (
         ["models"],

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from modelyard.cli.applying import change_of
 from modelyard.cli.endpoint_file import lines_of_json, lines_of_toml, read_endpoint_file, with_lines
 from modelyard.cli.exits import Exit, Failure, Refused
+from modelyard.domain.endpoints import Autoscale
 
 TOML = """\
 # An endpoint.
@@ -143,6 +145,8 @@ ENDPOINT: dict[str, Any] = {
         "coalesce_ms": 0,
         "sticky": "none",
     },
+    # As the API shows it.
+    "autoscale": msgspec.json.decode(msgspec.json.encode(msgspec.structs.asdict(Autoscale()))),
 }
 
 
@@ -155,6 +159,7 @@ ENDPOINT: dict[str, Any] = {
         ({"hardware": {"min_replicas": 2}}, {"hardware": {"min_replicas": 2, "max_replicas": 2}}),
         ({"scaling": {"scale_to_zero": True}}, {"scaling": {"scale_to_zero": True}}),
         ({"serving": {"timeouts": {"total_s": 9}}}, {"serving": {"timeouts": {"total_s": 9}}}),
+        ({"autoscale": {"tier": "hot", "up_queue": 100}}, {"autoscale": {"tier": "hot"}}),
     ],
 )
 def test_only_what_differs_is_changed(order: dict[str, Any], change: dict[str, Any]) -> None:
@@ -163,8 +168,10 @@ def test_only_what_differs_is_changed(order: dict[str, Any], change: dict[str, A
 
 def test_what_a_file_no_longer_says_goes_back_to_its_default() -> None:
     served = {"timeouts": {"total_s": 9.0, "token_s": None}, "coalesce_ms": 20, "sticky": "user"}
-    endpoint = {**ENDPOINT, "max_replicas": 4, "serving": served}
+    rules = {**ENDPOINT["autoscale"], "tier": "warm", "idle": "learned", "target_latency_s": 3.0}
+    endpoint = {**ENDPOINT, "max_replicas": 4, "serving": served, "autoscale": rules}
     assert change_of(endpoint, {}) == {
         "hardware": {"max_replicas": 1},
+        "autoscale": {"tier": None, "idle": "fixed", "target_latency_s": None},
         "serving": {"coalesce_ms": 0, "sticky": "none", "timeouts": {"total_s": None}},
     }
