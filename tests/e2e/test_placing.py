@@ -182,6 +182,9 @@ def test_who_waits_too_long_for_full_nodes_is_started_in_the_burst_pool_and_says
         yard.wait_ready("full")
         late = sleeper("late", 60) | {"autoscale": {"burst_pool": "extra", "target_ttft_s": 0.5}}
         assert yard.call("POST", "/v1/models/deploy", late).status == 202
+        rented = {**late, "model_name": "other", "autoscale": {"node_pool": "extra"}}
+        (planned,) = yard.call("POST", "/v1/models/plan", rented).json()["replicas"]
+        assert planned["node"] == "rented", "a plan is for the nodes that the deployment asks for"
         eventually(
             lambda: "burst pool extra is not used" in yard.get("/v1/endpoints/late")["progress"]["reason"],
             10,

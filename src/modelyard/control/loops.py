@@ -2,8 +2,8 @@
 
 A round looks at the world once and begins a pass for each endpoint that needs
 one, each in a task of its own: an endpoint that is slow is left out of the next
-rounds until it is done, and delays nobody. Where many need one at once, they
-come in waves, who waits longest first. What passes change is pushed to
+rounds until it is done, and delays nobody. Where many need one at once they
+take turns, first those that somebody waits for, then who waits longest. What passes change is pushed to
 gateways by a loop of its own, the changes of many passes at once. Rounds come every ``pass_interval_s`` and at
 once when something happens: a management call, a request for a sleeping
 endpoint, a replica that became ready or got worse, the end of a long action.
@@ -11,6 +11,7 @@ endpoint, a replica that became ready or got worse, the end of a long action.
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -55,10 +56,8 @@ ROUND_GAP_S = 0.01
 """Shortest pause between two rounds, so that a storm of events costs one round and not hundreds. A round that
 took longer is followed by a pause as long as itself: half of the time is for everything else."""
 PASSES_AT_ONCE = 32
-"""Passes that act at the same time. Thousands at once would queue as many writes before those of a management call,
-until all of them had waited too long for the store."""
-PASSES_OPEN = 128
-"""Passes that are begun and not done. What begins at once keeps everybody else from the loop while it decides."""
+"""Passes that are begun and not done. Thousands at once would keep everybody else from the loop while they decide, and
+queue as many writes before those of a management call."""
 OBSERVE_TIMEOUT_S = 30.0
 
 _WATCHED = frozenset({ReplicaState.LOADING, ReplicaState.READY, ReplicaState.DRAINING})
@@ -103,11 +102,10 @@ class Loops:
         self._is_published = False
         self._tools: Tools | None = None
         self.times = RoundTimes()
-        self._turns = asyncio.Semaphore(PASSES_AT_ONCE)
         self._attention: Attention | None = None
         self._world: World | None = None
-        self._has_more = False
-        """Endpoints wait for others' passes to end."""
+        self._in_line: deque[str] = deque()
+        """Endpoints that the last round found to need a pass, and that has not begun."""
         self._rests_until_s = 0.0
         self._news = asyncio.Event()
         """A pass changed something that gateways have not been told."""
@@ -157,8 +155,8 @@ class Loops:
         """
         async with asyncio.TaskGroup() as group:
             actions = KeyedTasks(group, on_end=self.wake)
-            passes = KeyedTasks(group)
             self._tools = tools = self._make_tools(group, actions)
+            passes = KeyedTasks(group, after=lambda: self._begin_more(tools, passes))
             running = [group.create_task(_run(other)) for other in others]
             running.append(group.create_task(self._reconcile(tools, actions, passes), name="reconcile"))
             running.append(group.create_task(self._push(), name="push"))
@@ -262,19 +260,28 @@ class Loops:
     def _begin_passes(
         self, world: World, tools: Tools, passes: KeyedTasks, busy: frozenset[str], began_s: float
     ) -> None:
-        """Begin the passes that are needed, as many as may be open; the round is over then."""
+        """Put those that need a pass in line; the round is over then."""
         wanted = self._attention_of(tools).wanted(world, tools.placer.claimed_of(world)) - busy
-        waiting = self.times.needed(wanted, began_s, running=busy)
-        wave = waiting[: max(PASSES_OPEN - len(busy), 0)]
-        self._has_more = len(wave) < len(waiting)
-        for endpoint_id in tools.placer.in_turn(wave):
-            passes.spawn(endpoint_id, partial(self._timed_pass, endpoint_id, tools))
+        since = self.times.needed(wanted, began_s, running=busy)
+
+        def turn(endpoint_id: str) -> tuple[bool, float]:
+            return not world.demand(endpoint_id).queued, since[endpoint_id]
+
+        self._in_line = deque(sorted(tools.placer.in_turn(wanted), key=turn))
+        self._begin_more(tools, passes)
         for endpoint_id in tools.memories.keys() - world.endpoints.keys() - busy:
             del tools.memories[endpoint_id]
             tools.passed.pop(endpoint_id, None)
         ended_s = self._parts.clock.monotonic_s()
         self.times.took(len(wanted), ended_s - began_s)
         self._rests_until_s = ended_s + (ended_s - began_s)
+
+    def _begin_more(self, tools: Tools, passes: KeyedTasks) -> None:
+        """Begin passes, as many as there may be."""
+        free = PASSES_AT_ONCE - len(passes.keys())
+        while free > 0 and self._in_line:
+            endpoint_id = self._in_line.popleft()
+            free -= passes.spawn(endpoint_id, partial(self._timed_pass, endpoint_id, tools))
 
     def _attention_of(self, tools: Tools) -> Attention:
         if self._attention is None:
@@ -285,11 +292,10 @@ class Loops:
     async def _timed_pass(self, endpoint_id: str, tools: Tools) -> None:
         attention = self._attention_of(tools)
         try:
-            async with self._turns:
-                # The newest look, which may be one that was taken while this waited for its turn.
-                world = self._world
-                assert world is not None, "passes begin after a look"
-                has_changed = await self._pass(endpoint_id, world, tools)
+            # The newest look, which may be one that was taken while this waited for its turn.
+            world = self._world
+            assert world is not None, "passes begin after a look"
+            has_changed = await self._pass(endpoint_id, world, tools)
             passed = tools.passed.get(endpoint_id)
             is_waiting = passed is not None and passed.is_waiting
             attention.passed(endpoint_id, world, has_changed=has_changed or is_waiting)
@@ -298,8 +304,6 @@ class Loops:
             raise
         finally:
             self.times.passed(endpoint_id, self._parts.clock.monotonic_s())
-            if self._has_more:
-                self.wake()
 
     async def _pass(self, endpoint_id: str, world: World, tools: Tools) -> bool:
         endpoint = world.endpoints.get(endpoint_id)

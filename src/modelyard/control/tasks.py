@@ -17,13 +17,19 @@ _log = logging.getLogger(__name__)
 
 
 class KeyedTasks:
-    """Tasks by key, in ``group``; ``on_end`` is called after each that succeeded."""
+    """Tasks by key, in ``group``; ``on_end`` is called after each that succeeded, ``after`` after each, at once."""
 
-    __slots__ = ("_group", "_keys", "_on_end")
+    __slots__ = ("_after", "_group", "_keys", "_on_end")
 
-    def __init__(self, group: asyncio.TaskGroup, on_end: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        group: asyncio.TaskGroup,
+        on_end: Callable[[], None] = lambda: None,
+        after: Callable[[], None] = lambda: None,
+    ) -> None:
         self._group = group
         self._on_end = on_end
+        self._after = after
         self._keys: dict[str, asyncio.Task[None]] = {}
 
     def __repr__(self) -> str:
@@ -53,6 +59,7 @@ class KeyedTasks:
                 asyncio.get_running_loop().call_soon(self._on_end)
         finally:
             del self._keys[key]
+        self._after()
 
 
 @contextmanager

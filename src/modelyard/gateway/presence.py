@@ -26,6 +26,9 @@ from modelyard.stores import TableFollower
 SILENCE_S_MAX = 3.0
 """Heartbeats come every second; after this long without one the controller counts as away."""
 REPORT_INTERVAL_S = 1.0
+REPORT_PAUSE = 20.0
+"""Least pause between two reports, in times of what the last one took: of thousands of endpoints one takes a while, at
+the controller too, and tables change many times a second."""
 RELEASES_INTERVAL_S = 2.0
 """Shortest pause between two reports that say what was counted of releases."""
 KEEP_PAUSE = 10
@@ -47,6 +50,8 @@ class ControllerPresence:
         self._heartbeat: Heartbeat | None = None
         self._heard_s = clock.monotonic_s()
         self._is_report_due = False
+        self._report_from_s = 0.0
+        """No prompt report goes before this moment."""
         self._unkept: RoutingTable | None = None
         self._has_unkept = asyncio.Event()
         self._on_table: Callable[[], None] = lambda: None
@@ -149,10 +154,14 @@ class ControllerPresence:
             await asyncio.sleep(REPORT_INTERVAL_S)
 
     def report_now(self) -> None:
-        """Report at the end of this tick; a herd of requests makes one report."""
+        """Report at the end of this tick, or soon; a herd of requests makes one report."""
         if not self._is_report_due:
             self._is_report_due = True
-            asyncio.get_running_loop().call_soon(self._send)
+            loop, pause_s = asyncio.get_running_loop(), self._report_from_s - self.clock.monotonic_s()
+            if pause_s > 0:
+                loop.call_later(pause_s, self._send)
+            else:
+                loop.call_soon(self._send)
 
     def _send(self) -> None:
         self._is_report_due = False
@@ -167,6 +176,8 @@ class ControllerPresence:
             self._releases_due_s = now_s + RELEASES_INTERVAL_S
             report = msgspec.structs.replace(report, releases=self._catalog.releases(now_s=now_s))
         self._follower.send(report)
+        ended_s = self.clock.monotonic_s()
+        self._report_from_s = ended_s + REPORT_PAUSE * (ended_s - now_s)
 
     def _turn_away_hopeless(self, table: RoutingTable) -> None:
         """Refuse those who wait for an endpoint that is gone or cannot start."""

@@ -1,6 +1,7 @@
 """How long the controller takes: its rounds, and its passes from the moment at which one was needed."""
 
 from collections import deque
+from collections.abc import Mapping
 
 import msgspec
 
@@ -48,13 +49,13 @@ class RoundTimes:
         self._count += 1
         self._rounds.append((passes, seconds))
 
-    def needed(self, endpoint_ids: set[str], now_s: float, *, running: frozenset[str]) -> list[str]:
-        """Note who needs a pass now, besides those ``running``; return them, who waits longest first."""
+    def needed(self, endpoint_ids: set[str], now_s: float, *, running: frozenset[str]) -> Mapping[str, float]:
+        """Note who needs a pass now, besides those ``running``; return since when, for each of them."""
         for endpoint_id in self._since.keys() - endpoint_ids - running:
             del self._since[endpoint_id]
         for endpoint_id in endpoint_ids:
             self._since.setdefault(endpoint_id, now_s)
-        return sorted(endpoint_ids, key=lambda one: (self._since[one], one))
+        return self._since
 
     def passed(self, endpoint_id: str, now_s: float) -> None:
         """Note the end of a pass."""

@@ -7,6 +7,7 @@ endpoint that was removed meanwhile.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import TypeVar
 
 import sqlalchemy as sa
@@ -178,13 +179,7 @@ class SqlControlStore:
     async def put_replica(self, replica: Replica) -> None:
         """Add or replace the replica of this id."""
         values = mapping.replica_values(replica)
-        changes = {name: value for name, value in values.items() if name != "replica_id"}
-
-        def put(connection: sa.Connection) -> None:
-            row = insert(connection, schema.replicas).values(values)
-            connection.execute(row.on_conflict_do_update(index_elements=["replica_id"], set_=changes))
-
-        await self._database.write(put)
+        await self._database.write(lambda connection: connection.execute(_replica_upsert(connection), values))
 
     async def remove_replica(self, replica_id: str) -> None:
         """Forget a replica."""
@@ -199,15 +194,11 @@ class SqlControlStore:
 
     async def add_event(self, event: Event) -> None:
         """Append; only the last 200 of an endpoint are kept, and none of one that was removed meanwhile."""
-        table, endpoints = schema.endpoint_events, schema.endpoints
         values = mapping.event_values(event)
-        row = sa.select(*(sa.literal(value, table.c[name].type) for name, value in values.items())).where(
-            sa.exists().where(endpoints.c.endpoint_id == event.endpoint_id)
-        )
 
         def add(connection: sa.Connection) -> None:
-            connection.execute(sa.insert(table).from_select(list(values), row))
-            _trim(connection, table, table.c.endpoint_id == event.endpoint_id, EVENTS_KEPT)
+            connection.execute(_EVENT_INSERT, values)
+            connection.execute(_EVENT_TRIM, {"of_endpoint": event.endpoint_id})
 
         await self._database.write(add)
 
@@ -241,8 +232,8 @@ class SqlControlStore:
         table = schema.observed_loads
 
         def add(connection: sa.Connection) -> None:
-            connection.execute(sa.insert(table).values(model_id=version_id, seconds=seconds))
-            _trim(connection, table, table.c.model_id == version_id, LOADS_KEPT)
+            connection.execute(sa.insert(table), {"model_id": version_id, "seconds": seconds})
+            connection.execute(_LOAD_TRIM, {"of_model": version_id})
 
         await self._database.write(add)
 
@@ -282,9 +273,55 @@ class SqlControlStore:
     async def _update(self, key: sa.Column[str], values: mapping.Values, taken: str) -> None:
         def put(connection: sa.Connection) -> None:
             with _taken(taken):
-                connection.execute(sa.update(key.table).where(key == values[key.name]).values(values))
+                connection.execute(_update_of(key), {**values, "of_row": values[key.name]})
 
         await self._database.write(put)
+
+
+# Statements that run often are made once: making one costs SQLAlchemy more than SQLite needs to do it.
+
+
+@cache
+def _update_of(key: sa.Column[str]) -> sa.Update:
+    return sa.update(key.table).where(key == sa.bindparam("of_row"))
+
+
+_replica_upserts: dict[str, sa.Executable] = {}
+"""By dialect."""
+
+
+def _replica_upsert(connection: sa.Connection) -> sa.Executable:
+    found = _replica_upserts.get(connection.dialect.name)
+    if found is None:
+        row = insert(connection, schema.replicas)
+        changes = {
+            column.name: row.excluded[column.name] for column in schema.replicas.columns if not column.primary_key
+        }
+        found = row.on_conflict_do_update(index_elements=["replica_id"], set_=changes)
+        _replica_upserts[connection.dialect.name] = found
+    return found
+
+
+def _event_insert() -> sa.Insert:
+    table, endpoints = schema.endpoint_events, schema.endpoints
+    names = [column.name for column in table.columns if column.name != "sequence"]
+    row = sa.select(*(sa.bindparam(name, type_=table.c[name].type) for name in names)).where(
+        sa.exists().where(endpoints.c.endpoint_id == sa.bindparam("endpoint_id", type_=table.c.endpoint_id.type))
+    )
+    return sa.insert(table).from_select(names, row)
+
+
+def _trimmed(table: sa.Table, mine: sa.ColumnElement[bool], kept: int) -> sa.Delete:
+    """Return what deletes all but the newest ``kept`` rows of ``mine``."""
+    newest_gone = sa.select(table.c.sequence).where(mine).order_by(table.c.sequence.desc()).offset(kept).limit(1)
+    return sa.delete(table).where(mine, table.c.sequence <= newest_gone.scalar_subquery())
+
+
+_EVENT_INSERT = _event_insert()
+_EVENT_TRIM = _trimmed(
+    schema.endpoint_events, schema.endpoint_events.c.endpoint_id == sa.bindparam("of_endpoint"), EVENTS_KEPT
+)
+_LOAD_TRIM = _trimmed(schema.observed_loads, schema.observed_loads.c.model_id == sa.bindparam("of_model"), LOADS_KEPT)
 
 
 @contextmanager
@@ -320,9 +357,3 @@ def _put_endpoint(connection: sa.Connection, endpoint: Endpoint) -> None:
 def _add_releases(connection: sa.Connection, endpoint: Endpoint) -> None:
     if rows := mapping.release_values(endpoint):
         connection.execute(sa.insert(schema.releases), rows)
-
-
-def _trim(connection: sa.Connection, table: sa.Table, mine: sa.ColumnElement[bool], kept: int) -> None:
-    """Delete all but the newest ``kept`` rows of ``mine``."""
-    newest_gone = sa.select(table.c.sequence).where(mine).order_by(table.c.sequence.desc()).offset(kept).limit(1)
-    connection.execute(sa.delete(table).where(mine, table.c.sequence <= newest_gone.scalar_subquery()))
