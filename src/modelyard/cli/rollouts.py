@@ -149,6 +149,10 @@ def status(name: str, *, platform: Platform, is_watching: bool, is_json: bool, i
         raise Failure(f"The rollout of '{name}' was rolled back: {found['reason']}.", Exit.FAILURE)
 
 
+for _same in (status, rollback):
+    canary.add_command(_same)  # where somebody who began one with 'canary set' looks for them
+
+
 def canary_body(percent: int, version: str | None, **given: Any) -> Item:
     """Return the body of ``POST /v1/endpoints/{endpoint}/canary`` for a command line."""
     body: Item = {"weight": percent}

@@ -338,6 +338,13 @@ def test_a_release_with_everything_is_said_to_take_over(
     assert said in capsys.readouterr().out
 
 
+def test_a_canary_is_looked_at_and_undone_with_the_word_that_began_it() -> None:
+    from modelyard.cli.rollouts import canary, rollback, rollout
+
+    assert canary.commands["status"] is rollout.commands["status"]
+    assert canary.commands["rollback"] is rollback
+
+
 def test_nothing_running_is_unavailable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for line in (
         ["models"],
