@@ -57,6 +57,16 @@ def test_every_decision_says_what_it_costs_and_when_to_look_again() -> None:
         assert len(text.splitlines()) <= 60, f"{name_of(page)} is longer than a page"
 
 
+def test_tests_that_failure_modes_name_are_there() -> None:
+    rows = re.findall(r"^\| F\d+ .*$", (DOCS / "reference" / "failure-modes.md").read_text("utf-8"), re.MULTILINE)
+    assert rows
+    for row in rows:
+        folder = ""
+        for name in re.findall(r"`((?:tests/\S+/)?test_\w+\.py)`", row):
+            folder = name.rpartition("/")[0] or folder
+            assert (ROOT / folder / name.rpartition("/")[2]).exists(), f"{name} of: {row[:40]}"
+
+
 def test_the_command_line_reference_is_current() -> None:
     location = importlib.util.spec_from_file_location("cli_reference", ROOT / "tools" / "cli_reference.py")
     assert location is not None
