@@ -11,7 +11,7 @@ from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.rollouts import RolloutKind
 from modelyard.policy.asks import Ask
 from modelyard.policy.eviction import Resident
-from modelyard.policy.rollouts import spares
+from modelyard.policy.rollouts import carriers, spares
 
 RATE_IDLE_MIN_S = 30.0
 
@@ -86,9 +86,8 @@ def _evictable(endpoint: Endpoint) -> _Evictable:
         return _Evictable(frozenset({rollout.stable_id, rollout.candidate_id}), endpoint.scaling.floor)
     # A candidate, and what is kept to go back to, come and go with the others, never alone.
     shadows = {release.version_id for release in endpoint.releases if release.shadow}
-    weighted = sum(release.weight > 0 for release in endpoint.releases)
     floor = endpoint.scaling.floor
-    return _Evictable(frozenset(shadows | spares(endpoint)), max(floor, weighted) if floor else 0)
+    return _Evictable(frozenset(shadows | spares(endpoint)), max(floor, len(carriers(endpoint))) if floor else 0)
 
 
 def _resident(

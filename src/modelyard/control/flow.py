@@ -34,7 +34,7 @@ from modelyard.policy.eviction import Resident
 from modelyard.policy.progress import Fetch, View
 from modelyard.policy.reconcile import LIVE, Pace, crashes, plan
 from modelyard.policy.releases import main_release
-from modelyard.policy.rollouts import sizes
+from modelyard.policy.rollouts import carriers, sizes
 from modelyard.stores import ControlStore
 
 
@@ -175,7 +175,7 @@ def without(
     Counted from what runs and not from the last decision: a pass that is repeated takes nothing off twice.
     """
     left = max(seen.replicas - len(going), 0)
-    if left < sum(release.weight > 0 for release in endpoint.releases):
+    if left < len(carriers(endpoint)):
         left = 0  # a release without a replica would refuse its share, so all of them sleep
     least = 0 if endpoint.pool else endpoint.scaling.floor
     replicas = min(decision.replicas, max(left, least))

@@ -64,6 +64,11 @@ def spares(endpoint: Endpoint) -> frozenset[str]:
     return frozenset({rollout.stable_id}) if rollout.state is RolloutState.PROMOTED else frozenset()
 
 
+def carriers(endpoint: Endpoint) -> frozenset[str]:
+    """Return the versions that an endpoint's size is divided among: those with traffic that are no spares."""
+    return frozenset(release.version_id for release in endpoint.releases if release.weight) - spares(endpoint)
+
+
 # --- what people ask for -------------------------------------------------------------
 
 

@@ -125,6 +125,9 @@ def test_evictions_leave_the_floor_and_put_an_endpoint_of_several_releases_to_sl
     assert without(decision(2), endpoint("one", floor=2), seen(3), ["a", "b"], "room").replicas == 2
     halves = endpoint("one", releases=(Release("ver-a", 50), Release("ver-b", 50)))
     assert without(decision(2), halves, seen(2), ["a"], "room").replicas == 0
+    shares = (Release("ver-old", 90), Release("ver-cand", 10))
+    canary = endpoint("one", releases=shares, rollout=rollout(RolloutKind.CANARY))
+    assert without(decision(2), canary, seen(2), ["a"], "room").replicas == 1, "the candidate's come on top"
 
 
 # --- promises ---------------------------------------------------------------------------

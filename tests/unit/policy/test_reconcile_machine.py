@@ -42,6 +42,8 @@ class ReconcileMachine(RuleBasedStateMachine):
         self.is_deleted = False
         self.is_forgotten = False
         self.is_first = True
+        self.evicted: set[str] = set()
+        self.taken: set[str] = set()
 
     # --- the pass -----------------------------------------------------------
 
@@ -57,6 +59,7 @@ class ReconcileMachine(RuleBasedStateMachine):
                     exit_reason=process.exit_reason if process else "",
                     vital=process.vital if process else Vital.UNKNOWN,
                     in_flight=process.in_flight if process else 0,
+                    is_evicted=record.id in self.evicted,
                 )
             )
         return Situation(
@@ -65,6 +68,7 @@ class ReconcileMachine(RuleBasedStateMachine):
             wanted={version: 0 if self.is_deleted else number for version, number in self.wanted.items()},
             replicas=replicas,
             strays=[Stray(id, process.is_running) for id, process in self.processes.items() if id not in self.records],
+            taken_ids=self.taken,
             is_deleted=self.is_deleted,
             is_first=self.is_first,
         )
@@ -132,6 +136,8 @@ class ReconcileMachine(RuleBasedStateMachine):
         done = 0
         for action in plan(self.look(), PACE):
             assert action.reason
+            if isinstance(action, act.MarkReady) and action.replica_id in self.evicted:
+                assert self.records[action.replica_id].state is not ReplicaState.DRAINING, "an evicted one came back"
             for write in self.writes(action):
                 if done == cut_after:
                     self.is_first = True
@@ -169,6 +175,23 @@ class ReconcileMachine(RuleBasedStateMachine):
     def crash_a_process(self, which: int) -> None:
         for id in list(self.processes)[which : which + 1]:
             self.end(id, "killed by SIGKILL")
+
+    @rule(which=st.integers(0, 9))
+    def somebody_needs_the_place_of_one(self, which: int) -> None:
+        self.evicted.update(self.ready()[which : which + 1])
+
+    @rule(which=st.integers(0, 9))
+    def another_endpoint_takes_one(self, which: int) -> None:
+        for id in self.ready()[which : which + 1]:
+            self.taken.add(id)
+            del self.records[id], self.processes[id]
+
+    def ready(self) -> list[str]:
+        return [
+            id
+            for id, process in self.processes.items()
+            if process.is_running and id in self.records and self.records[id].state is ReplicaState.READY
+        ]
 
     @rule()
     def lose_the_fleets_records_of_ended_processes(self) -> None:
@@ -214,6 +237,7 @@ class ReconcileMachine(RuleBasedStateMachine):
         assert counts == {version: self.wanted.get(version, 0) for version in VERSIONS}
         assert {record.id for record in ready} == set(self.processes), "nothing else is left running"
         assert all(process.is_running for process in self.processes.values())
+        assert not self.evicted & self.processes.keys(), "whoever needed the place waits for ever"
         assert self.make_pass() == 0
 
 

@@ -11,9 +11,10 @@ from modelyard.domain.catalog import NAME_PATTERN, ModelVersion
 from modelyard.domain.endpoints import Autoscale, Endpoint, Release, Scaling
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.tenants import Identity, Scope
+from modelyard.errors import conflict
 from modelyard.ids import new_id
 from modelyard.policy.releases import main_release
-from modelyard.stores import Event
+from modelyard.stores import AlreadyExistsError, Event
 from modelyard.web.paging import Page, Paging, page_of
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
 
@@ -96,7 +97,10 @@ class WarmPools:
             before = await self._find(name)
             pool = _pool(name, wanted, version, call.identity, before, created_at=int(context.clock.unix_s()))
             if before is None:
-                await context.store.add_endpoint(pool)
+                try:
+                    await context.store.add_endpoint(pool)
+                except AlreadyExistsError:
+                    raise conflict(f"An endpoint is called '{pool.name}'; choose another name for the pool.") from None
             elif before != pool:
                 await context.store.put_endpoint(pool)
             reason = f"asked for with key {call.identity.key_id}"
