@@ -49,7 +49,8 @@ _ANSWER_BYTES_MAX = 64 * 1024 * 1024
 class SimulatedFleet:
     """The ``Fleet`` contract. Records are kept in memory too, in step with their folders: thousands of files are slow.
 
-    Everything happens in threads, under one lock; no call to the host lasts long.
+    Everything happens in threads, under one lock; no call to the host lasts long. What changes something takes its turn
+    before it takes a thread: with hundreds of starts in line, a look waits for one of them and not for all.
     """
 
     def __init__(self, root: Path, clock: Clock, machine: Machine | None = None, fence: Fence | None = None) -> None:
@@ -57,7 +58,10 @@ class SimulatedFleet:
         self._machine = machine or Machine()
         self._fence = fence or Fence()
         self._clock = clock
+        self._turn = asyncio.Lock()
         self._lock = threading.Lock()
+        self._hosting = threading.Lock()
+        """Held while the host is looked for or started, which takes longer than a look may wait."""
         self._known: dict[str, ProcessRecord] = {}
         self._ports: dict[str, int] = {}
         """By replica, also of those that were not started yet."""
@@ -69,7 +73,8 @@ class SimulatedFleet:
 
     async def reserve(self, replica_id: str) -> Address:
         """Choose a free port, the same again for the same replica while nobody else took it."""
-        return await asyncio.to_thread(self._reserve, replica_id)
+        async with self._turn:
+            return await asyncio.to_thread(self._reserve, replica_id)
 
     async def start(self, order: StartOrder) -> None:
         """Start the replica, and its host if none runs; do nothing when it runs.
@@ -77,7 +82,8 @@ class SimulatedFleet:
         Raises:
             FleetError: another engine than the simulated one, or no host can be started.
         """
-        await asyncio.to_thread(self._start, order)
+        async with self._turn:
+            await asyncio.to_thread(self._start, order)
 
     async def stop(self, replica_id: str, *, grace_s: float) -> None:
         """Ask the replica to end, end it at once after ``grace_s``; returns when it is gone."""
@@ -94,7 +100,8 @@ class SimulatedFleet:
         Raises:
             FleetError: it still runs.
         """
-        await asyncio.to_thread(self._forget, replica_id)
+        async with self._turn:
+            await asyncio.to_thread(self._forget, replica_id)
 
     async def observe(self) -> list[Observed]:
         """Return all replicas; takes over what an earlier controller started."""
@@ -127,9 +134,11 @@ class SimulatedFleet:
     def _start(self, order: StartOrder) -> None:
         if ENGINE_MODULE not in order.command.argv:
             raise FleetError("A simulated fleet runs the engine 'simulated' only: deploy with that framework.")
-        with self._lock:
+        with self._hosting:
             self._records.admit(self._fence.epoch)
             host = self._ensure_host()
+        with self._lock:
+            self._records.admit(self._fence.epoch)
             self._settle(only=order.replica_id)
             earlier = self._known.get(order.replica_id)
             if earlier is not None and not earlier.exit_reason:
