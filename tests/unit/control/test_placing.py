@@ -106,6 +106,14 @@ def test_a_warm_pool_of_a_fixed_size_makes_room_first() -> None:
     assert (resident.replica_id, resident.pin) == (waiting.id, "cold")
 
 
+def test_a_replica_that_was_taken_from_a_pool_has_its_least_residency_too() -> None:
+    town, one = Town(), endpoint("one")
+    town.settle(one)
+    town.run(msgspec.structs.replace(replica(one, ready_at=5.0), state_since=town.now_s - 3), HALF)
+    (resident,) = residents_of(town.look(), {}, but="ep-new")
+    assert resident.resident_s == 3
+
+
 def decision(replicas: int) -> scaling.Decision:
     return scaling.Decision(replicas, "as asked", scaling.Memory(replicas, 0.0))
 
