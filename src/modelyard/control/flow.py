@@ -34,7 +34,7 @@ from modelyard.policy.eviction import Resident
 from modelyard.policy.progress import Fetch, View
 from modelyard.policy.reconcile import LIVE, Pace, crashes, plan
 from modelyard.policy.releases import main_release
-from modelyard.policy.rollouts import carriers, sizes
+from modelyard.policy.rollouts import carriers, sizes, spares
 from modelyard.stores import ControlStore
 
 
@@ -85,8 +85,7 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
         decision = tools.pools.decide(endpoint, decision)
     recorded = world.replicas.get(endpoint.id, ())
     evicted = tools.placer.evicted((replica.id for replica in recorded), endpoint.tenant_id)
-    # What drains already is out of the size; what is left of it must only not come back.
-    if going := [replica.id for replica in recorded if replica.id in evicted and replica.state in LIVE]:
+    if going := counted(recorded, evicted, endpoint):
         decision = without(decision, endpoint, seen, going, evicted[going[0]])
     tools.sizing.note(endpoint.id, seen, decision)
     wanted = sizes(decision.replicas, endpoint, world.unix_s)
@@ -157,6 +156,12 @@ def passed_of(endpoint: Endpoint, replicas: int, starts: "Starts", view: View, b
 def touched_by(actions: Iterable[Action]) -> frozenset[str]:
     """Return the replicas that ``actions`` are about."""
     return frozenset(action.replica_id for action in actions if hasattr(action, "replica_id"))
+
+
+def counted(replicas: Iterable[Replica], evicted: Collection[str], endpoint: Endpoint) -> list[str]:
+    """Return the evicted replicas that the size still counts: what drains is out of it, what is spare never was in."""
+    spare = spares(endpoint)
+    return [one.id for one in replicas if one.id in evicted and one.state in LIVE and one.version_id not in spare]
 
 
 def without(

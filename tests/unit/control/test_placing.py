@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.support.towns import GIB, Town, ask, endpoint, node, replica
 
 from modelyard.control.asking import residents_of
-from modelyard.control.flow import without
+from modelyard.control.flow import counted, without
 from modelyard.control.placing import HOLDING, Need, Placer
 from modelyard.control.world import World
 from modelyard.domain.endpoints import Endpoint, Release
@@ -127,6 +127,15 @@ def test_a_repeated_pass_takes_an_evicted_replica_off_once() -> None:
     first = without(decision(3), one, seen(3), ["a"], "room")
     assert first.replicas == first.memory.replicas == 2
     assert without(decision(2), one, seen(3), ["a"], "room").replicas == 2
+
+
+def test_what_drains_already_and_what_became_spare_meanwhile_take_nothing_off() -> None:
+    promoted = rollout(RolloutKind.CANARY, RolloutState.PROMOTED)
+    one = endpoint("one", rollout=promoted, releases=(Release("ver-old", 0), Release("ver-cand", 100)))
+    kept, serving = replica(one, version_id="ver-old"), replica(one, version_id="ver-cand")
+    draining = msgspec.structs.replace(replica(one, 1, version_id="ver-cand"), state=ReplicaState.DRAINING)
+    replicas = [kept, serving, draining]
+    assert counted(replicas, {each.id for each in replicas}, one) == [serving.id]
 
 
 def test_evictions_leave_the_floor_and_put_an_endpoint_of_several_releases_to_sleep_whole() -> None:
