@@ -132,7 +132,7 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
         size_reason=decision.reason,
         waiting=next((action.reason for action in actions if isinstance(action, Wait)), ""),
         troubles={version_id: str(error) for version_id, error in starts.troubles.items()},
-        no_room=next(iter(starts.no_room.values()), ""),
+        no_room=no_room_of(endpoint, starts.no_room, records.values()),
         fetch=starts.fetch,
     )
     tools.passed[endpoint.id] = passed_of(endpoint, decision.replicas, starts, view, tools.passed.get(endpoint.id))
@@ -151,6 +151,14 @@ def passed_of(endpoint: Endpoint, replicas: int, starts: "Starts", view: View, b
         is_waiting=bool(starts.troubles or starts.no_room or starts.fetch or view.waiting),
         awake_at=before.awake_at if before is not None and before.replicas else view.now_s,
     )
+
+
+def no_room_of(endpoint: Endpoint, no_room: Mapping[str, str], replicas: Iterable[Replica]) -> str:
+    """Return why the endpoint has no room; that a shadow has none is told once somebody answers, for nobody waits."""
+    shadows = {release.version_id for release in endpoint.releases if release.shadow}
+    is_served = any(one.state is ReplicaState.READY and one.version_id not in shadows for one in replicas)
+    told = sorted(no_room, key=lambda version_id: version_id in shadows)
+    return next((no_room[one] for one in told if is_served or one not in shadows), "")
 
 
 def touched_by(actions: Iterable[Action]) -> frozenset[str]:
