@@ -94,7 +94,8 @@ def _resident(
     endpoint: Endpoint, replica: Replica, world: World, load_s: Mapping[str, float], *, name: str
 ) -> Resident:
     demand = world.demand(endpoint.id)
-    resident_s = max(0.0, world.unix_s - (replica.ready_at or world.unix_s))
+    # One that was taken from a warm pool was ready long before: what counts is since when it is its endpoint's.
+    resident_s = max(0.0, world.unix_s - max(replica.ready_at or world.unix_s, replica.state_since))
     # Without a request since it came it has been idle for as long as it is here.
     idle_s = resident_s if demand.idle_s is None or not math.isfinite(demand.idle_s) else demand.idle_s
     return Resident(

@@ -46,7 +46,7 @@ class Bursts:
         if rules.burst_pool and self.placer.is_promised(replica.id, elsewhere):
             found = self.placer.place(replica, elsewhere, need, residents)  # its artifact is on the way
             if isinstance(found, Placement):
-                return Placed(found, self._last[replica.endpoint_id].reason)
+                return _rented(found, self._last[replica.endpoint_id])
         found = self.placer.place(replica, ask, need, residents)
         if not rules.burst_pool:
             return found if isinstance(found, NoRoom) else Placed(found)
@@ -75,4 +75,8 @@ class Bursts:
         if isinstance(extra, NoRoom):
             helps = (f"burst pool {told.pool} is full, too: {extra.reason}", *found.helps)
             return NoRoom(found.reason, found.needed_bytes, helps=helps)
-        return Placed(extra, f"in burst pool {told.pool}: {told.reason}")
+        return _rented(extra, told)
+
+
+def _rented(placement: Placement, told: Burst) -> Placed:
+    return Placed(placement, f"in burst pool {told.pool}: {told.reason}")

@@ -34,7 +34,7 @@ from modelyard.policy.eviction import Resident
 from modelyard.policy.progress import Fetch, View
 from modelyard.policy.reconcile import LIVE, Pace, crashes, plan
 from modelyard.policy.releases import main_release
-from modelyard.policy.rollouts import carriers, sizes
+from modelyard.policy.rollouts import carriers, sizes, spares
 from modelyard.stores import ControlStore
 
 
@@ -85,8 +85,7 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
         decision = tools.pools.decide(endpoint, decision)
     recorded = world.replicas.get(endpoint.id, ())
     evicted = tools.placer.evicted((replica.id for replica in recorded), endpoint.tenant_id)
-    # What drains already is out of the size; what is left of it must only not come back.
-    if going := [replica.id for replica in recorded if replica.id in evicted and replica.state in LIVE]:
+    if going := counted(recorded, evicted, endpoint):
         decision = without(decision, endpoint, seen, going, evicted[going[0]])
     tools.sizing.note(endpoint.id, seen, decision)
     wanted = sizes(decision.replicas, endpoint, world.unix_s)
@@ -122,7 +121,7 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
         size_reason=decision.reason,
         waiting=next((action.reason for action in actions if isinstance(action, Wait)), ""),
         troubles={version_id: str(error) for version_id, error in starts.troubles.items()},
-        no_room=next(iter(starts.no_room.values()), ""),
+        no_room=no_room_of(endpoint, starts.no_room, records.values()),
         fetch=starts.fetch,
     )
     tools.passed[endpoint.id] = passed_of(endpoint, decision.replicas, starts, view, tools.passed.get(endpoint.id))
@@ -162,9 +161,23 @@ def passed_of(endpoint: Endpoint, replicas: int, starts: "Starts", view: View, b
     )
 
 
+def no_room_of(endpoint: Endpoint, no_room: Mapping[str, str], replicas: Iterable[Replica]) -> str:
+    """Return why the endpoint has no room; that a shadow has none is told once somebody answers, for nobody waits."""
+    shadows = {release.version_id for release in endpoint.releases if release.shadow}
+    is_served = any(one.state is ReplicaState.READY and one.version_id not in shadows for one in replicas)
+    told = sorted(no_room, key=lambda version_id: version_id in shadows)
+    return next((no_room[one] for one in told if is_served or one not in shadows), "")
+
+
 def touched_by(actions: Iterable[Action]) -> frozenset[str]:
     """Return the replicas that ``actions`` are about."""
     return frozenset(action.replica_id for action in actions if hasattr(action, "replica_id"))
+
+
+def counted(replicas: Iterable[Replica], evicted: Collection[str], endpoint: Endpoint) -> list[str]:
+    """Return the evicted replicas that the size still counts: what drains is out of it, what is spare never was in."""
+    spare = spares(endpoint)
+    return [one.id for one in replicas if one.id in evicted and one.state in LIVE and one.version_id not in spare]
 
 
 def without(

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.support.towns import GIB, Town, ask, endpoint, node, replica
 
 from modelyard.control.asking import residents_of
-from modelyard.control.flow import without
+from modelyard.control.flow import counted, without
 from modelyard.control.placing import HOLDING, Need, Placer
 from modelyard.control.world import World
 from modelyard.domain.endpoints import Endpoint, Release
@@ -106,6 +106,14 @@ def test_a_warm_pool_of_a_fixed_size_makes_room_first() -> None:
     assert (resident.replica_id, resident.pin) == (waiting.id, "cold")
 
 
+def test_a_replica_that_was_taken_from_a_pool_has_its_least_residency_too() -> None:
+    town, one = Town(), endpoint("one")
+    town.settle(one)
+    town.run(msgspec.structs.replace(replica(one, ready_at=5.0), state_since=town.now_s - 3), HALF)
+    (resident,) = residents_of(town.look(), {}, but="ep-new")
+    assert resident.resident_s == 3
+
+
 def decision(replicas: int) -> scaling.Decision:
     return scaling.Decision(replicas, "as asked", scaling.Memory(replicas, 0.0))
 
@@ -119,6 +127,15 @@ def test_a_repeated_pass_takes_an_evicted_replica_off_once() -> None:
     first = without(decision(3), one, seen(3), ["a"], "room")
     assert first.replicas == first.memory.replicas == 2
     assert without(decision(2), one, seen(3), ["a"], "room").replicas == 2
+
+
+def test_what_drains_already_and_what_became_spare_meanwhile_take_nothing_off() -> None:
+    promoted = rollout(RolloutKind.CANARY, RolloutState.PROMOTED)
+    one = endpoint("one", rollout=promoted, releases=(Release("ver-old", 0), Release("ver-cand", 100)))
+    kept, serving = replica(one, version_id="ver-old"), replica(one, version_id="ver-cand")
+    draining = msgspec.structs.replace(replica(one, 1, version_id="ver-cand"), state=ReplicaState.DRAINING)
+    replicas = [kept, serving, draining]
+    assert counted(replicas, {each.id for each in replicas}, one) == [serving.id]
 
 
 def test_evictions_leave_the_floor_and_put_an_endpoint_of_several_releases_to_sleep_whole() -> None:
