@@ -120,7 +120,9 @@ class Placer:
         """Bring the cluster up to what is held and promised; anew only where nodes differ, for that is slow."""
         wanted = {replica_id: placement for replica_id, (_, placement) in self._held.items()}
         wanted |= {replica_id: promise.placement for replica_id, promise in self._promised.items()}
-        shown = [(seen.node, seen.is_ready, seen.reason, seen.cached) for seen in self._nodes.values()]
+        shown: list[tuple[object, ...]] = [
+            (seen.node, seen.is_ready, seen.reason, seen.cached) for seen in self._nodes.values()
+        ]
         is_old = self._now_s - self._built_s >= REBUILD_S
         # How much strangers use of a GPU is what is measured minus what is placed: that needs both of one time.
         if is_old or shown != self._shown or any(map(_is_measured, self._nodes.values())):
