@@ -53,8 +53,9 @@ from modelyard.stores import ControlStore, StoreUnavailableError, TableFeed
 BEAT_S = 1.0
 PING_TIMEOUT_S = 1.0
 ROUND_GAP_S = 0.01
-"""Shortest pause between two rounds, so that a storm of events costs one round and not hundreds. A round that
-took longer is followed by a pause as long as itself: half of the time is for everything else."""
+"""Shortest pause between two rounds, so that a storm of events costs one round and not hundreds."""
+ROUND_REST = 2.0
+"""The same in times of what the last round took: two thirds of the time is for everything else."""
 PASSES_AT_ONCE = 32
 """Passes that are begun and not done. Thousands at once would keep everybody else from the loop while they decide, and
 queue as many writes before those of a management call."""
@@ -274,7 +275,7 @@ class Loops:
             tools.passed.pop(endpoint_id, None)
         ended_s = self._parts.clock.monotonic_s()
         self.times.took(len(wanted), ended_s - began_s)
-        self._rests_until_s = ended_s + (ended_s - began_s)
+        self._rests_until_s = ended_s + ROUND_REST * (ended_s - began_s)
 
     def _begin_more(self, tools: Tools, passes: KeyedTasks) -> None:
         """Begin passes, as many as there may be."""

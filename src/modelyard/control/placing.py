@@ -130,7 +130,9 @@ class Placer:
         """Bring the cluster up to what is held, promised and claimed; anew only where nodes differ: that is slow."""
         held = {replica_id: placement for replica_id, (_, placement) in self._held.items()}
         kept = {one.replica_id: one.placement for one in (*self._promised.values(), *self._claims.values())}
-        shown = [(seen.node, seen.is_ready, seen.reason, seen.cached) for seen in self._nodes.values()]
+        shown: list[tuple[object, ...]] = [
+            (seen.node, seen.is_ready, seen.reason, seen.cached) for seen in self._nodes.values()
+        ]
         is_old = self._now_s - self._built_s >= REBUILD_S
         # How much strangers use of a GPU is what is measured minus what is placed: that needs both of one time, and
         # nothing that is promised uses memory yet.
