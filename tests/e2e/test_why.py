@@ -94,12 +94,14 @@ async def test_a_request_that_a_limit_refused_says_which_and_when_to_come_back(y
 
 async def test_a_request_that_found_the_line_full_says_what_was_before_it(yard: Yard) -> None:
     await asyncio.to_thread(yard.deploy, "narrow", options=OPTIONS | {"slots": 1})
+    await eventually_async(lambda: routed(yard, "narrow") == [1.0, 1.0], 10, "both workers know the replica")
     async with Load(yard.port, yard.admin_key) as load:
         for number in range(12):
             load.start(chat("narrow", f"[[sim: tokens=40 slow=20]] {number}"))
         await load.finish(30)
         refused = [exchange for exchange in load.exchanges if exchange.status == 429]
         waited = [exchange for exchange in load.exchanges if exchange.header("x-modelyard-queued-ms")]
+    assert refused, [(exchange.status, exchange.outcome) for exchange in load.exchanges]
     answer = await asyncio.to_thread(why, yard, refused[0].request_id)
     assert answer["code"] == "queue_full"
     assert (answer["facts"]["places"], answer["facts"]["waiting"]) == (1, 1)
