@@ -21,11 +21,12 @@ from modelyard.control.supplies import Supplied
 from modelyard.control.tasks import KeyedTasks
 from modelyard.domain.catalog import ModelVersion, VersionStatus
 from modelyard.domain.endpoints import Endpoint
-from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.fleet import OUT_OF_MEMORY, Replica, ReplicaState
 from modelyard.domain.nodes import NodeSeen, Placement
 from modelyard.engines import LaunchSpec
 from modelyard.fleet import Fleet, FleetError, StartOrder
 from modelyard.policy import actions as act
+from modelyard.policy.admission_cap import slots_after
 from modelyard.policy.cluster import CPU
 from modelyard.policy.threads import threads_for
 from modelyard.stores import ControlStore, Event, EventData
@@ -74,17 +75,18 @@ class Executor:
     ) -> None:
         """Start a replica where it was placed: address, record, process, record."""
         address = await self._fleet.reserve(action.replica.id)
+        slots, reason = _capped(action, supplied.settings.slots, records)
         replica = msgspec.structs.replace(
             action.replica,
             host=address.host,
             port=address.port,
             secret=secrets.token_urlsafe(32),
-            slots=supplied.settings.slots,
+            slots=slots,
             started_at=self._clock.unix_s(),
             placement=placement,
         )
-        replica = await self._put(records, replica, ReplicaState.STARTING, action.reason)
-        await self._tell(endpoint.id, "replica_started", action.reason, replica.id, _supply_of(supplied))
+        replica = await self._put(records, replica, ReplicaState.STARTING, reason)
+        await self._tell(endpoint.id, "replica_started", reason, replica.id, _supply_of(supplied))
         spec = LaunchSpec(
             replica_id=replica.id,
             model_name=endpoint.name,
@@ -92,7 +94,7 @@ class Executor:
             host=replica.host,
             port=replica.port,
             secret=replica.secret,
-            slots=supplied.settings.slots,
+            slots=slots,
             context_length=supplied.settings.context_length,
             threads=self._threads_at(placement),
             options=supplied.version.options,
@@ -229,6 +231,19 @@ class Executor:
     ) -> None:
         _log.info("%s: %s: %s", replica_id, kind, reason)
         await self._store.add_event(Event(self._clock.unix_s(), endpoint_id, kind, reason, replica_id, data or {}))
+
+
+def _capped(action: act.StartReplica, slots: int, records: Records) -> tuple[int, str]:
+    """Return the slots that a replica may have after those of its version that ran out of memory, and why it starts."""
+    ooms = sum(
+        one.state is ReplicaState.FAILED
+        and one.version_id == action.replica.version_id
+        and one.reason.endswith(OUT_OF_MEMORY)
+        for one in records.values()
+    )
+    if (capped := slots_after(slots, ooms)) == slots:
+        return slots, action.reason
+    return capped, f"{action.reason}; with {capped} of {slots} slots, for {ooms} ran out of memory"
 
 
 def _supply_of(supplied: Supplied) -> EventData:

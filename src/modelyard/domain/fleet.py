@@ -6,6 +6,9 @@ import msgspec
 
 from modelyard.domain.nodes import Placement
 
+OUT_OF_MEMORY = "killed by the kernel: out of memory"
+"""The reason of a replica that took more than its machine has."""
+
 
 class ReplicaState(StrEnum):
     """The life of a replica, in order; only ``READY`` ones are routed to."""

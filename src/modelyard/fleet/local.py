@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from modelyard.clock import Clock
+from modelyard.domain.fleet import OUT_OF_MEMORY
 from modelyard.domain.nodes import Placement
 from modelyard.fleet import Address, Fence, FleetError, NodeSeen, Observed, StartOrder, processes
 from modelyard.fleet.accelerators import cuda_environment
@@ -279,7 +280,7 @@ def _ended(record: ProcessRecord, code: int | None, log: Path) -> ProcessRecord:
     )
     reason = reason_of(code, is_stopping=record.is_stopping)
     if is_out_of_memory:
-        reason = "killed by the kernel: out of memory"
+        reason = OUT_OF_MEMORY
     return msgspec.structs.replace(
         record,
         exit_reason=reason,
