@@ -181,21 +181,6 @@ def steal(
     return Steal(None, "", "; ".join(reasons))
 
 
-def replenish(plan: Plan, residents: Iterable[Resident], *, free: int, accelerators: int = 1) -> Plan:
-    """Return how many replicas the pool should have now: what is planned, as far as ``free`` accelerators allow.
-
-    What a pool has it keeps; endpoints come first, so a pool grows into free accelerators only.
-    """
-    present = sum(one.pool_id == plan.pool_id for one in residents)
-    if present >= plan.size:
-        return plan
-    room = max(free, 0) // accelerators
-    size = min(plan.size, present + room)
-    if size == plan.size:
-        return Plan(plan.pool_id, size, f"{plan.reason}; {size - present} to start")
-    return Plan(plan.pool_id, size, f"{plan.reason}; room for {size - present} of {plan.size - present} more")
-
-
 def burst(
     rules: Autoscale, *, now_s: float, wait_s: float, is_full: bool, is_bursting: bool, calm_since_s: float | None
 ) -> Burst:

@@ -10,14 +10,12 @@ from modelyard.domain.catalog import Artifact, ModelVersion
 from modelyard.domain.endpoints import Autoscale, Tier
 from modelyard.policy.warm_pool import (
     Base,
-    Plan,
     Pool,
     Resident,
     base_of,
     blocked,
     burst,
     concurrent,
-    replenish,
     sizes,
     steal,
 )
@@ -132,14 +130,6 @@ def test_what_is_reserved_for_a_higher_tier_stays() -> None:
 def test_loading_replicas_are_not_taken() -> None:
     taken = steal(LLAMA, residents(0, loading=2), {"llama": pool()}, rules=Autoscale())
     assert (taken.replica_id, taken.reason) == (None, "all 2 of its base are loading")
-
-
-def test_a_pool_is_refilled_into_free_accelerators_only() -> None:
-    plan = Plan("llama", 4, "asked")
-    assert replenish(plan, residents(1, loading=1), free=8).size == 4
-    assert replenish(plan, residents(1, loading=1), free=1).size == 3
-    assert replenish(plan, residents(1, loading=1), free=7, accelerators=4).size == 3
-    assert replenish(plan, residents(4), free=0) == plan
 
 
 def test_it_bursts_only_when_all_is_full_and_callers_wait_and_comes_back_when_calm() -> None:
