@@ -28,7 +28,7 @@ def test_the_second_cold_start_fetches_nothing(tmp_path: Path) -> None:
         assert web.sent_bytes("/smol.gguf") >= real_model().stat().st_size
         first = ready_ids(yard)
         eventually(lambda: endpoint(yard)["status"] == "stopped", 30, "1 -> 0 after its idle time")
-        assert not yard.engines()
+        eventually(lambda: not yard.engines(), 30, "and its engine has ended")
         asked = len(web.seen)
         answers(yard)
         assert ready_ids(yard) != first, "0 -> 1 by the request alone"

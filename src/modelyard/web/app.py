@@ -3,13 +3,15 @@
 Promises, for every path and method: nothing is answered without the internal
 token; a declared route needs an identity with its scope; every failure is
 OpenAI's error object (never HTML, never a traceback) with ``x-request-id``;
-no body above the limit is read.
+no body above the limit is kept.
 """
 
+import asyncio
 import hmac
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +44,10 @@ from modelyard.web.routes import JSON, AnyRoute, Call, Empty
 
 BODY_BYTES_MAX = 1024 * 1024
 """Largest body of a management request; a deployment is a few hundred bytes."""
+
+READ_AWAY_BYTES_MAX = 64 * 1024 * 1024
+READ_AWAY_S = 60.0
+"""How much, and how long, of a body that nobody wants is read away before it is answered."""
 
 REQUEST_ID_HEADER = "x-request-id"
 
@@ -222,16 +228,25 @@ class _Boundary:
         request_id = _request_id(scope)
         scope["modelyard.request_id"] = request_id
         started = False
+        is_read = not _has_body(scope)
+
+        async def receive_marked() -> Message:
+            nonlocal is_read
+            message = await receive()
+            is_read = not message.get("more_body", False)
+            return message
 
         async def send_marked(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
+                if not is_read:
+                    await _read_away(receive_marked)
                 message.setdefault("headers", []).append((REQUEST_ID_HEADER.encode(), request_id.encode()))
             await send(message)
 
         try:
-            await self.app(scope, receive, send_marked)
+            await self.app(scope, receive_marked, send_marked)
         except ClientDisconnect:
             return
         except Exception as error:  # boundary: one request's bug must not show a traceback or end the controller
@@ -241,6 +256,23 @@ class _Boundary:
             if started:
                 raise
             await error_response(answer)(scope, receive, send_marked)
+
+
+def _has_body(scope: Scope) -> bool:
+    headers = dict(scope["headers"])
+    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
+
+
+async def _read_away(receive: Receive) -> None:
+    """Read what is left of a body: an answer before it is lost on a gateway that still writes, if the server closes."""
+    size = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(READ_AWAY_S):
+            while size <= READ_AWAY_BYTES_MAX:
+                message = await receive()
+                size += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
 
 
 def _request_id(scope: Scope) -> str:

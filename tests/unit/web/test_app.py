@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.types import Message
 
 from modelyard.domain.tenants import IDENTITY_HEADER, INTERNAL_TOKEN_HEADER, Identity, Scope
 from modelyard.errors import rate_limited
@@ -153,3 +154,31 @@ async def test_big_and_compressed_bodies_are_refused() -> None:
 async def test_absent_body_names_the_first_missing_field() -> None:
     async with asking(Scope.MANAGE) as client:
         assert error_of(await client.post("/v1/things/a"))["param"] == "name"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("PUT", "/v1/nowhere", 404), ("PUT", "/v1/fail/x", 405), ("DELETE", "/v1/fail/x", 403)],
+)
+async def test_what_a_client_still_writes_is_read_before_it_is_refused(method: str, path: str, status: int) -> None:
+    told: list[str | int] = []
+    pieces = [b"x" * 1000] * 3
+
+    async def receive() -> Message:
+        told.append("read")
+        pieces.pop()
+        return {"type": "http.request", "body": b"", "more_body": bool(pieces)}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            told.append(message["status"])
+
+    identity = msgspec.json.encode(Identity("key", "acme", (Scope.INFERENCE,)))
+    headers = [
+        (INTERNAL_TOKEN_HEADER.encode(), TOKEN.encode()),
+        (IDENTITY_HEADER.encode(), identity),
+        (b"content-length", b"3000"),
+    ]
+    scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": headers}
+    await APP(scope, receive, send)
+    assert told == ["read", "read", "read", status]

@@ -1,9 +1,6 @@
 """Uploads by parts: announce, send each part (again), ask what is there, complete."""
 
-import asyncio
 import re
-from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import Annotated
 
 import msgspec
@@ -13,7 +10,7 @@ from modelyard import errors
 from modelyard.control.api.access import missing
 from modelyard.control.api.faults import Fault, refusal
 from modelyard.control.context import Context
-from modelyard.control.uploads import SILENCE_S_MAX, UploadDesk, uri_of
+from modelyard.control.uploads import UploadDesk, uri_of
 from modelyard.domain.catalog import NAME_PATTERN
 from modelyard.domain.tenants import Scope
 from modelyard.domain.uploads import (
@@ -25,8 +22,6 @@ from modelyard.domain.uploads import (
     UploadStatus,
     part_bytes_for,
 )
-from modelyard.errors import ApiError
-from modelyard.stores import StoreUnavailableError
 from modelyard.web.paging import LIMIT_DEFAULT, After, Limit, Page, page_of
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
 
@@ -151,19 +146,13 @@ class Uploads:
     async def put_part(self, call: Call[Empty, Empty]) -> PartView:
         """Take a part in; the same one may be sent again, and the last whole one counts."""
         request = call.request
-        body = request.stream()
-        try:
-            upload = await self._find(call)
-            number = _number(call.path("number"), upload)
-            _check_length(request, upload.size_of(number))
-            digest = request.headers.get("x-content-sha256", "").lower()
-            if digest and _HEX.fullmatch(digest) is None:
-                raise errors.invalid_value("x-content-sha256", "write the SHA-256 of this part as 64 hex digits")
-            await self._desk.receive(upload, number, body, digest=digest)
-        except (ApiError, StoreUnavailableError):
-            # An answer before the end of the request would be lost on a client that is still sending.
-            await _drain(body)
-            raise
+        upload = await self._find(call)
+        number = _number(call.path("number"), upload)
+        _check_length(request, upload.size_of(number))
+        digest = request.headers.get("x-content-sha256", "").lower()
+        if digest and _HEX.fullmatch(digest) is None:
+            raise errors.invalid_value("x-content-sha256", "write the SHA-256 of this part as 64 hex digits")
+        await self._desk.receive(upload, number, request.stream(), digest=digest)
         return PartView(upload_id=upload.id, number=number, size_bytes=upload.size_of(number))
 
     async def complete(self, call: Call[Empty, Empty]) -> UploadView:
@@ -237,14 +226,3 @@ def _check_length(request: Request, wanted: int) -> None:
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) != wanted:
         raise errors.invalid_value("content-length", f"this part has {wanted} bytes, and {length} are announced")
-
-
-async def _drain(body: AsyncIterator[bytes]) -> None:
-    """Read the rest of a body away, as far as a part may be long."""
-    read = 0
-    with suppress(TimeoutError):
-        async with asyncio.timeout(SILENCE_S_MAX):
-            async for piece in body:
-                read += len(piece)
-                if read > PART_BYTES_MAX:
-                    return
