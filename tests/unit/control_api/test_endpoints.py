@@ -13,7 +13,7 @@ from modelyard.control.api.log_following import follow, follow_one, written
 from modelyard.control.api.logs import clean
 from modelyard.domain.demand import EndpointDemand, Report
 from modelyard.domain.fleet import Replica, ReplicaState, replica_id
-from modelyard.domain.tenants import Identity
+from modelyard.domain.tenants import Identity, Scope
 from modelyard.engines import EngineCommand
 from modelyard.fleet import StartOrder
 
@@ -125,6 +125,22 @@ async def test_deletion_marks_and_wakes(api: Management, manager: Identity) -> N
     kinds = [event.kind for event in await api.context.store.events(endpoint_id, limit=9)]
     assert kinds == ["deployed", "deleted"]
     assert (await api.call(manager, "DELETE", "/v1/endpoints/nothing")).status_code == 404
+
+
+async def test_a_name_that_two_other_tenants_use_is_nobodys_until_one_is_chosen(
+    api: Management, manager: Identity, admin: Identity
+) -> None:
+    beta = (await api.key(await api.tenant("beta"), Scope.MANAGE))[0]
+    theirs = [await deploy(api, manager), await deploy(api, beta)]
+    for method, path in (("DELETE", ""), ("GET", ""), ("GET", "/why"), ("PATCH", "")):
+        answer = await api.call(admin, method, f"/v1/endpoints/org/smol{path}", {} if method == "PATCH" else None)
+        assert answer.status_code == 409, (method, path, answer.text)
+        assert all(one in answer.json()["error"]["message"] for one in (*theirs, "acme", "beta"))
+    assert (await api.call(beta, "GET", "/v1/endpoints/org/smol")).json()["id"] == theirs[1], "their own is theirs"
+    assert (await api.call(admin, "DELETE", f"/v1/endpoints/{theirs[0]}")).status_code in (200, 202)
+    left = {one.id: one.is_deleted for one in await api.context.store.endpoints()}
+    assert left == {theirs[0]: True, theirs[1]: False}
+    assert (await api.call(admin, "GET", "/v1/endpoints/org/smol")).json()["id"] == theirs[1], "the other is going"
 
 
 async def test_registry_has_every_version(api: Management, manager: Identity) -> None:

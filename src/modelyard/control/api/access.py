@@ -2,10 +2,12 @@
 
 from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.tenants import ApiKey, Identity, Tenant
-from modelyard.errors import ApiError, invalid_value, not_found
+from modelyard.errors import ApiError, conflict, invalid_value, not_found
 from modelyard.stores import ControlStore
 
 NAME_LENGTH_MAX = 100
+SHOWN_MAX = 10
+"""Most endpoints that are named where a name is not enough."""
 
 
 def missing(noun: str, reference: str) -> ApiError:
@@ -28,17 +30,25 @@ async def find_endpoint(store: ControlStore, identity: Identity, reference: str)
     """Return the endpoint with this id or name; a caller's own name wins over another tenant's.
 
     Raises:
-        ApiError: 404.
+        ApiError: 404; 409 where several other tenants have one of this name.
     """
     seen = [one for one in await callable_endpoints(store, identity.visible_tenant) if reference in (one.id, one.name)]
 
-    def preference(one: Endpoint) -> tuple[bool, bool, bool, int]:
+    def preference(one: Endpoint) -> tuple[bool, bool, bool]:
         # An endpoint that drains has given its name away already.
-        return one.id == reference, one.tenant_id == identity.tenant_id, not one.is_deleted, one.created_at
+        return one.id == reference, one.tenant_id == identity.tenant_id, not one.is_deleted
 
-    if seen:
-        return max(seen, key=preference)
-    raise missing("endpoint", reference)
+    if not seen:
+        raise missing("endpoint", reference)
+    best = max(map(preference, seen))
+    alike = sorted((one for one in seen if preference(one) == best), key=lambda one: one.created_at)
+    if len({one.tenant_id for one in alike}) > 1:
+        names = {tenant.id: tenant.name for tenant in await store.tenants()}
+        whose = ", ".join(f"{one.id} of {names.get(one.tenant_id, one.tenant_id)}" for one in alike[:SHOWN_MAX])
+        more = f" and {len(alike) - SHOWN_MAX} more" if len(alike) > SHOWN_MAX else ""
+        message = f"{len(alike)} tenants have an endpoint '{reference[:200]}': {whose}{more}. Give the id of one."
+        raise conflict(message)
+    return alike[-1]
 
 
 async def callable_endpoints(store: ControlStore, tenant_id: str | None) -> list[Endpoint]:
