@@ -31,7 +31,7 @@ def command(ctx: click.Context, *, platform: Platform, is_json: bool, is_quiet: 
 
 def _show(platform: Platform, status: Item, problems: list[str]) -> None:
     journal = status["journal"]
-    waiting = "unknown"
+    waiting = "unknown" if status["endpoints"] is None else "shown to admins"
     if journal is not None:
         waiting = f"{journal['open_requests']} open requests, {journal['backlog_bytes']} bytes to be booked"
     gateways = [f"{one['id']} ({one['in_flight']} running, {one['queued']} waiting)" for one in status["gateways"]]

@@ -53,8 +53,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """How many of their replicas are in each state."""
     database: DatabaseStatus
     journal: JournalStatus | None
-    reconcile: RoundStatus
-    """How long the controller's rounds take."""
+    """Null for whoever is no admin, too: it is of all tenants."""
+    reconcile: RoundStatus | None
+    """How long the controller's rounds take; for admins."""
 
 
 class StatusPage:
@@ -75,10 +76,11 @@ class StatusPage:
         endpoints: list[Endpoint] | None = None
         replicas: list[Replica] | None = None
         journal = None
+        is_operator = call.identity.visible_tenant is None
         try:
             endpoints = await callable_endpoints(context.store, call.identity.visible_tenant)
             replicas = [replica for replica in await context.store.replicas() if not replica.is_tombstone]
-            journal = await self._journal()
+            journal = await self._journal() if is_operator else None
         except StoreUnavailableError as error:
             health = Heartbeat(is_authoritative=False, reason=health.reason or str(error))
         ids = {endpoint.id for endpoint in endpoints or ()}
@@ -99,7 +101,7 @@ class StatusPage:
             else Counter(replica.state.value for replica in replicas if replica.endpoint_id in ids),
             database=DatabaseStatus(is_healthy=health.is_authoritative, reason=health.reason),
             journal=journal,
-            reconcile=context.rounds(),
+            reconcile=context.rounds() if is_operator else None,
         )
 
     async def _journal(self) -> JournalStatus:
