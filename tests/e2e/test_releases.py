@@ -114,7 +114,8 @@ async def test_a_release_gets_its_share_and_leaves_without_losing_a_request(yard
     add_release(yard, "canary", "v2", weight=30)
     before = len(SEEN)
     for start in range(0, 100, 10):  # ten at once: a full release would pass them on to the other
-        await serve(yard, [chat("canary", f"hello {number}") for number in range(start, start + 10)])
+        # All of one user: it is not sticky, so that its requests are shared out like all others.
+        await serve(yard, [chat("canary", f"hello {number}", user="one") for number in range(start, start + 10)])
     versions = {one["version"]: one["model_id"] for one in yard.get("/v1/endpoints/canary")["releases"]}
     check_ledger(yard, SEEN)
     counts = Counter(yard.row_of(exchange.request_id)["model_id"] for exchange in SEEN[before:])

@@ -22,7 +22,7 @@ def show_plan(platform: Platform, body: Item, *, is_json: bool) -> None:
             "Replicas": f"{0 if plan['scale_to_zero'] else plan['min_replicas']}..{plan['max_replicas']}",
             "Accelerators": f"{plan['gpus_per_replica']} x {plan['gpu_type']} a replica",
             "Memory": needs,
-            "Fits": "yes" if plan["fits"] else f"no: {plan['reason']}",
+            "Fits": f"{'yes' if plan['fits'] else 'no'}{': ' if plan['reason'] else ''}{plan['reason']}",
             "Cost": f"${plan['cost_per_hour_usd']:g} to ${plan['max_cost_per_hour_usd']:g} an hour",
             "Ready in": f"about {plan['estimated_ready_seconds']} s",
         }

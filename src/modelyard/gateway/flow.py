@@ -248,7 +248,7 @@ class Gateway:
         sticky = endpoint.route.serving.sticky
         if sticky is not _NOT_STICKY:
             group = call.user if sticky is Sticky.USER and call.user else key.record.id
-            job.session = stable_hash(f"{tenant.id}/{group}")
+            job.session = job.release_session = stable_hash(f"{tenant.id}/{group}")
         if endpoint.dispatcher.is_crowd:
             job.prefix = chain(call.prompt_bytes(), salt=hash(self.salt_of(tenant.id)))
             if call.user and not job.session:

@@ -46,6 +46,8 @@ class Job:
     size_bytes: int = 0
     prefix: tuple[int, ...] = field(default=())
     session: int = 0
+    release_session: int = 0
+    """The same for releases: only of an endpoint that is sticky, or one user would never meet a canary."""
     adapter: str = ""
     due_s: float = NEVER_S
     pending_tokens: int = 0

@@ -233,7 +233,7 @@ def _helps(ask: Ask, cluster: Cluster) -> Iterator[str]:
             yield f"{block.node.id} has room but takes nothing: {cluster.closed[block.node.id]}"
             break
     if found := _elsewhere(ask, cluster, may_use_spot=True):
-        yield f"spot node {found} has room, for batches and for replicas beyond the least number"
+        yield f"spot node {found} has room, for batches and for replicas beyond the first and the least number"
     for pool in sorted({block.shape.pool for block in cluster.blocks} - {ask.pool}):
         if found := _elsewhere(ask, cluster, pool=pool):
             yield f"pool {pool} has room on {found}"

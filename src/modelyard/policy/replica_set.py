@@ -293,7 +293,7 @@ class ReplicaSet:
     def _find_by_weight(self, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
         left = [release for release in self._releases if release.replicas and release.weight]
         while left:
-            point = release_point(job.session, self._chance)
+            point = release_point(job.release_session, self._chance)
             index = pick_release([release.weight for release in left], point)
             if (replica := self._choose(left[index], job, now_s, avoid)) is not None:
                 return replica

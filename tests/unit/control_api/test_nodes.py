@@ -144,6 +144,8 @@ async def test_a_plan_keeps_to_what_its_tenant_may_have(api: Management, admin: 
     assert [bool(one["fits"]) for one in (free, bounded)] == [True, False], (free, bounded)
     assert bounded["reason"] == "1 of 2 fit; its tenant may have 2 accelerators, has 2.00, and this one needs 2.00"
     assert bounded["max_cost_per_hour_usd"] == free["max_cost_per_hour_usd"] / 2
+    hardware["gpu_type"] = "h999"
+    assert "no node has h999" in (await plan())["reason"], "a slip of the pen is no plan"
 
 
 @pytest.mark.usefixtures("fleet_of")

@@ -190,10 +190,13 @@ async def test_release_takes_its_share_and_gives_it_back(api: Management, manage
     assert (second.options, second.gpu_type) == ({"itl_ms": 3}, first.gpu_type)
     answer = await api.call(manager, "PATCH", PATH, {"releases": [{"version": "v2", "weight": 40}]})
     assert shares(answer.json()) == {"v1": (60, 0), "v2": (40, 0)}
+    assert (answer.json()["model_version"], answer.json()["canary_weight"]) == ("v1", 40)
+    answer = await api.call(manager, "PATCH", PATH, {"releases": [{"version": "v2", "weight": 100}]})
+    assert (answer.json()["model_version"], answer.json()["canary_weight"]) == ("v2", 0), "v1 is only kept"
     answer = await api.call(manager, "DELETE", f"{PATH}/releases/v1")
     assert answer.status_code == 202
     assert shares(answer.json()) == {"v2": (100, 0)}
-    wanted = ["deployed", "release_added", "changed", "release_removed"]
+    wanted = ["deployed", "release_added", "changed", "changed", "release_removed"]
     assert await kinds(api, endpoint_id) == wanted
 
 

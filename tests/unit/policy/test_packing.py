@@ -121,7 +121,9 @@ def test_spot_is_for_those_who_may_and_they_are_sent_there_first() -> None:
     assert where(placed(ask(10, may_use_spot=True), nodes)) == [("b", (0,))]
     assert where(placed(ask(10), nodes)) == [("a", (0,))]
     refused = refusal(ask(10), [node("b", is_spot=True)])
-    assert refused.helps == ("spot node b has room, for batches and for replicas beyond the least number",)
+    assert refused.helps == (
+        "spot node b has room, for batches and for replicas beyond the first and the least number",
+    )
 
 
 def test_weights_never_go_to_accelerators_that_are_only_declared() -> None:

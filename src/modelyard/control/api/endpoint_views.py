@@ -156,7 +156,9 @@ def endpoint_view(
     now = context.clock.unix_s()
     own = [one for one in replicas if one.endpoint_id == endpoint.id and not one.is_tombstone]
     demand = demand_of(context.gateways()).get(endpoint.id, [])
-    first = versions.get(endpoint.releases[0].version_id) if endpoint.releases else None
+    # The one before a canary, as long as it has traffic; what is only kept to go back to is not what serves.
+    serving = next((one for one in endpoint.releases if one.weight), None)
+    first = versions.get(serving.version_id) if serving else None
     base = request.headers.get(URL_HEADER, "").rstrip("/")
     return EndpointView(
         id=endpoint.id,
@@ -176,7 +178,7 @@ def endpoint_view(
         gpus_per_replica=first.gpu_count if first else 0,
         scale_to_zero=endpoint.scaling.scale_to_zero,
         scale_to_zero_after_idle_seconds=endpoint.scaling.idle_s,
-        canary_weight=sum(release.weight for release in endpoint.releases[1:]),
+        canary_weight=sum(release.weight for release in endpoint.releases if release is not serving),
         releases=[_release_view(release, versions.get(release.version_id)) for release in endpoint.releases],
         rollout=rollout_view(endpoint, versions),
         owner_id=endpoint.tenant_id,

@@ -21,7 +21,7 @@ from modelyard.domain.fleet import Replica
 from modelyard.domain.nodes import Node, NodeSeen, Placement
 from modelyard.domain.tenants import Scope
 from modelyard.policy import accelerator_quota
-from modelyard.policy.cluster import Cluster
+from modelyard.policy.cluster import CPU, Cluster
 from modelyard.policy.costs import total_hourly_nanousd
 from modelyard.policy.packing import Ask, NoRoom, place
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
@@ -62,7 +62,7 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     scale_to_zero: bool
     memory: MemoryPlan
     fits: Annotated[bool, msgspec.Meta(description="All of max_replicas have room now.")]
-    reason: Annotated[str, msgspec.Meta(description="Why they do not, and what would help.")]
+    reason: Annotated[str, msgspec.Meta(description="Why they do not, and what would help; or what to doubt.")]
     replicas: Annotated[list[PlacePlan], msgspec.Meta(description="Where they would run, in order.")]
     cost_per_hour_usd: Annotated[float, msgspec.Meta(description="Of min_replicas (0 while asleep).")]
     max_cost_per_hour_usd: Annotated[float, msgspec.Meta(description="Of as many of max_replicas as fit.")]
@@ -114,7 +114,9 @@ class Plans:
                 kv_tokens=offer.settings.kv_tokens,
             ),
             fits=not why_not,
-            reason=f"{len(placed)} of {endpoint.scaling.max_replicas} fit; {why_not}" if why_not else "",
+            reason=f"{len(placed)} of {endpoint.scaling.max_replicas} fit; {why_not}"
+            if why_not
+            else _doubt(ask, offer),
             replicas=[_view(placement, ask, nodes) for placement in placed],
             cost_per_hour_usd=_usd(placed[: endpoint.scaling.floor], of_id),
             max_cost_per_hour_usd=_usd(placed, of_id),
@@ -156,6 +158,14 @@ class Plans:
             if over := accelerator_quota.refusal(limits.get(tenant_id), beside, new, sizes):
                 return placed[:number], over
         return placed, ""
+
+
+def _doubt(ask: Ask, offer: Offer) -> str:
+    """Say where an engine without weights takes another accelerator than it is said to have."""
+    kind = offer.version.gpu_type
+    if ask.kinds or kind in ("", "any", CPU):
+        return ""
+    return f"no node has {kind}: this engine has no weights and runs on any accelerator; one with weights would wait"
 
 
 def _place_all(
