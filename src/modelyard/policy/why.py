@@ -190,6 +190,7 @@ def _after_failure(reason: str, name: str) -> str:
             ("its tenant may have",),
             "free accelerators of this tenant, or allow it more: modelyard tenants limit TENANT_ID --accelerators N",
         ),
+        (("upload it again",), "upload the same file again: modelyard models upload FILE"),
         (("artifact", "digest", "gguf", "safetensors", "onnx"), "deploy a version with a good artifact"),
         (("pip install",), "install what is named on the node"),
         (("idle", "no request", "asleep"), f"send it a request, or: modelyard endpoints set {name} --scale 1"),

@@ -35,6 +35,7 @@ OVER = refusal(2, [PAIR], PAIR, {})
         ("the largest free piece is 3 GiB on local", "modelyard nodes"),
         ("there is no room for it", "modelyard nodes"),
         ("exit code 137: out of memory", "context_length"),
+        ("artifact_corrupt: the uploaded file is damaged or gone; upload it again", "modelyard models upload FILE"),
         ("the GGUF file is truncated", "a good artifact"),
         ("exit code 3", "modelyard logs demo"),
     ],
