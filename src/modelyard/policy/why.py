@@ -119,7 +119,7 @@ def _under_way(question: str, endpoint: Endpoint, known: Known) -> Answer:
         if awaited.percent is not None:
             parts[-1] += f" ({awaited.percent} %)"
         if awaited.eta_s:
-            parts.append(f"about {awaited.eta_s:.0f} s are left")
+            parts.append(f"about {max(1, round(awaited.eta_s))} s are left")
     is_fine = progress.reason.endswith(_GOING_ON)
     if progress.reason and not progress.reason.endswith(_GOING_ON[0]):
         parts.append(progress.reason)

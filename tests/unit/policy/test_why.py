@@ -63,6 +63,12 @@ def test_the_replica_that_loads_behind_one_that_is_ready_is_told_with_its_progre
     assert state.next_step == ""
 
 
+def test_what_is_nearly_loaded_is_not_said_to_have_no_time_left() -> None:
+    nearly = Progress(Stage.LOADING, percent=99, eta_s=0.4)
+    state = explain(endpoint(), msgspec.structs.replace(known(), loading=nearly))[0]
+    assert state.answer.endswith("about 1 s are left")
+
+
 def test_a_replica_that_drains_is_no_trouble() -> None:
     state = explain(endpoint(reason="a replica drains"), known())[0]
     assert (state.answer, state.next_step) == ("1 of 2 replicas are ready; a replica drains", "")
