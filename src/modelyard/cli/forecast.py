@@ -9,6 +9,9 @@ from modelyard.cli.http import Platform, connected, data_dir_option, find_platfo
 from modelyard.cli.nouns import DURATION
 from modelyard.cli.output import Item, formats, moment, remark, show_json, show_pairs, show_table
 
+SLOT_S = 600
+"""Width of the ledger's counts, as in ``policy/forecast.py``, which is slow to import."""
+
 
 @click.group(
     "forecast",
@@ -76,20 +79,31 @@ def show(name: str, *, platform: Platform, hours: int, is_json: bool, is_quiet: 
 @click.option("--key", metavar="KEY", help="API key [env: MODELYARD_API_KEY].")
 @data_dir_option
 def backtest(name: str | None, *, trace: Path | None, is_json: bool, **given: Any) -> None:
-    """Replay the requests of the endpoint NAME, or those of a file, with and without the forecast."""
+    """Replay the requests of the endpoint NAME, or those of a file, with and without the forecast.
+
+    Of an endpoint the ledger's requests are counted by ten minutes and taken as spread evenly within them: with a
+    shorter idle time its cold starts are an estimate. Those of a file are replayed at their exact times.
+    """
+    result: Item | None
     if trace is not None:
-        result: Item | None = _replayed(trace, given["load_s"], given["idle_s"])
+        result, idle_s = _replayed(trace, given["load_s"], given["idle_s"]), None
     elif name is None:
         raise click.UsageError("Give the NAME of an endpoint, or a file with --trace")
     else:
         platform = find_platform(url=given["url"], key=given["key"], data_dir=given["data_dir"])
-        result = platform.get(f"/v1/endpoints/{segment(name)}/forecast/backtest", days=given["days"])["result"]
+        found: Item = platform.get(f"/v1/endpoints/{segment(name)}/forecast/backtest", days=given["days"])
+        result, idle_s = found["result"], found["idle_s"]
     if is_json:
         show_json(result)
     elif result is None:
         remark(f"'{name}' had no requests in the last {given['days']} days.")
     else:
         _show_backtest(result)
+        if idle_s is not None and idle_s < SLOT_S:
+            remark(
+                f"An estimate: requests are counted by ten minutes and taken as spread evenly within them, which says"
+                f" little about sleep after {idle_s:g} s. A file with --trace is replayed at its exact times."
+            )
 
 
 def _replayed(trace: Path, load_s: float, idle_s: float) -> Item:
@@ -111,7 +125,7 @@ def _replayed(trace: Path, load_s: float, idle_s: float) -> Item:
 
 def _show_backtest(result: Item) -> None:
     lines = [
-        (label, result[name]["cold_starts"], f"{result[name]['gpu_hours']:.1f}")
+        (label, result[name]["cold_starts"], f"{result[name]['gpu_hours']:.2f}")
         for label, name in (("by idle time alone", "fixed"), ("with the forecast", "forecast"))
     ]
     show_table(["ASLEEP", "COLD STARTS", "GPU-HOURS"], lines)

@@ -4,10 +4,12 @@ Both endpoints sleep after the same idle time; one is woken by requests only,
 the other also by the production rules (``prewarming.threshold``,
 ``forecast.expected``), which learn as the replay goes on. The first week only
 teaches, where there is more than one.
+
+Of slots whose requests are only counted, the moments are taken as spread
+evenly. With an idle time shorter than a slot their cold starts are an estimate.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -16,7 +18,7 @@ from modelyard.policy.forecast import DAY, SLOT_S, WEEK, Profile, expected, obse
 from modelyard.policy.prewarming import HOUR_S, threshold
 
 _POINTS_MAX = 60
-"""Moments within a slot that stand for its requests: gaps below ten seconds wake nobody."""
+"""Moments within a slot that stand for its requests, where they are only counted."""
 _SLOTS_MAX = 400 * DAY
 
 
@@ -47,7 +49,7 @@ class _Run:
     """A replica that is awake for some intervals."""
 
     def __init__(self) -> None:
-        self.until_s = float("-inf")
+        self.ready_s = self.until_s = float("-inf")
         self.awake_s = 0.0
         self.cold_starts = 0
 
@@ -57,11 +59,11 @@ class _Run:
         self.until_s = max(self.until_s, until_s)
 
     def ask(self, at_s: float, idle_s: float, load_s: float) -> None:
-        """Serve a request."""
+        """Serve a request; one that comes while it loads waits for the same load."""
         if at_s > self.until_s:
             self.cold_starts += 1
-            self.awake_s += load_s
-        self.stay(at_s, at_s + idle_s)
+            self.ready_s = at_s + load_s
+        self.stay(at_s, max(at_s, self.ready_s) + idle_s)
 
     def forget(self) -> None:
         """Begin to count anew; what is awake stays so."""
@@ -104,13 +106,16 @@ class _Tally:
         self.right += is_wanted and is_active
 
 
-def by_slot(arrivals: Iterable[float]) -> Counter[int]:
-    """Return the requests of each slot, from moments in unix seconds."""
-    return Counter(map(slot_of, arrivals))
+def by_slot(arrivals: Iterable[float]) -> dict[int, list[float]]:
+    """Return the moments of each slot, from moments in unix seconds, in order."""
+    found: dict[int, list[float]] = {}
+    for at_s in arrivals:
+        found.setdefault(slot_of(at_s), []).append(at_s)
+    return found
 
 
 def backtest(
-    history: Mapping[int, int],
+    history: Mapping[int, int | Sequence[float]],
     rules: Autoscale,
     *,
     idle_s: float,
@@ -119,7 +124,9 @@ def backtest(
     first: int | None = None,
     last: int | None = None,
 ) -> Backtest:
-    """Replay ``history`` (requests by slot, from ``first`` to ``last`` or its own ends).
+    """Replay ``history`` (of each slot the moments of its requests, in order, or only their number).
+
+    ``first`` and ``last`` are the slots to replay; None: the ends of ``history``.
 
     Raises:
         ValueError: there is nothing to replay, or more than a year.
@@ -138,13 +145,14 @@ def backtest(
         if slot == counted:
             fixed.forget()
             foreseen.forget()
-        requests, begin_s = history.get(slot, 0), float(slot * SLOT_S)
+        found, begin_s = history.get(slot, 0), float(slot * SLOT_S)
+        requests = _number(found)
         is_wanted = rules.prewarm and expected(profile, slot).probability > limit
         if is_wanted and budget.has_room(slot):
             before_s = foreseen.awake_s
             foreseen.stay(begin_s - load_s - rules.prewarm_s, begin_s + SLOT_S)
             budget.spend(foreseen.awake_s - before_s if requests == 0 else 0.0)
-        for at_s in _points(begin_s, requests):
+        for at_s in _evenly(begin_s, found) if isinstance(found, int) else found:
             fixed.ask(at_s, idle_s, load_s)
             foreseen.ask(at_s, idle_s, load_s)
         if slot >= counted:
@@ -154,7 +162,7 @@ def backtest(
     return Backtest(
         days=(last + 1 - counted) / DAY,
         learned_days=(counted - first) / DAY,
-        requests=sum(number for slot, number in history.items() if counted <= slot <= last),
+        requests=sum(_number(found) for slot, found in history.items() if counted <= slot <= last),
         fixed=fixed.line(accelerators),
         forecast=foreseen.line(accelerators),
         hit_rate=avoided / fixed.cold_starts if fixed.cold_starts else None,
@@ -163,7 +171,11 @@ def backtest(
     )
 
 
-def _points(begin_s: float, requests: int) -> Iterator[float]:
+def _number(found: int | Sequence[float]) -> int:
+    return found if isinstance(found, int) else len(found)
+
+
+def _evenly(begin_s: float, requests: int) -> Iterator[float]:
     """Yield moments that stand for the requests of a slot, evenly."""
     points = min(requests, _POINTS_MAX)
     return (begin_s + SLOT_S * (at + 0.5) / points for at in range(points))

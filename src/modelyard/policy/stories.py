@@ -3,6 +3,7 @@
 Every sentence has its numbers. Pure: a story in, sentences out.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -140,11 +141,13 @@ def _refusal(story: RequestStory) -> Iterator[str]:
     facts = story.facts
     if "kind" in facts:
         kind, limit, used = str(facts["kind"]), facts["limit"], facts["used"]
+        bound, taken = _amount(kind, limit), _amount(kind, used)
+        unit = _agreed(_LIMITS.get(kind, ""), limit)
         share = f" (this gateway's share of it was {facts['share']})" if "share" in facts else ""
         needed = f", and it needed up to {_amount(kind, facts['needed'])}" if "needed" in facts else ""
         yield (
-            f"The limit of {facts['whose']} is {_amount(kind, limit)} {_LIMITS.get(kind, '')}".rstrip()
-            + f"{share}; {_amount(kind, used)} were used{needed}."
+            f"The limit of {facts['whose']} is {bound} {unit}".rstrip()
+            + f"{share}; {taken} {'was' if taken == '1' else 'were'} used{needed}."
         )
     elif "places" in facts:
         yield (
@@ -217,11 +220,16 @@ def _named(one: Considered) -> str:
 def _bound(kind: str, limit: int) -> str:
     if kind.startswith("nanousd"):
         return f"{_dollars(limit)} a {kind.rpartition('_')[2]}"
-    return _UNITS.get(kind, "{} " + kind).format(limit)
+    return _agreed(_UNITS.get(kind, "{} " + kind), limit).format(limit)
+
+
+def _agreed(unit: str, number: Any) -> str:
+    return unit.replace("requests", "request").replace("tokens", "token") if number == 1 else unit
 
 
 def _amount(kind: str, amount: Any) -> str:
-    return _dollars(int(amount)) if kind.startswith("money") else f"{amount:g}" if amount < 1e6 else f"{amount:.0f}"
+    """Return money, or a whole number: what has partly come back counts as used."""
+    return _dollars(int(amount)) if kind.startswith("money") else str(math.ceil(amount))
 
 
 def _dollars(nanousd: int) -> str:

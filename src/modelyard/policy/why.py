@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from modelyard.domain.endpoints import Endpoint, EndpointStatus, Stage, Tier
+from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress, Stage, Tier
 
 Numbers = Mapping[str, str | int | float | bool | None]
 
@@ -41,6 +41,11 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     now_s: float
     wanted: int = 0
     ready: int = 0
+    loading: Progress | None = None
+    """How far those are that load; None: none does, or it is not known how long that takes."""
+    running: int = 0
+    """Requests at its replicas."""
+    drain_timeout_s: float = 0.0
     size_reason: str = ""
     size_data: Numbers = {}
     tier: Tier | None = None
@@ -64,20 +69,29 @@ _STEPS_OF = {
 }
 """What follows from a kind of trouble; of the others it follows from the reason."""
 TROUBLE_AGE_S = 86_400.0
+_GOING_ON = ("replicas are ready", "a replica drains")
+"""Ends of what an endpoint says of its progress while nothing is wrong."""
 _AFTER_NO_ROOM = "free what is named, add a node, or ask for less; see: modelyard nodes"
 TROUBLES_MAX = 5
 
 
 def explain(endpoint: Endpoint, known: Known) -> tuple[Answer, ...]:
     """Return the answers, what matters most first."""
-    answers = [_state(endpoint, known), _size(endpoint, known)]
+    answers = [_deletion(known) if endpoint.is_deleted else _state(endpoint, known), _size(endpoint, known)]
     if known.placed:
         answers.append(Answer("Where does it run?", "; ".join(known.placed)))
-    if known.tier is not None:
+    if known.tier is not None and not endpoint.is_deleted:
         answers.append(Answer(f"Why is it {known.tier}?", known.tier_reason))
     answers += _start(known)
     answers += _troubles(endpoint, known)
     return tuple(answers)
+
+
+def _deletion(known: Known) -> Answer:
+    runs = f"{known.running} request{' still runs' if known.running == 1 else 's still run'}"
+    ends = f"it ends with the last of them, or after {known.drain_timeout_s:g} s of draining (control.drain_timeout_s)"
+    rest = f"{runs}; {ends}" if known.running else "no request runs any more; its replicas are being stopped"
+    return Answer("Why is it still there?", f"it is being deleted; {rest}")
 
 
 def _state(endpoint: Endpoint, known: Known) -> Answer:
@@ -87,7 +101,7 @@ def _state(endpoint: Endpoint, known: Known) -> Answer:
         return Answer(question, endpoint.failure, _after_failure(endpoint.failure, name))
     match endpoint.status:
         case EndpointStatus.STOPPED:
-            step = "" if endpoint.is_deleted else f"send it a request, or: modelyard endpoints set {name} --scale 1"
+            step = f"send it a request, or: modelyard endpoints set {name} --scale 1"
             return Answer(question, progress.reason or "it sleeps", step)
         case EndpointStatus.RUNNING:
             return Answer(question, progress.reason or f"{known.ready} of {known.wanted} replicas are ready")
@@ -97,14 +111,19 @@ def _state(endpoint: Endpoint, known: Known) -> Answer:
 
 def _under_way(question: str, endpoint: Endpoint, known: Known) -> Answer:
     progress = endpoint.progress
-    parts = [f"{known.ready} of {known.wanted} replicas are ready", f"the furthest is {progress.stage}"]
-    if progress.percent is not None and progress.stage is not Stage.READY:
-        parts[-1] += f" ({progress.percent} %)"
-    if progress.eta_s:
-        parts.append(f"about {progress.eta_s:.0f} s are left")
-    if progress.reason:
+    parts = [f"{known.ready} of {known.wanted} replicas are ready"]
+    # One that is ready is the furthest; what is waited for are those behind it.
+    awaited = known.loading if progress.stage is Stage.READY else progress
+    if awaited is not None:
+        parts.append(f"the {'next' if progress.stage is Stage.READY else 'furthest'} is {awaited.stage}")
+        if awaited.percent is not None:
+            parts[-1] += f" ({awaited.percent} %)"
+        if awaited.eta_s:
+            parts.append(f"about {max(1, round(awaited.eta_s))} s are left")
+    is_fine = progress.reason.endswith(_GOING_ON)
+    if progress.reason and not progress.reason.endswith(_GOING_ON[0]):
         parts.append(progress.reason)
-    step = _after_failure(progress.reason, endpoint.name) if progress.reason else ""
+    step = _after_failure(progress.reason, endpoint.name) if progress.reason and not is_fine else ""
     return Answer(question, "; ".join(parts), _AFTER_NO_ROOM if progress.stage is Stage.PLACING else step)
 
 
@@ -171,6 +190,7 @@ def _after_failure(reason: str, name: str) -> str:
             ("its tenant may have",),
             "free accelerators of this tenant, or allow it more: modelyard tenants limit TENANT_ID --accelerators N",
         ),
+        (("upload it again",), "upload the same file again: modelyard models upload FILE"),
         (("artifact", "digest", "gguf", "safetensors", "onnx"), "deploy a version with a good artifact"),
         (("pip install",), "install what is named on the node"),
         (("idle", "no request", "asleep"), f"send it a request, or: modelyard endpoints set {name} --scale 1"),

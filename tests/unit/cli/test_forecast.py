@@ -4,12 +4,16 @@ import json
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 
 from modelyard.cli.autoscale import Setting, size_text, tier_text
 from modelyard.cli.exits import Exit, Failure
+from modelyard.cli.http import Platform
 from modelyard.cli.main import main
 from modelyard.cli.traces import read_arrivals
+from modelyard.domain.endpoints import Autoscale
+from modelyard.policy.backtest import backtest
 
 WEEK_S = 7 * 86_400
 
@@ -59,6 +63,25 @@ def test_a_replay_of_a_file_needs_no_platform(tmp_path: Path, capsys: pytest.Cap
     assert main(["forecast", "backtest", "--trace", str(file), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["forecast"]["cold_starts"] < result["fixed"]["cold_starts"]
+
+
+def test_a_file_is_replayed_at_its_exact_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "arrivals"
+    file.write_text("\n".join(str(1_796_000_000 + at / 2) for at in range(100)))
+    assert main(["forecast", "backtest", "--trace", str(file), "--load", "5s", "--idle", "5s"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[1].split() == ["by", "idle", "time", "alone", "1", "0.02"]
+    assert "An estimate" not in shown.err
+
+
+@pytest.mark.parametrize(("idle_s", "is_estimate"), [(5.0, True), (600.0, False)])
+def test_counts_by_ten_minutes_are_no_measure_of_shorter_idle_times(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], idle_s: float, is_estimate: bool
+) -> None:
+    result = msgspec.to_builtins(backtest({0: 100}, Autoscale(), idle_s=idle_s, load_s=5))
+    monkeypatch.setattr(Platform, "get", lambda *_, **__: {"result": result, "idle_s": idle_s})
+    assert main(["forecast", "backtest", "demo", "--url", "http://127.0.0.1:1", "--key", "k"]) == 0
+    assert ("An estimate: requests are counted by ten minutes" in capsys.readouterr().err) is is_estimate
 
 
 def test_a_replay_of_nothing_or_of_centuries_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

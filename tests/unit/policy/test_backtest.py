@@ -53,5 +53,18 @@ def test_what_cannot_be_replayed_is_refused() -> None:
         backtest({0: 1, 10**6: 1}, Autoscale(), idle_s=300, load_s=60)
 
 
-def test_moments_are_counted_by_ten_minutes() -> None:
-    assert by_slot([0.0, 599.9, 600.0, 1800.0]) == {0: 2, 1: 1, 3: 1}
+def test_moments_are_kept_by_ten_minutes() -> None:
+    assert by_slot([0.0, 599.9, 600.0, 1800.0]) == {0: [0.0, 599.9], 1: [600.0], 3: [1800.0]}
+
+
+def test_a_burst_is_replayed_at_its_exact_times() -> None:
+    burst = by_slot(at / 2 for at in range(100))
+    found = backtest(burst, Autoscale(), idle_s=5, load_s=5)
+    assert (found.requests, found.fixed.cold_starts) == (100, 1)
+    assert found.fixed.gpu_hours == pytest.approx((49.5 + 5) / 3600)
+
+
+def test_requests_that_come_during_a_load_wait_for_the_same_one() -> None:
+    found = backtest(by_slot([0.0, 20.0, 40.0]), Autoscale(), idle_s=5, load_s=60)
+    assert found.fixed.cold_starts == 1
+    assert found.fixed.gpu_hours == pytest.approx(65 / 3600)

@@ -362,6 +362,13 @@ def test_size_follows_the_rules(spec: Scaling, rules: Autoscale, steps: list[See
     assert [decision.replicas for decision in decisions] == sizes, [decision.reason for decision in decisions]
 
 
+def test_what_is_pinned_cold_tells_its_own_idle_time() -> None:
+    steps = seen(1000, idle_s=0), seen(1012, idle_s=12)
+    assert follow(SLEEPY, *steps)[1].reason == "no request; asleep in 288 s unless one comes"
+    cold = follow(SLEEPY, *steps, rules=Autoscale(tier=Tier.COLD))[1]
+    assert cold.reason == "no request; asleep in 18 s unless one comes"
+
+
 def test_learned_idle_time_outlasts_the_gaps_there_were() -> None:
     rules = Autoscale(idle=IdleTime.LEARNED)
     memory, now_s = None, 0.0

@@ -99,10 +99,18 @@ def test_a_limit_that_refused_says_its_value_what_was_used_and_when_to_come_back
     text = " ".join(words(story))
     assert "429 rate_limit_exceeded: Rate limit reached." in text
     assert (
-        "The limit of the tenant is 1000 tokens a minute (this gateway's share of it was 500); 940.5 were used." in text
+        "The limit of the tenant is 1000 tokens a minute (this gateway's share of it was 500); 941 were used." in text
     )
     assert "It cost nothing." in text
     assert next_step(story).startswith("Send it again in 12 s")
+
+
+def test_a_limit_of_one_request_is_told_in_whole_numbers() -> None:
+    facts: dict[str, object] = {"kind": "requests", "whose": "this key", "limit": 1, "used": 0.9}
+    story = refused(429, "rate_limit_exceeded", facts=facts, bounds=(Bound("key", "requests_per_minute", 1),))
+    text = " ".join(words(story))
+    assert "limits (key: 1 request a minute)" in text
+    assert "The limit of this key is 1 request a minute; 1 was used." in text
 
 
 def test_a_quota_is_told_in_dollars() -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import modelyard.control
@@ -34,6 +35,7 @@ OVER = refusal(2, [PAIR], PAIR, {})
         ("the largest free piece is 3 GiB on local", "modelyard nodes"),
         ("there is no room for it", "modelyard nodes"),
         ("exit code 137: out of memory", "context_length"),
+        ("artifact_corrupt: the uploaded file is damaged or gone; upload it again", "modelyard models upload FILE"),
         ("the GGUF file is truncated", "a good artifact"),
         ("exit code 3", "modelyard logs demo"),
     ],
@@ -49,6 +51,49 @@ def test_what_sleeps_and_what_runs_need_no_log() -> None:
     assert (asleep.answer, "--scale 1" in asleep.next_step) == ("asleep: no request for 6 s", True)
     runs, *_ = explain(endpoint(EndpointStatus.RUNNING), known())
     assert (runs.answer, runs.next_step) == ("1 of 2 replicas are ready", "")
+
+
+def test_the_replica_that_loads_behind_one_that_is_ready_is_told_with_its_progress() -> None:
+    grows = endpoint(reason="1 of 2 replicas are ready")
+    plain = explain(grows, known())[0]
+    assert (plain.answer, plain.next_step) == ("1 of 2 replicas are ready", "")
+    loading = Progress(Stage.LOADING, percent=45, eta_s=6.0)
+    state = explain(grows, msgspec.structs.replace(known(), loading=loading))[0]
+    assert state.answer == "1 of 2 replicas are ready; the next is loading (45 %); about 6 s are left"
+    assert state.next_step == ""
+
+
+def test_what_is_nearly_loaded_is_not_said_to_have_no_time_left() -> None:
+    nearly = Progress(Stage.LOADING, percent=99, eta_s=0.4)
+    state = explain(endpoint(), msgspec.structs.replace(known(), loading=nearly))[0]
+    assert state.answer.endswith("about 1 s are left")
+
+
+def test_a_replica_that_drains_is_no_trouble() -> None:
+    state = explain(endpoint(reason="a replica drains"), known())[0]
+    assert (state.answer, state.next_step) == ("1 of 2 replicas are ready; a replica drains", "")
+
+
+@pytest.mark.parametrize(
+    ("running", "rest"),
+    [
+        (0, "no request runs any more; its replicas are being stopped"),
+        (
+            1,
+            "1 request still runs; it ends with the last of them, or after 120 s of draining (control.drain_timeout_s)",
+        ),
+        (
+            3,
+            "3 requests still run; it ends with the last of them, or after 120 s of draining (control.drain_timeout_s)",
+        ),
+    ],
+)
+def test_what_is_being_deleted_says_what_still_runs_and_what_ends_it(running: int, rest: str) -> None:
+    deleted = msgspec.structs.replace(endpoint(EndpointStatus.RUNNING), is_deleted=True)
+    drains = Known(now_s=1.0, running=running, drain_timeout_s=120.0, tier=Tier.COLD, tier_reason="nothing runs")
+    state, *others = explain(deleted, drains)
+    assert (state.question, state.answer) == ("Why is it still there?", f"it is being deleted; {rest}")
+    assert not any("cold" in one.question for one in others)
 
 
 def test_the_same_trouble_is_told_once_with_its_number_and_the_last_lines() -> None:

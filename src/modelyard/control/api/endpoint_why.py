@@ -1,5 +1,6 @@
 """``GET /v1/endpoints/{endpoint}/why``: why it is as it is, with numbers and the next step."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -8,14 +9,16 @@ from modelyard.control.api.access import find_endpoint
 from modelyard.control.api.endpoint_views import tier_view
 from modelyard.control.context import Context
 from modelyard.control.placing import HOLDING
-from modelyard.domain.endpoints import EndpointStatus, Progress
+from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.tenants import Scope
+from modelyard.policy.progress import View, outlook
 from modelyard.policy.scaling import numbers
 from modelyard.policy.why import Answer, Happened, Known, explain
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
 
 EVENTS_READ = 200
+_STARTING = (ReplicaState.STARTING, ReplicaState.LOADING)
 
 
 class EndpointWhyView(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,10 +53,14 @@ class EndpointWhy:
         versions = {version.id: version for version in await store.versions(tenant_id=endpoint.tenant_id)}
         own = [replica for replica in replicas if not replica.is_tombstone]
         standing = tier_view(context, endpoint, versions, own)
+        now_s, load_s = context.clock.unix_s(), size[0].load_s if size else 0.0
         known = Known(
-            now_s=context.clock.unix_s(),
+            now_s=now_s,
             wanted=size[1].replicas if size else 0,
             ready=sum(replica.state is ReplicaState.READY for replica in replicas),
+            loading=_loading(endpoint, own, now_s, load_s) if load_s else None,
+            running=self._running({replica.id for replica in own}),
+            drain_timeout_s=context.config.control.drain_timeout_s,
             size_reason=size[1].reason if size else "",
             size_data=numbers(size[0], size[1].replicas) if size else {},
             tier=standing.tier,
@@ -61,13 +68,28 @@ class EndpointWhy:
             placed=[_place(replica) for replica in replicas if replica.placement.parts and replica.state in HOLDING],
             events=[Happened(one.at, one.kind, one.reason, one.replica_id, one.data) for one in events],
         )
+        # The stored outlook of what is deleted is the one from before.
+        gone = View(now_s=now_s, wanted=0, replicas=own, load_s=load_s)
+        told = outlook(endpoint, gone) if endpoint.is_deleted else endpoint
         return EndpointWhyView(
             id=endpoint.id,
             name=endpoint.name,
-            status=endpoint.status,
-            progress=endpoint.progress,
+            status=told.status,
+            progress=told.progress,
             answers=explain(endpoint, known),
         )
+
+    def _running(self, replica_ids: set[str]) -> int:
+        reports = self._context.gateways().values()
+        return sum(one.in_flight for report in reports for one in report.replicas if one.replica_id in replica_ids)
+
+
+def _loading(endpoint: Endpoint, replicas: Sequence[Replica], now_s: float, load_s: float) -> Progress | None:
+    """Return how far those are that start, as if there were no others; nobody waits for shadows."""
+    shadows = {release.version_id for release in endpoint.releases if release.shadow}
+    starting = [one for one in replicas if one.state in _STARTING and one.version_id not in shadows]
+    view = View(now_s=now_s, wanted=len(starting), replicas=starting, load_s=load_s, is_proven=True)
+    return outlook(endpoint, view).progress if starting else None
 
 
 def _place(replica: Replica) -> str:
