@@ -11,7 +11,7 @@ import click
 from modelyard.cli.applying import Applied, apply
 from modelyard.cli.autoscale import autoscale_options
 from modelyard.cli.bars import StageBar
-from modelyard.cli.endpoint_file import read_endpoint_file, with_lines
+from modelyard.cli.endpoint_file import FaultyFile, read_endpoint_file, with_lines
 from modelyard.cli.exits import Exit, Failure, Refused
 from modelyard.cli.http import Platform, connected, segment
 from modelyard.cli.nouns import DURATION
@@ -81,7 +81,11 @@ def command(*, platform: Platform, serving: Item, autoscale: Item, is_json: bool
     is_waiting, timeout_s, is_dry = (given.pop(name) for name in ("is_waiting", "timeout_s", "dry_run"))
     is_printing = given.pop("is_printing")
     endpoint_file, is_uploading = given.pop("endpoint_file"), given.pop("is_uploading")
-    body, file, lines = _read(endpoint_file, given, serving=serving, autoscale=autoscale)
+    try:
+        body, file, lines = _read(endpoint_file, given, serving=serving, autoscale=autoscale)
+    except FaultyFile as error:
+        assert endpoint_file is not None, "only a file has lines"
+        raise _with_values(platform, error, endpoint_file) from error
     if is_printing:
         show_json(body)
         return
@@ -120,6 +124,21 @@ def _read(
     if endpoint_file is not None:
         _complete(body, file)
     return body | {name: section for name, section in sections.items() if section}, file, lines
+
+
+def _with_values(platform: Platform, error: FaultyFile, endpoint_file: Path) -> Failure:
+    """Return a file's faults with those that only the platform finds: it is asked for a plan, which changes nothing."""
+    # A file of this machine, and the engine that its content names, are not the platform's to judge.
+    artifact = str(error.order.get("model_artifact") or "model:")
+    is_local = artifact.startswith("file:") or not _ELSEWHERE.match(artifact)
+    untold = {"model_artifact"} | ({"framework"} - error.order.keys()) if is_local else set()
+    try:
+        platform.post("/v1/models/plan", error.order)
+    except Refused as refused:
+        return with_lines(refused, endpoint_file, error.lines, untold=untold) if refused.status == 400 else error
+    except Failure:
+        return error
+    return error
 
 
 def _deploy(platform: Platform, body: Item, file: Path | None, *, is_uploading: bool, is_next: bool) -> Applied:
