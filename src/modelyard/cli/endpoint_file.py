@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from modelyard.cli.autoscale import AUTO
 from modelyard.cli.exits import Exit, Failure, Refused
 from modelyard.cli.output import Item
 
@@ -51,6 +52,10 @@ def read_endpoint_file(file: Path) -> tuple[Item, dict[str, int]]:
         named[NAMES.get(name, name)] = value
         lines.setdefault(NAMES.get(name, name), lines.get(name, 0))
     faults = _faults(named)
+    autoscale = named.get("autoscale")
+    if isinstance(autoscale, dict) and autoscale.get("tier") == AUTO:
+        # TOML has no null.
+        named["autoscale"] = {**autoscale, "tier": None}
     if artifact := named.get("model_artifact"):
         named["model_artifact"] = _from(file.parent, str(artifact))
     if faults:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 import pytest
 
+from modelyard.cli.autoscale import Setting
 from modelyard.cli.deploy import Scale, request_body
 from modelyard.cli.endpoints import change_body
 from modelyard.cli.exits import Exit, Failure, Refused, exit_for
@@ -92,6 +93,20 @@ def test_scaling_to_zero_is_asked_for_by_a_scale_that_begins_at_zero() -> None:
     assert body["hardware"] == {"min_replicas": 0, "max_replicas": 4}
     assert body["scaling"] == {"scale_to_zero": True, "scale_to_zero_after_idle_seconds": 60.0}
     assert "scaling" not in request_body(**BARE)
+
+
+@pytest.mark.parametrize(
+    ("text", "setting"),
+    [("tier=auto", ("tier", None)), ("tier=null", ("tier", None)), ("tier=warm", ("tier", "warm"))],
+)
+def test_a_tier_is_a_setting_like_all_others(text: str, setting: tuple[str, str | None]) -> None:
+    assert Setting().convert(text, None, None) == setting
+
+
+def test_a_setting_that_is_on_or_off_asks_for_no_number() -> None:
+    with pytest.raises(click.BadParameter, match="neither true nor false; write prewarm=true or prewarm=false"):
+        Setting().convert("prewarm=maybe", None, None)
+    assert Setting().convert("prewarm=true", None, None) == ("prewarm", True)
 
 
 def test_how_a_model_is_served_goes_along_where_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,6 +54,12 @@ def test_a_file_says_what_a_request_does(tmp_path: Path) -> None:
     assert (lines["hardware.max_replicas"], lines["model_artifact"], lines["serving.timeouts.total_s"]) == (12, 4, 19)
 
 
+def test_a_tier_may_be_left_to_the_traffic(tmp_path: Path) -> None:
+    file = tmp_path / "endpoint.toml"
+    file.write_text('name = "x"\n[autoscale]\ntier = "auto"\n')
+    assert read_endpoint_file(file)[0]["autoscale"] == {"tier": None}
+
+
 def test_json_says_the_same_with_the_names_of_the_api(tmp_path: Path) -> None:
     file = tmp_path / "endpoint.json"
     file.write_text('{\n "model_name": "chat",\n "framework": "simulated",\n "hardware": {\n  "min_replicas": 2}\n}')
