@@ -219,6 +219,8 @@ def request_body(
     """Return the body of ``POST /v1/models/deploy`` for a command line."""
     least, most = scale
     if name is None:
+        if source is None and engine is None:
+            raise click.UsageError("PATH is missing; an engine without weights is --engine simulated --name NAME.")
         if source is None:
             raise click.UsageError("Give the model a --name.")
         if source.startswith(("upload:", REGISTERED)):
@@ -267,10 +269,8 @@ def wait_until_ready(platform: Platform, endpoint_id: str, *, timeout_s: float) 
             progress = progress or StageBar(endpoint["name"])
             if endpoint["status"] == "failed":
                 progress.clear()
-                raise Failure(
-                    f"'{endpoint['name']}' cannot start: {endpoint.get('failure') or 'no reason given'}. "
-                    f"See 'modelyard logs {endpoint['name']}'."
-                )
+                reason = (endpoint.get("failure") or "no reason given").rstrip(".")
+                raise Failure(f"'{endpoint['name']}' cannot start: {reason}. See 'modelyard why {endpoint['name']}'.")
             rollout = endpoint.get("rollout") or {}
             is_rolling = rollout.get("kind") == "rolling" and rollout["state"] in ("running", "paused")
             if was_rolling and rollout.get("state") == "rolled_back":
@@ -300,11 +300,23 @@ def _locate(source: str | None) -> tuple[str, Path | None]:
         return "", None
     if _ELSEWHERE.match(source) and not source.startswith("file:"):
         return source, None
-    path = unquote(urlsplit(source).path) if source.startswith("file://") else source
+    path = _path_of(source) if source.startswith("file://") else source
     file = Path(path).expanduser().absolute()
     if not file.exists():
         raise Failure(f"There is no file {file}. Check the path.", Exit.NOT_FOUND)
     return file.as_uri(), file
+
+
+def _path_of(uri: str) -> str:
+    """Return the path of a ``file://`` URI, which may name this machine only: a file of another is not here."""
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        parts = None
+    if parts is None or parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
+        told = "a local file is file:///path, without a host, '?' and '#' (write %3F and %23)"
+        raise Failure(f"{uri}: {told}.", Exit.USAGE)
+    return unquote(parts.path)
 
 
 def _name_of(source: str) -> str:
@@ -337,6 +349,14 @@ def _engine_of(uri: str, file: Path | None) -> str:
     if file is not None and file.suffix.lower() in (".toml", ".json"):
         raise click.UsageError(f"{file.name} is no model. If it describes an endpoint: modelyard deploy -f {file}")
     what = "without a file" if not uri else f"from {uri}" if file is None else f"from the content of {file.name}"
+    if file is not None and file.is_file():
+        from modelyard.formats.folder import kind_of_file
+        from modelyard.formats.sniff import WEIGHTS, Kind
+
+        kind = kind_of_file(file)
+        if kind not in WEIGHTS and kind is not Kind.UNKNOWN:
+            raise Failure(f"{file.name} is no model: it is {kind}. Give a GGUF file.", Exit.USAGE)
+        what += f", which is {kind}"
     raise click.UsageError(f"The engine cannot be told {what}. Give --engine llamacpp or --engine simulated.")
 
 
