@@ -346,6 +346,7 @@ def test_a_file_of_this_machine_may_say_so(tmp_path: Path) -> None:
         (pickle.dumps({"a": 1}), "model.gguf is no model: it is a pickle, which could run code."),
         (safetensors({"w": ("BF16", [1], bytes(2))}), "which is a safetensors file. Give --engine"),
     ],
+    ids=["a pickle", "safetensors"],
 )
 def test_a_file_without_an_engine_is_told_to_be_what_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, said: str
