@@ -146,6 +146,7 @@ def test_faults_of_a_file_are_told_with_their_lines(yard: Yard, tmp_path: Path) 
     file.write_text(FILE.format(name="bad name", slots=2, most=0).replace("max_rep", "max_repp"))
     local = run(yard, "deploy", "-f", str(file))
     assert (local.returncode, len(local.stderr.splitlines())) == (2, 1)
+    assert "line 1, name: use 1 to 96" in local.stderr
     assert "line 8, hardware.max_repplicas: this field does not exist here; did you mean" in local.stderr
     file.write_text(FILE.format(name="bad name", slots=2, most=0))
     remote = run(yard, "deploy", "-f", str(file))

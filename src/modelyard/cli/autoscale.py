@@ -10,7 +10,10 @@ import click
 from modelyard.cli.output import Item
 
 _WORDS = {"true": True, "false": False, "null": None}
-_TEXTS = {"idle", "burst_pool", "node_pool"}
+_TEXTS = {"tier", "idle", "burst_pool", "node_pool"}
+_FLAGS = {"prewarm"}
+AUTO = "auto"
+"""The tier that the traffic has it be in; null to the API."""
 
 
 class Setting(click.ParamType[tuple[str, Any]]):
@@ -26,10 +29,14 @@ class Setting(click.ParamType[tuple[str, Any]]):
         if match is None:
             self.fail(f"'{value}' is no setting; write NAME=VALUE, as in up_queue=50.", param, ctx)
         name, text = match[1], match[2]
+        if name == "tier" and text in {AUTO, "null"}:
+            return name, None
         if name in _TEXTS:
             return name, text
         if text in _WORDS:
             return name, _WORDS[text]
+        if name in _FLAGS:
+            self.fail(f"'{text}' is neither true nor false; write {name}=true or {name}=false.", param, ctx)
         try:
             return name, int(text) if re.fullmatch(r"-?\d+", text) else float(text)
         except ValueError:
@@ -46,7 +53,7 @@ _OPTIONS = (
         help="When and how far the size changes, like up_queue=50; repeatable.",
     ),
     click.option(
-        "--tier", type=click.Choice(["hot", "warm", "cold", "auto"]), help="Pin how close to answering it stays."
+        "--tier", type=click.Choice(["hot", "warm", "cold", AUTO]), help="Pin how close to answering it stays."
     ),
 )
 
@@ -58,7 +65,7 @@ def autoscale_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def run(**given: Any) -> Any:
         autoscale: Item = dict(given.pop("settings"))
         if tier := given.pop("tier"):
-            autoscale["tier"] = None if tier == "auto" else tier
+            autoscale["tier"] = None if tier == AUTO else tier
         return command(autoscale=autoscale, **given)
 
     for option in reversed(_OPTIONS):

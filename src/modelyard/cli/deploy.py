@@ -11,7 +11,7 @@ import click
 from modelyard.cli.applying import Applied, apply
 from modelyard.cli.autoscale import autoscale_options
 from modelyard.cli.bars import StageBar
-from modelyard.cli.endpoint_file import read_endpoint_file, with_lines
+from modelyard.cli.endpoint_file import FaultyFile, read_endpoint_file, with_lines
 from modelyard.cli.exits import Exit, Failure, Refused
 from modelyard.cli.http import Platform, connected, segment
 from modelyard.cli.nouns import DURATION
@@ -81,7 +81,11 @@ def command(*, platform: Platform, serving: Item, autoscale: Item, is_json: bool
     is_waiting, timeout_s, is_dry = (given.pop(name) for name in ("is_waiting", "timeout_s", "dry_run"))
     is_printing = given.pop("is_printing")
     endpoint_file, is_uploading = given.pop("endpoint_file"), given.pop("is_uploading")
-    body, file, lines = _read(endpoint_file, given, serving=serving, autoscale=autoscale)
+    try:
+        body, file, lines = _read(endpoint_file, given, serving=serving, autoscale=autoscale)
+    except FaultyFile as error:
+        assert endpoint_file is not None, "only a file has lines"
+        raise _with_values(platform, error, endpoint_file) from error
     if is_printing:
         show_json(body)
         return
@@ -120,6 +124,21 @@ def _read(
     if endpoint_file is not None:
         _complete(body, file)
     return body | {name: section for name, section in sections.items() if section}, file, lines
+
+
+def _with_values(platform: Platform, error: FaultyFile, endpoint_file: Path) -> Failure:
+    """Return a file's faults with those that only the platform finds: it is asked for a plan, which changes nothing."""
+    # A file of this machine, and the engine that its content names, are not the platform's to judge.
+    artifact = str(error.order.get("model_artifact") or "model:")
+    is_local = artifact.startswith("file:") or not _ELSEWHERE.match(artifact)
+    untold = {"model_artifact"} | ({"framework"} - error.order.keys()) if is_local else set()
+    try:
+        platform.post("/v1/models/plan", error.order)
+    except Refused as refused:
+        return with_lines(refused, endpoint_file, error.lines, untold=untold) if refused.status == 400 else error
+    except Failure:
+        return error
+    return error
 
 
 def _deploy(platform: Platform, body: Item, file: Path | None, *, is_uploading: bool, is_next: bool) -> Applied:
@@ -200,6 +219,8 @@ def request_body(
     """Return the body of ``POST /v1/models/deploy`` for a command line."""
     least, most = scale
     if name is None:
+        if source is None and engine is None:
+            raise click.UsageError("PATH is missing; an engine without weights is --engine simulated --name NAME.")
         if source is None:
             raise click.UsageError("Give the model a --name.")
         if source.startswith(("upload:", REGISTERED)):
@@ -248,10 +269,8 @@ def wait_until_ready(platform: Platform, endpoint_id: str, *, timeout_s: float) 
             progress = progress or StageBar(endpoint["name"])
             if endpoint["status"] == "failed":
                 progress.clear()
-                raise Failure(
-                    f"'{endpoint['name']}' cannot start: {endpoint.get('failure') or 'no reason given'}. "
-                    f"See 'modelyard logs {endpoint['name']}'."
-                )
+                reason = (endpoint.get("failure") or "no reason given").rstrip(".")
+                raise Failure(f"'{endpoint['name']}' cannot start: {reason}. See 'modelyard why {endpoint['name']}'.")
             rollout = endpoint.get("rollout") or {}
             is_rolling = rollout.get("kind") == "rolling" and rollout["state"] in ("running", "paused")
             if was_rolling and rollout.get("state") == "rolled_back":
@@ -281,11 +300,23 @@ def _locate(source: str | None) -> tuple[str, Path | None]:
         return "", None
     if _ELSEWHERE.match(source) and not source.startswith("file:"):
         return source, None
-    path = unquote(urlsplit(source).path) if source.startswith("file://") else source
+    path = _path_of(source) if source.startswith("file://") else source
     file = Path(path).expanduser().absolute()
     if not file.exists():
         raise Failure(f"There is no file {file}. Check the path.", Exit.NOT_FOUND)
     return file.as_uri(), file
+
+
+def _path_of(uri: str) -> str:
+    """Return the path of a ``file://`` URI, which may name this machine only: a file of another is not here."""
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        parts = None
+    if parts is None or parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
+        told = "a local file is file:///path, without a host, '?' and '#' (write %3F and %23)"
+        raise Failure(f"{uri}: {told}.", Exit.USAGE)
+    return unquote(parts.path)
 
 
 def _name_of(source: str) -> str:
@@ -318,6 +349,14 @@ def _engine_of(uri: str, file: Path | None) -> str:
     if file is not None and file.suffix.lower() in (".toml", ".json"):
         raise click.UsageError(f"{file.name} is no model. If it describes an endpoint: modelyard deploy -f {file}")
     what = "without a file" if not uri else f"from {uri}" if file is None else f"from the content of {file.name}"
+    if file is not None and file.is_file():
+        from modelyard.formats.folder import kind_of_file
+        from modelyard.formats.sniff import WEIGHTS, Kind
+
+        kind = kind_of_file(file)
+        if kind not in WEIGHTS and kind is not Kind.UNKNOWN:
+            raise Failure(f"{file.name} is no model: it is {kind}. Give a GGUF file.", Exit.USAGE)
+        what += f", which is {kind}"
     raise click.UsageError(f"The engine cannot be told {what}. Give --engine llamacpp or --engine simulated.")
 
 

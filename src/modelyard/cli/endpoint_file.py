@@ -1,12 +1,14 @@
 """An endpoint in a file, TOML or JSON: everything a deployment has, read strictly, all faults with their lines."""
 
 import json
+import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from modelyard.cli.autoscale import AUTO
 from modelyard.cli.exits import Exit, Failure, Refused
 from modelyard.cli.output import Item
 
@@ -20,6 +22,16 @@ NAMES = {"name": "model_name", "artifact": "model_artifact", "engine": "framewor
 _KEY = r"(?:[A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*')"
 _TABLE = re.compile(rf"\s*\[\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*\]")
 _ENTRY = re.compile(rf"\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*=")
+_PARAM = re.compile(r"(?:^|(?<=[.;] ))([^\s:;]+): ")
+
+
+class FaultyFile(Failure):
+    """A file with fields that are none or of the wrong type; ``order`` is what it says, ``lines`` where."""
+
+    def __init__(self, message: str, order: Item, lines: Mapping[str, int]) -> None:
+        super().__init__(message, Exit.USAGE)
+        self.order = order
+        self.lines = lines
 
 
 def read_endpoint_file(file: Path) -> tuple[Item, dict[str, int]]:
@@ -28,7 +40,7 @@ def read_endpoint_file(file: Path) -> tuple[Item, dict[str, int]]:
     A path in ``artifact`` is meant from the file's own folder.
 
     Raises:
-        Failure: it cannot be read, or has a fault; all faults are told at once.
+        Failure: it cannot be read, or (a ``FaultyFile``) has faults; all of them are told at once.
     """
     text = _read(file)
     given, lines = _parse(file, text)
@@ -39,25 +51,30 @@ def read_endpoint_file(file: Path) -> tuple[Item, dict[str, int]]:
             raise Failure(f"{file}: {names} are the same; keep one.", Exit.USAGE)
         named[NAMES.get(name, name)] = value
         lines.setdefault(NAMES.get(name, name), lines.get(name, 0))
-    if faults := _faults(named, lines):
-        told = "; ".join(faults)
-        end = "" if told.endswith("?") else "."
-        raise Failure(f"{file}: {told}{end} See docs/how-to/deploy-a-model.md.", Exit.USAGE)
+    faults = _faults(named)
+    autoscale = named.get("autoscale")
+    if isinstance(autoscale, dict) and autoscale.get("tier") == AUTO:
+        # TOML has no null.
+        named["autoscale"] = {**autoscale, "tier": None}
     if artifact := named.get("model_artifact"):
         named["model_artifact"] = _from(file.parent, str(artifact))
+    if faults:
+        message = f"{file}: {_listed(faults, lines)} See docs/how-to/deploy-a-model.md."
+        raise FaultyFile(message, named, lines)
     return named, lines
 
 
-def with_lines(error: Refused, file: Path, lines: Mapping[str, int]) -> Refused:
-    """Return the platform's refusal with the line of each parameter that it names."""
-    ours = {theirs: mine for mine, theirs in NAMES.items()}
+def with_lines(
+    error: Refused, file: Path, lines: Mapping[str, int], *, untold: Collection[str] = frozenset()
+) -> Refused:
+    """Return the platform's refusal with the line of each parameter that it names, in the order of the file.
 
-    def placed(match: re.Match[str]) -> str:
-        param = match[1]
-        return f"{_where(param, lines)}{ours.get(param, param)}: "
-
-    message = re.sub(r"(?<![\w.'])([a-z][a-z0-9_]*(?:\.[A-Za-z0-9_]+)*): ", placed, error.message)
-    return Refused(f"{file}: {message}", status=error.status, code=error.code, request_id=error.request_id)
+    What it says of the parameters ``untold`` is left out.
+    """
+    what, found = _faults_in(error.message, lines)
+    faults = [fault for fault in found if fault[0] not in untold]
+    message = f"{file}: {what}{_listed(faults, lines) if faults else ''}"
+    return Refused(message, status=error.status, code=error.code, request_id=error.request_id)
 
 
 def lines_of_toml(text: str) -> dict[str, int]:
@@ -118,25 +135,49 @@ def _parse(file: Path, text: str) -> tuple[Item, dict[str, int]]:
     return given, lines_of_json(text) if is_json else lines_of_toml(text)
 
 
-def _faults(named: Item, lines: Mapping[str, int]) -> list[str]:
+def _faults(named: Item) -> list[tuple[str, str]]:
     # The server's own types: what is refused here is what it would refuse. They load much, so only now.
     from modelyard.control.api.deploy_spec import DeployRequest
     from modelyard.web.gathering import gathered
 
     request: type[msgspec.Struct] = DeployRequest
     _, flaws = gathered(request, named)
+    return [(flaw.param, flaw.reason) for flaw in flaws]
+
+
+def _faults_in(message: str, lines: Mapping[str, int]) -> tuple[str, list[tuple[str, str]]]:
+    """Return a refusal's first sentence, and each parameter that it names with the reason."""
+    from modelyard.control.api.deploy_spec import DeployRequest
+
+    # A reason may hold "; available: ", so only what can be a parameter begins a new one.
+    names = {*DeployRequest.__struct_fields__, *(key.partition(".")[0] for key in lines)}
+    found = [match for match in _PARAM.finditer(message) if re.split(r"[.\[]", match[1])[0] in names]
+    ends = [match.start() for match in found[1:]] + [len(message)]
+    faults = [
+        (match[1], message[match.end() : end].removesuffix("; ")) for match, end in zip(found, ends, strict=False)
+    ]
+    return message[: found[0].start()] if found else message, faults
+
+
+def _listed(faults: list[tuple[str, str]], lines: Mapping[str, int]) -> str:
+    """Return ``line 7, name: why; …`` in the order of the lines; what the file lacks comes last."""
     ours = {theirs: mine for mine, theirs in NAMES.items()}
-    return [f"{_where(flaw.param, lines)}{ours.get(flaw.param, flaw.param)}: {flaw.reason}" for flaw in flaws]
+    placed = sorted(
+        ((_line_of(param, lines), ours.get(param, param), reason.rstrip(".")) for param, reason in faults),
+        key=lambda one: one[0] or math.inf,
+    )
+    told = "; ".join(f"line {line}, {name}: {why}" if line else f"{name}: {why}" for line, name, why in placed)
+    return told if told.endswith("?") else f"{told}."
 
 
-def _where(param: str, lines: Mapping[str, int]) -> str:
-    """Return ``line 7, `` for the nearest key that the file has."""
+def _line_of(param: str, lines: Mapping[str, int]) -> int:
+    """Return the line of the nearest key that the file has, 0 where it has none."""
     steps = re.sub(r"\[\d+\]", "", param).split(".")
     while steps:
         if line := lines.get(".".join(steps)):
-            return f"line {line}, "
+            return line
         steps.pop()
-    return ""
+    return 0
 
 
 def _path(dotted: str) -> str:

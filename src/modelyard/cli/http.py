@@ -31,6 +31,7 @@ READ_TIMEOUT_S = 60.0
 STREAM_TIMEOUT_S = 600.0
 """Longest silence of a stream; the gateway's loading comments come every two seconds."""
 PAGE = 100
+_NAMES_MAX = 5
 
 
 def connected(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -275,7 +276,8 @@ def close_names(wanted: str, names: list[str]) -> str:
     if close:
         return f"Did you mean '{close[0]}'?"
     if names:
-        return f"There is: {', '.join(sorted(names)[:5])}."
+        more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
+        return f"There is: {', '.join(sorted(names)[:_NAMES_MAX])}{more}."
     return "Nothing is deployed yet; see 'modelyard deploy --help'."
 
 

@@ -82,11 +82,15 @@ def _files_in(folder: Path) -> dict[str, Path]:
     from modelyard.formats.folder import FILES_MAX
 
     found: dict[str, Path] = {}
+    inside = folder.resolve()
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             file = Path(root, name)
-            found[file.relative_to(folder).as_posix()] = file
+            path = file.relative_to(folder).as_posix()
+            if not file.resolve(strict=True).is_relative_to(inside):
+                raise Failure(f"{folder}: {path} is a link that leads out of the folder; put the file itself there.")
+            found[path] = file
         if len(found) > FILES_MAX:
             break
     return found

@@ -25,7 +25,8 @@ def versions(name: str | None, *, platform: Platform, is_json: bool, is_quiet: b
     """List the versions of the model NAME, or of all models, with what each came after."""
     found = platform.all(REGISTRY, name=name, limit=PAGE)
     if not found and name is not None:
-        raise Failure(f"There is no model '{name}'. {_names(platform, name)}", Exit.NOT_FOUND)
+        names = sorted({str(one["name"]) for one in platform.all(REGISTRY, limit=PAGE)})
+        raise Failure(f"There is no model '{name}'. {close_names(name, names)}", Exit.NOT_FOUND)
     found.sort(key=lambda one: (one["created_at"], len(one["version"]), one["version"]))
     columns: dict[str, Callable[[Item], object]] = {} if name else {"MODEL": lambda one: one["name"]}
     columns |= {
@@ -55,7 +56,8 @@ def remove(version: str, *, platform: Platform) -> None:
         name = version.partition("@")[0]
         found = [one for one in platform.all(REGISTRY, name=name, limit=PAGE) if f"{name}@{one['version']}" == version]
         if not found:
-            raise Failure(f"There is no version '{version}'. {_names(platform, name)}", Exit.NOT_FOUND)
+            references = sorted({f"{one['name']}@{one['version']}" for one in platform.all(REGISTRY, limit=PAGE)})
+            raise Failure(f"There is no version '{version}'. {close_names(version, references)}", Exit.NOT_FOUND)
         if len(found) > 1:
             raise Failure(f"Several tenants have '{version}'. Give the id; 'models versions {name}' shows it.")
         version = found[0]["id"]
@@ -63,8 +65,3 @@ def remove(version: str, *, platform: Platform) -> None:
         raise click.UsageError(f"'{clean(version)}' names no version. Write NAME@VERSION; 'models versions NAME' lists")
     platform.delete(f"{REGISTRY}/{segment(version)}")
     remark(f"Removed {version}.")
-
-
-def _names(platform: Platform, name: str) -> str:
-    names = sorted({str(one["name"]) for one in platform.all(REGISTRY, limit=PAGE)})
-    return close_names(name, names)

@@ -17,6 +17,15 @@ from modelyard.domain.facts import ModelFacts
 Options = dict[str, str | int | float | bool]
 
 
+class OptionsError(ValueError):
+    """Options that an engine does not take. ``faults`` has what is wrong with each, by its name."""
+
+    def __init__(self, engine: str, faults: Mapping[str, str]) -> None:
+        self.faults = dict(faults)
+        told = [f"Option '{name}' of engine '{engine}': {reason}" for name, reason in self.faults.items()]
+        super().__init__(f"{'; '.join(told)}.")
+
+
 class LaunchSpec(msgspec.Struct, frozen=True):
     """What a replica needs to start. ``model_name`` is what the engine must call itself in answers.
 
@@ -117,8 +126,8 @@ class Engine(Protocol):
         Empty facts, of an artifact whose header was not read yet, are as none.
 
         Raises:
-            ValueError: an unknown option or a bad value, naming it, or one that the model cannot do; the text is shown
-                to the caller.
+            ValueError: an unknown option or a bad value, or one that the model cannot do; the text is shown to the
+                caller. An ``OptionsError`` names each.
         """
         ...
 

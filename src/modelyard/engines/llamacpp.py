@@ -19,7 +19,7 @@ import msgspec
 
 from modelyard.domain.attention import kv_bytes
 from modelyard.domain.facts import ModelFacts
-from modelyard.engines import EngineCommand, EngineLoad, LaunchSpec, Options, Settings
+from modelyard.engines import EngineCommand, EngineLoad, LaunchSpec, Options, OptionsError, Settings
 from modelyard.engines.options import read_options
 from modelyard.engines.pages import count_of, read_samples
 from modelyard.formats import ArtifactInvalidError
@@ -172,10 +172,8 @@ def _context_length(read: LlamaCppOptions, facts: ModelFacts, *, is_given: bool)
     if not most or read.context_length <= most:
         return read.context_length
     if is_given:
-        raise ValueError(
-            f"Option 'context_length' of engine 'llamacpp': {read.context_length:,} is more than the model's own "
-            f"{most:,}; give at most that."
-        )
+        reason = f"{read.context_length:,} is more than the model's own {most:,}; give at most that"
+        raise OptionsError(LlamaCppEngine.name, {"context_length": reason})
     return most
 
 

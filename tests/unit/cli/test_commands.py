@@ -1,14 +1,17 @@
 """How command lines become requests, answers become text, and failures become exit codes."""
 
 import json
+import pickle
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+from tests.support.models import safetensors
 
-from modelyard.cli.deploy import Scale, request_body
+from modelyard.cli.autoscale import Setting
+from modelyard.cli.deploy import Scale, local_file, request_body, wait_until_ready
 from modelyard.cli.endpoints import change_body
 from modelyard.cli.exits import Exit, Failure, Refused, exit_for
 from modelyard.cli.http import Platform, close_names, find_platform
@@ -94,6 +97,20 @@ def test_scaling_to_zero_is_asked_for_by_a_scale_that_begins_at_zero() -> None:
     assert "scaling" not in request_body(**BARE)
 
 
+@pytest.mark.parametrize(
+    ("text", "setting"),
+    [("tier=auto", ("tier", None)), ("tier=null", ("tier", None)), ("tier=warm", ("tier", "warm"))],
+)
+def test_a_tier_is_a_setting_like_all_others(text: str, setting: tuple[str, str | None]) -> None:
+    assert Setting().convert(text, None, None) == setting
+
+
+def test_a_setting_that_is_on_or_off_asks_for_no_number() -> None:
+    with pytest.raises(click.BadParameter, match="neither true nor false; write prewarm=true or prewarm=false"):
+        Setting().convert("prewarm=maybe", None, None)
+    assert Setting().convert("prewarm=true", None, None) == ("prewarm", True)
+
+
 def test_how_a_model_is_served_goes_along_where_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:
     platform = ["--url", "http://127.0.0.1:9", "--key", "my-x"]
     plain = ["deploy", "--name", "m", "--engine", "simulated", "--print", *platform]
@@ -175,7 +192,7 @@ def test_an_uri_is_passed_on_as_it_is() -> None:
 
 
 def test_an_engine_that_cannot_be_told_is_asked_for(tmp_path: Path) -> None:
-    (tmp_path / "x.gguf").write_bytes(b"PK")
+    (tmp_path / "x.gguf").write_bytes(b"PK\x00\xff")
     with pytest.raises(click.UsageError, match="--engine"):
         request_body(**BARE | {"source": str(tmp_path / "x.gguf"), "engine": None})
     with pytest.raises(click.UsageError, match="--name"):
@@ -268,6 +285,7 @@ def test_a_followed_log_goes_on_where_it_stopped() -> None:
 def test_a_nearly_right_name_is_guessed() -> None:
     assert close_names("smolm2", ["smollm2", "other"]) == "Did you mean 'smollm2'?"
     assert close_names("zzz", ["b", "a"]) == "There is: a, b."
+    assert close_names("zzz", list("hgfedcba")) == "There is: a, b, c, d, e and 3 more."
     assert "deploy" in close_names("zzz", [])
 
 
@@ -288,6 +306,10 @@ def test_the_platform_comes_from_options_then_environment(monkeypatch: pytest.Mo
         (["rnu"], "Did you mean 'run'?"),
         (["models", "--jsn"], "--json"),
         (["deploy", "--scale", "x", "--name", "a", "--url", "http://x", "--key", "k"], "is no scale"),
+        (["deploy", "--url", "http://x", "--key", "k"], "PATH is missing"),
+        (["deploy", "--engine", "simulated", "--url", "http://x", "--key", "k"], "Give the model a --name"),
+        (["deploy", "file://other/x.gguf", "--url", "http://x", "--key", "k"], "file:///path, without a host"),
+        (["deploy", "file:///x.gguf?y", "--url", "http://x", "--key", "k"], "file:///path, without a host"),
         (["models", "rm", "smol", "--url", "http://x", "--key", "k"], "Write NAME@VERSION"),
         (["usage", "--by", "colour"], "is none of"),
         (["endpoints", "rm", "a", "b"], "(b). See"),
@@ -309,6 +331,50 @@ def test_a_file_of_an_endpoint_is_not_taken_for_a_model(tmp_path: Path, capsys: 
     file.write_text('name = "chat"\n')
     assert main(["deploy", str(file), "--name", "chat", "--print", "--url", "http://x", "--key", "k"]) == 2
     assert f"modelyard deploy -f {file}" in capsys.readouterr().err
+
+
+def test_a_file_of_this_machine_may_say_so(tmp_path: Path) -> None:
+    file = tmp_path / "a b.gguf"
+    file.write_bytes(b"GGUF")
+    for uri in (file.as_uri(), file.as_uri().replace("file://", "file://localhost")):
+        assert local_file({"model_artifact": uri}) == file
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (pickle.dumps({"a": 1}), "model.gguf is no model: it is a pickle, which could run code."),
+        (safetensors({"w": ("BF16", [1], bytes(2))}), "which is a safetensors file. Give --engine"),
+    ],
+    ids=["a pickle", "safetensors"],
+)
+def test_a_file_without_an_engine_is_told_to_be_what_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, said: str
+) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(content)
+    assert main(["deploy", str(file), "--url", "http://x", "--key", "k"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_deployment_that_fails_is_told_once_and_where_more_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = {"name": "demo", "status": "failed", "failure": "It is truncated. Fetch it again."}
+    monkeypatch.setattr(Platform, "get", lambda *_: endpoint)
+    with pytest.raises(Failure) as failure:
+        wait_until_ready(Platform("http://x", "k"), "ep-1", timeout_s=1)
+    told = "'demo' cannot start: It is truncated. Fetch it again. See 'modelyard why demo'."
+    assert str(failure.value) == told
+
+
+def test_a_version_that_is_suggested_can_be_removed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def everything(_platform: Platform, _path: str, *, name: str | None = None, **_query: object) -> list[Any]:
+        return [one for one in ({"id": "ver-1", "name": "smol", "version": "v1"},) if name in (None, one["name"])]
+
+    monkeypatch.setattr(Platform, "all", everything)
+    assert main(["models", "rm", "smol@v9", "--url", "http://x", "--key", "k"]) == 3
+    assert "Did you mean 'smol@v1'?" in capsys.readouterr().err
 
 
 def test_requests_that_wait_are_not_counted_as_running(

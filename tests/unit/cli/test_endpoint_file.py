@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from modelyard.cli.applying import change_of
 from modelyard.cli.endpoint_file import lines_of_json, lines_of_toml, read_endpoint_file, with_lines
 from modelyard.cli.exits import Exit, Failure, Refused
+from modelyard.cli.http import Platform
+from modelyard.cli.main import main
 from modelyard.domain.endpoints import Autoscale
 
 TOML = """\
@@ -50,6 +52,12 @@ def test_a_file_says_what_a_request_does(tmp_path: Path) -> None:
         "serving": {"sticky": "user", "timeouts": {"total_s": 60}},
     }
     assert (lines["hardware.max_replicas"], lines["model_artifact"], lines["serving.timeouts.total_s"]) == (12, 4, 19)
+
+
+def test_a_tier_may_be_left_to_the_traffic(tmp_path: Path) -> None:
+    file = tmp_path / "endpoint.toml"
+    file.write_text('name = "x"\n[autoscale]\ntier = "auto"\n')
+    assert read_endpoint_file(file)[0]["autoscale"] == {"tier": None}
 
 
 def test_json_says_the_same_with_the_names_of_the_api(tmp_path: Path) -> None:
@@ -126,6 +134,51 @@ def test_what_the_platform_refuses_gets_its_line_too() -> None:
         "line 9, hardware.max_replicas: must be 1 to 1000."
     )
     assert (told.status, told.request_id) == (400, "req_1")
+
+
+def test_what_the_platform_refuses_is_told_in_the_order_of_the_file() -> None:
+    error = Refused(
+        "This deployment cannot be made. framework: there is no engine 'x' here; available: 'llamacpp'; "
+        "version: use letters; options.zz: no such option; it takes slots; base: there is none.",
+        status=400,
+        code="invalid_value",
+    )
+    told = with_lines(error, Path("e.toml"), {"options": 1, "options.zz": 2, "version": 5, "framework": 7})
+    assert told.message == (
+        "e.toml: This deployment cannot be made. line 2, options.zz: no such option; it takes slots; "
+        "line 5, version: use letters; line 7, engine: there is no engine 'x' here; available: 'llamacpp'; "
+        "base: there is none."
+    )
+
+
+def test_bad_values_are_told_beside_bad_fields(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "endpoint.toml"
+    file.write_text('nmae = 1\nname = "a b"\nartifact = "here.gguf"\n')
+    asked: list[str] = []
+
+    def post(_platform: Platform, path: str, _body: Any) -> Any:
+        asked.append(path)
+        message = (
+            "This deployment cannot be made. nmae: this field does not exist here; did you mean 'name'?; "
+            "framework: is required; model_artifact: a file of the host needs a key; model_name: use letters."
+        )
+        raise Refused(message, status=400, code="invalid_value")
+
+    monkeypatch.setattr(Platform, "post", post)
+    command = ["deploy", "-f", str(file), "--url", "http://x", "--key", "k"]
+    assert main(command) == 2
+    assert asked == ["/v1/models/plan"], "nothing is deployed"
+    told = "line 1, nmae: this field does not exist here; did you mean 'name'?; line 2, name: use letters."
+    assert capsys.readouterr().err.endswith(f"cannot be made. {told}\n")
+
+
+def test_bad_fields_are_told_without_a_platform(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "endpoint.toml"
+    file.write_text('nmae = 1\nname = "a"\n')
+    assert main(["deploy", "-f", str(file), "--url", "http://127.0.0.1:9", "--key", "k"]) == 2
+    assert "line 1, nmae: this field does not exist here" in capsys.readouterr().err
 
 
 @settings(max_examples=100, deadline=None)

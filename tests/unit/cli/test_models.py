@@ -78,6 +78,18 @@ def test_a_folder_is_read_whole_but_for_what_is_hidden(tmp_path: Path, capsys: p
     assert "artifact_invalid: The artifact has the file 'sub/model.py', which is a script" in error
 
 
+def test_a_link_that_leads_out_of_a_folder_is_not_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(safetensors({"w": ("BF16", [1], bytes(2))}))
+    (folder / "tokenizer.json").symlink_to("/etc/passwd")
+    assert main(["models", "inspect", str(folder)]) == 1
+    assert "tokenizer.json is a link that leads out of the folder" in capsys.readouterr().err
+    (folder / "tokenizer.json").unlink()
+    (folder / "same.safetensors").symlink_to("model.safetensors")
+    assert "safetensors" in shown(capsys, str(folder))
+
+
 @pytest.mark.parametrize(
     ("content", "code", "said"),
     [

@@ -99,7 +99,7 @@ async def test_all_faults_are_listed_at_once(api: Management, manager: Identity)
     ("change", "param"),
     [
         ({"framework": "broken"}, "framework"),
-        ({"options": {"no_such_option": 1}}, "options"),
+        ({"options": {"no_such_option": 1}}, "options.no_such_option"),
         ({"model_artifact": "file:///tmp/x"}, "model_artifact"),
         ({"model_name": "a/b/c"}, "model_name"),
         ({"model_name": "a/events"}, "model_name"),
@@ -118,6 +118,26 @@ async def test_one_fault_names_its_parameter(
     answer = await api.call(manager, "POST", "/v1/models/deploy", {**SPEC, "scaling": scaling, **change})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
+
+
+async def test_every_wrong_option_is_told_by_its_name(api: Management, manager: Identity) -> None:
+    options = {"slots": "x", "context_length": -1, "zz": 2, "load_s": 1.0}
+    answer = await api.call(manager, "POST", "/v1/models/deploy", {**SPEC, "options": options})
+    message = answer.json()["error"]["message"]
+    assert "options.slots: Expected `int`, got `str`; options.context_length: Expected `int` >= 1; " in message
+    assert "options.zz: the engine 'simulated' has no such option; it takes batch_slowdown, " in message
+    assert "load_s: " not in message
+
+
+async def test_an_artifact_that_no_engine_could_have_is_told_beside_an_unknown_engine(
+    api: Management, manager: Identity
+) -> None:
+    for artifact, reason in (("bogus://x", "'bogus:' cannot be fetched"), ("file:///x", "needs a key with the scope")):
+        wrong = {**SPEC, "framework": "vllm", "model_artifact": artifact}
+        message = (await api.call(manager, "POST", "/v1/models/deploy", wrong)).json()["error"]["message"]
+        assert "framework: there is no engine 'vllm'" in message
+        assert "model_artifact: " in message
+        assert reason in message
 
 
 async def test_the_fix_of_a_missing_engine_is_told(api: Management, manager: Identity) -> None:

@@ -105,6 +105,14 @@ async def test_a_version_that_is_not_there_cannot_be_deployed(
         assert "'smol' has 'v1'" in answer.json()["error"]["message"]
 
 
+async def test_of_many_versions_a_few_are_named_and_the_others_counted(api: Management, manager: Identity) -> None:
+    for _ in range(7):
+        await register(api, manager)
+    order = {"model_name": "chat", "model_artifact": "model:smol@v9"}
+    _, message = told(await api.call(manager, "POST", DEPLOY, order))
+    assert "'smol' has 'v7', 'v6', 'v5', 'v4', 'v3' and 2 more." in message
+
+
 async def test_a_version_in_use_stays(api: Management, manager: Identity) -> None:
     await api.call(manager, "POST", DEPLOY, ORDER)
     (version,) = await api.context.store.versions()

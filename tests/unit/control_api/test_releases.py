@@ -228,7 +228,7 @@ async def test_all_faults_of_a_release_are_listed_at_once(api: Management, manag
         ({"weight": 10, "shadow": 10}, 400, "shadow"),
         ({"shadow": 101}, 400, "shadow"),
         ({"version": "v1"}, 409, "version"),
-        ({"options": {"nothing": 1}}, 400, "options"),
+        ({"options": {"nothing": 1}}, 400, "options.nothing"),
     ],
 )
 async def test_release_that_cannot_be_is_refused(

@@ -56,6 +56,17 @@ async def read_source(
     return ArtifactSource(), [Fault("model_artifact", reason)]
 
 
+def reference_faults(reference: str, sources: Sources, *, is_admin: bool) -> list[Fault]:
+    """Return what is wrong with ``reference`` whatever the engine; nothing is read."""
+    try:
+        if reference:
+            sources.check_permission(reference, is_admin=is_admin)
+            sources.source(reference)
+    except ArtifactError as error:
+        return [Fault("model_artifact", str(error))]
+    return []
+
+
 def _expect_reference(engine: Engine, reference: str) -> None:
     if engine.needs_artifact and not reference:
         raise ValueError(f"the engine '{engine.name}' needs one, like file:///models/model.gguf or hf://org/name")

@@ -12,6 +12,7 @@ MODEL = "model:"
 """How an order names a registered version in the place of an artifact."""
 
 _REFERENCE_LENGTH_MAX = 300
+_TOLD_MAX = 5
 
 
 def reference_of(version: ModelVersion) -> str:
@@ -44,7 +45,8 @@ async def find_registered(
     if found is not None:
         return found, []
     of_name = sorted((one for one in versions if one.name == name), key=age_of, reverse=True)
-    has = ", ".join(f"'{one.version}'" for one in of_name[:5])
+    has = ", ".join(f"'{one.version}'" for one in of_name[:_TOLD_MAX])
+    has += f" and {len(of_name) - _TOLD_MAX} more" if len(of_name) > _TOLD_MAX else ""
     hint = f"'{name[:100]}' has {has}" if has else "see 'modelyard models versions', or register it first"
     return None, [Fault("model_artifact", f"there is no registered version '{wanted[:200]}'; {hint}")]
 

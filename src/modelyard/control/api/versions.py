@@ -6,7 +6,7 @@ add it to one.
 
 from typing import NamedTuple, Protocol
 
-from modelyard.control.api.artifact_sources import ArtifactSource, read_source
+from modelyard.control.api.artifact_sources import ArtifactSource, read_source, reference_faults
 from modelyard.control.api.deploy_spec import engine_faults, option_faults, version_faults
 from modelyard.control.api.faults import Fault
 from modelyard.control.api.registered import MODEL, find_base, find_registered, newest
@@ -16,7 +16,7 @@ from modelyard.control.supplies import lone_adapter
 from modelyard.domain.catalog import Artifact, ModelVersion
 from modelyard.domain.tenants import Identity, Scope
 from modelyard.domain.uploads import SCHEME
-from modelyard.engines import Engine, Options, Settings
+from modelyard.engines import Engine, Options, OptionsError, Settings
 from modelyard.errors import conflict
 from modelyard.ids import new_id
 
@@ -87,8 +87,12 @@ async def examine(context: Context, identity: Identity, order: Order, *, is_depl
             faults.append(Fault("model_artifact", lone_adapter(source.facts)))
         try:
             settings = engine.settings(dict(order.options), artifact_bytes=source.size_bytes, facts=source.facts)
+        except OptionsError as error:
+            faults += [Fault(f"options.{name}", reason) for name, reason in error.faults.items()]
         except ValueError as error:
             faults.append(Fault("options", str(error)))
+    elif not order.model_artifact.startswith(SCHEME):
+        faults += reference_faults(order.model_artifact, context.artifacts.sources, is_admin=is_admin)
     base, found = await find_base(context, identity, engine, order.base, is_deployed=is_deployed)
     return Findings([*faults, *found], engine, settings, source, None, base)
 

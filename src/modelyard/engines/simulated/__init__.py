@@ -57,7 +57,7 @@ import sys
 from pathlib import Path
 
 from modelyard.domain.facts import ModelFacts
-from modelyard.engines import EngineCommand, EngineLoad, LaunchSpec, Options, Settings
+from modelyard.engines import EngineCommand, EngineLoad, LaunchSpec, Options, OptionsError, Settings
 from modelyard.engines.options import read_options
 from modelyard.engines.pages import count_of, read_samples
 from modelyard.engines.simulated.options import SimulatedOptions
@@ -107,7 +107,7 @@ class SimulatedEngine:
         """
         read = read_options(SimulatedOptions, options, engine=self.name)
         if read.journal and not Path(read.journal).is_absolute():
-            raise ValueError("Option 'journal' of engine 'simulated': give an absolute path.")
+            raise OptionsError(self.name, {"journal": "give an absolute path"})
         return Settings(
             slots=read.slots,
             context_length=read.context_length,
