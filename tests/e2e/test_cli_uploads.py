@@ -53,6 +53,16 @@ def test_a_file_is_uploaded_once_and_listed(yard: Yard, tmp_path: Path) -> None:
     assert len(missing.stderr.splitlines()) == 1
 
 
+def test_a_file_that_the_platform_has_lost_is_sent_again_at_once(yard: Yard, tmp_path: Path) -> None:
+    file = model_in(tmp_path, MIB, seed=24)
+    kept = stored(yard, digest_of(file.read_bytes()))
+    assert run(yard, "models", "upload", str(file)).returncode == 0
+    kept.rename(tmp_path / "quarantined")
+    again = run(yard, "models", "upload", str(file))
+    assert (again.returncode, "uploading my model.gguf  100 %" in again.stderr) == (0, True), again.stderr
+    assert kept.read_bytes() == file.read_bytes()
+
+
 def test_an_upload_goes_on_after_ctrl_c(yard: Yard, tmp_path: Path) -> None:
     file = model_in(tmp_path, 160 * MIB, seed=22)
     digest = digest_of(file.read_bytes())

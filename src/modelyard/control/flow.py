@@ -120,7 +120,7 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
         is_proven=is_proven(endpoint) or decision.memory.is_proven,
         size_reason=decision.reason,
         waiting=next((action.reason for action in actions if isinstance(action, Wait)), ""),
-        troubles={version_id: str(error) for version_id, error in starts.troubles.items()},
+        troubles={version_id: error.told for version_id, error in starts.troubles.items()},
         no_room=no_room_of(endpoint, starts.no_room, records.values()),
         fetch=starts.fetch,
     )

@@ -7,6 +7,8 @@ right later heals by itself and nothing loops hot meanwhile.
 """
 
 import asyncio
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +32,15 @@ _READ_TIMEOUT_S = 30.0
 
 
 class SupplyError(Exception):
-    """Why no replica of a version can start, in our words; ``attempts`` to change that failed, None: none can help."""
+    """Why no replica of a version can start, in our words; ``attempts`` to change that failed, None: none can help.
 
-    def __init__(self, reason: str, *, attempts: int | None = None) -> None:
+    ``again`` says when the next one is: a time of day, as text that changed each second would be written as often.
+    """
+
+    def __init__(self, reason: str, *, attempts: int | None = None, again: str = "") -> None:
         super().__init__(reason)
         self.attempts = attempts
+        self.told = f"{reason.removesuffix('.')}; it is tried again {again}" if again else reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,8 @@ class _Failed:
     reason: str
     times: int
     retry_s: float
+    """When it is tried again, by the monotonic clock."""
+    again: str
 
 
 class Supplies:
@@ -152,11 +160,12 @@ class Supplies:
             return _fetch_of(copying, self._clock.monotonic_s())
         failed = self._failed.get(version.id)
         if failed is not None and self._clock.monotonic_s() < failed.retry_s:
-            raise SupplyError(failed.reason, attempts=failed.times)
+            raise SupplyError(failed.reason, attempts=failed.times, again=failed.again)
         self._copying[version.id] = copying = _Copying(self._clock.monotonic_s())
         self._tasks.spawn(f"fetch {version.id}", lambda: self._fetch(engine, version, copying))
         if failed is not None:
-            raise SupplyError(failed.reason, attempts=failed.times)  # still the truth until the new try says otherwise
+            # Still the truth until the new try says otherwise.
+            raise SupplyError(failed.reason, attempts=failed.times, again="now")
         return _fetch_of(copying, self._clock.monotonic_s())
 
     async def _fetch(self, engine: Engine, version: ModelVersion, copying: _Copying) -> None:
@@ -202,7 +211,8 @@ class Supplies:
     def _fail(self, version: ModelVersion, reason: str) -> None:
         times = self._failed[version.id].times + 1 if version.id in self._failed else 1
         pause_s = min(self._pause_s * 2.0 ** min(times - 1, 30), self._pause_max_s)
-        self._failed[version.id] = _Failed(reason, times, self._clock.monotonic_s() + pause_s)
+        again = time.strftime("at %H:%M:%S UTC", time.gmtime(math.ceil(self._clock.unix_s() + pause_s)))
+        self._failed[version.id] = _Failed(reason, times, self._clock.monotonic_s() + pause_s, again)
 
     def _engine(self, version: ModelVersion) -> Engine:
         engine = self._engines.get(version.framework)

@@ -10,7 +10,7 @@ import asyncio
 import errno
 import logging
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -76,6 +76,19 @@ class UploadDesk:
         """Say whether an upload is being put together now."""
         return upload_id in self._joining
 
+    async def uploads(self, *, tenant_id: str | None) -> list[Upload]:
+        """Return the uploads of a tenant, or all; a complete one whose bytes are gone is none any more."""
+        uploads = await self.store.uploads(tenant_id=tenant_id)
+        gone = await asyncio.to_thread(self._gone, uploads)
+        return [one for one in uploads if one.id not in gone]
+
+    async def upload(self, upload_id: str, *, tenant_id: str | None) -> Upload | None:
+        """Return one upload, with the same reservation."""
+        upload = await self.store.upload(upload_id, tenant_id=tenant_id)
+        if upload is None or upload.id in await asyncio.to_thread(self._gone, [upload]):
+            return None
+        return upload
+
     async def announce(self, *, tenant_id: str, name: str, size_bytes: int, part_bytes: int, digest: str) -> Upload:
         """Begin an upload.
 
@@ -94,6 +107,7 @@ class UploadDesk:
             digest=digest,
         )
         async with self._announcing:  # two at once must not both take the last place
+            await self._forget_gone()  # what is sent anew takes the place of what was lost
             await self._check_room(upload)
             await self.store.add_upload(upload)
         return upload
@@ -310,10 +324,13 @@ class UploadDesk:
 
     async def _forget_gone(self) -> None:
         """Forget complete uploads whose bytes are not here any more, so that they are sent again."""
-        for upload in await self.store.uploads():
-            if upload.status is UploadStatus.COMPLETE and await asyncio.to_thread(self.file_of, upload) is None:
-                _log.info("%s: forgotten, its bytes are gone", upload.id)
-                await self.store.remove_upload(upload.id)
+        for upload_id in await asyncio.to_thread(self._gone, await self.store.uploads()):
+            _log.info("%s: forgotten, its bytes are gone", upload_id)
+            await self.store.remove_upload(upload_id)
+
+    def _gone(self, uploads: Iterable[Upload]) -> set[str]:
+        """Return the ids of those that are complete and whose bytes are not here: moved to quarantine, say. Blocks."""
+        return {one.id for one in uploads if one.status is UploadStatus.COMPLETE and self.file_of(one) is None}
 
     def file_of(self, upload: Upload) -> Path | None:
         """Return the file that a complete upload became, if it is here. Blocks."""

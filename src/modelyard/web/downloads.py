@@ -5,6 +5,7 @@ are taken than were agreed on. ``web/fetcher.py`` opens one.
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,6 +23,38 @@ class FetchError(Exception):
     def __init__(self, text: str, *, is_transient: bool = False) -> None:
         super().__init__(text)
         self.is_transient = is_transient
+
+
+class NotPublicError(FetchError):
+    """A host leads to a network that nobody allowed; ``who`` is a host that the caller wrote, or words for another."""
+
+    def __init__(self, who: str) -> None:
+        super().__init__(f"{who} has no public address; the operator can allow its network in fetch.private_networks")
+
+
+def failure_of(error: Exception) -> str:
+    """Return why a request failed, in words: the network's own texts name classes, and addresses behind the name."""
+    import aiohttp
+
+    match error:
+        case aiohttp.ClientConnectorCertificateError():
+            return "the server's certificate is not trusted"
+        case aiohttp.ClientSSLError():
+            return "the server cannot be reached: TLS failed"
+        case aiohttp.ClientConnectorError():
+            return f"the server cannot be reached{_reason_of(error)}"
+        case aiohttp.ServerDisconnectedError():
+            return "the server cut the connection without an answer"
+        case OSError():
+            return f"the connection was lost{_reason_of(error)}"
+        case aiohttp.ClientPayloadError():
+            return "the server cut the connection in the middle of its answer"
+        case _:
+            return "the server's answer is no valid HTTP"
+
+
+def _reason_of(error: OSError) -> str:
+    return f": {os.strerror(error.errno).lower()}" if error.errno and error.errno > 0 else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +115,13 @@ class Download:
                 yield chunk
         except TimeoutError:
             raise FetchError(f"nothing came for {bounds.idle_timeout_s:g} s", is_transient=True) from None
-        except (ClientError, OSError, ValueError) as error:
-            raise FetchError(f"the answer was cut off ({type(error).__name__})", is_transient=True) from None
+        except (ClientError, OSError, ValueError):
+            raise FetchError(f"it was cut off after {self._share(got)}", is_transient=True) from None
+
+    def _share(self, got: int) -> str:
+        length = self.headers.get("content-length", "")
+        whole = f" of {length}" if length.isdigit() else ""
+        return f"{got}{whole} bytes{' of a part' if self.status == 206 else ''}"
 
     async def read(self) -> bytes:
         """Return the whole body, for answers that are small by their bounds."""

@@ -21,13 +21,23 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from modelyard.web.addresses import Address, Network, is_private_network, may_connect
-from modelyard.web.downloads import Download, DownloadBounds, FetchError
+from modelyard.web.downloads import Download, DownloadBounds, FetchError, NotPublicError, failure_of
 
 if TYPE_CHECKING:
     import aiohttp
     from aiohttp.abc import AbstractResolver
 
-__all__ = ["Bounds", "Download", "DownloadBounds", "FetchError", "Fetched", "Fetcher", "Target", "trust"]
+__all__ = [
+    "Bounds",
+    "Download",
+    "DownloadBounds",
+    "FetchError",
+    "Fetched",
+    "Fetcher",
+    "NotPublicError",
+    "Target",
+    "trust",
+]
 
 URL_LENGTH_MAX = 2048
 LOCATION_LENGTH_MAX = 8192
@@ -111,7 +121,7 @@ class Fetcher:
         found = [address] if address is not None else await self._addresses(host, port)
         for one in found:
             if not may_connect(one, self._private):
-                raise FetchError("its host is no public address")
+                raise NotPublicError(f"'{host}'")
         if parts.scheme == "http" and not all(is_private_network(one, self._private) for one in found):
             raise FetchError("use https")
         return Target(parts._replace(fragment="").geturl(), parts.scheme, host, port, found[0])
@@ -144,8 +154,7 @@ class Fetcher:
         except TimeoutError:
             raise FetchError(f"no whole answer within {bounds.timeout_s:g} s") from None
         except (ClientError, OSError, ValueError) as error:
-            # Only the kind: texts of the network name addresses behind the name.
-            raise FetchError(f"the request failed ({type(error).__name__})") from None
+            raise FetchError(failure_of(error)) from None
         raise FetchError(f"more than {bounds.redirects_max} redirects")
 
     @asynccontextmanager
@@ -193,8 +202,7 @@ class Fetcher:
         except TimeoutError:
             raise FetchError(f"no answer within {bounds.answer_timeout_s:g} s", is_transient=True) from None
         except (ClientError, OSError, ValueError) as error:
-            # Only the kind: texts of the network name addresses behind the name.
-            raise FetchError(f"the request failed ({type(error).__name__})", is_transient=True) from None
+            raise FetchError(failure_of(error), is_transient=True) from None
         raise FetchError(f"more than {bounds.redirects_max} redirects")
 
     async def _addresses(self, host: str, port: int) -> list[Address]:
@@ -206,14 +214,17 @@ class Fetcher:
         except (OSError, UnicodeError):
             raise FetchError("its host does not resolve", is_transient=True) from None
         except ValueError:
-            raise FetchError("its host is no public address") from None
+            raise NotPublicError(f"'{host}'") from None
         if not 0 < len(found) <= ADDRESSES_MAX:
             raise FetchError("its host does not resolve")
         return found
 
     async def _follow(self, first: Target, at: Target, location: str, *, length_max: int = URL_LENGTH_MAX) -> Target:
         """Judge a redirect as if it were given, and keep it from other services of the same host."""
-        target = await self.check(urljoin(at.url, location), length_max=length_max)
+        try:
+            target = await self.check(urljoin(at.url, location), length_max=length_max)
+        except NotPublicError:
+            raise NotPublicError("a host that it redirects to") from None  # which nobody but the server wrote
         if target.scheme not in (first.scheme, "https"):
             raise FetchError("it redirects away from https")
         if target.port not in (first.port, 443):

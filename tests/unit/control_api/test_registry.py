@@ -3,10 +3,12 @@
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 from tests.support.management import Management
 from tests.unit.control_api.test_uploads import CONTENT, upload
 
+from modelyard.domain.catalog import VersionStatus
 from modelyard.domain.tenants import PLATFORM, Identity, Scope
 
 REGISTRY = "/v1/registry/models"
@@ -32,6 +34,23 @@ async def test_a_version_is_registered_and_nothing_runs(api: Management, manager
     assert not api.waked
     for reference in (got["id"], "smol", "smol@v1"):
         assert (await api.call(manager, "GET", f"{REGISTRY}/{reference}")).json() == got
+
+
+async def test_a_version_of_uploaded_bytes_has_the_facts_of_their_header(api: Management, manager: Identity) -> None:
+    done = await upload(api, manager)
+    got = await register(api, manager, framework="weighed", model_artifact=done["uri"])
+    assert (got["facts"]["format"], got["facts"]["architecture"]) == ("gguf", "llama")
+    assert (await api.call(manager, "GET", f"{REGISTRY}/smol")).json()["facts"] == got["facts"]
+
+
+async def test_a_version_whose_endpoint_went_is_not_deploying(api: Management, manager: Identity) -> None:
+    await api.call(manager, "POST", DEPLOY, ORDER)
+    (version,) = await api.context.store.versions()
+    await api.context.store.put_version(msgspec.structs.replace(version, status=VersionStatus.DEPLOYING))
+    assert (await api.call(manager, "GET", f"{REGISTRY}/smol")).json()["status"] == "deploying"
+    assert (await api.call(manager, "DELETE", "/v1/endpoints/smol")).is_success
+    assert (await api.call(manager, "GET", f"{REGISTRY}/smol")).json()["status"] == "registered"
+    assert [one["status"] for one in (await api.call(manager, "GET", REGISTRY)).json()["data"]] == ["registered"]
 
 
 async def test_versions_of_a_name_know_what_they_came_after(api: Management, manager: Identity) -> None:

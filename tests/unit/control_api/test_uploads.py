@@ -11,7 +11,9 @@ from tests.support.management import Management, management
 from tests.support.uploading import content_of, digest_of
 
 from modelyard.config import Config, ControlConfig
+from modelyard.control.artifacts import ArtifactError
 from modelyard.control.artifacts.sweep import Sweep
+from modelyard.domain.catalog import Artifact
 from modelyard.domain.tenants import Identity, Scope
 
 UPLOADS = "/v1/uploads/artifacts"
@@ -201,6 +203,25 @@ async def test_an_upload_whose_bytes_are_gone_is_forgotten(api: Management, mana
     assert "upload them again" in refused.json()["error"]["message"]
     await api.context.uploads.sweep()
     assert (await api.call(manager, "GET", UPLOADS)).json()["data"] == []
+
+
+async def test_an_upload_whose_bytes_were_damaged_is_none_and_is_sent_again_at_once(
+    api: Management, manager: Identity
+) -> None:
+    done = await upload(api, manager, digest=digest_of(CONTENT))
+    file = api.context.data.artifacts / "sha256" / done["digest"].removeprefix("sha256:")
+    file.chmod(0o600)
+    file.write_bytes(CONTENT[:-1] + b"?")
+    artifact = Artifact(done["uri"], done["digest"], len(CONTENT))
+    with pytest.raises(ArtifactError, match="upload it again"):
+        await api.context.artifacts.fetch(artifact, lambda _: None, lambda *_: None)
+    of_content = f"{UPLOADS}?digest={done['digest']}"
+    assert (await api.call(manager, "GET", of_content)).json()["data"] == []
+    assert (await api.call(manager, "GET", f"{UPLOADS}/{done['id']}")).status_code == 404
+    again = await upload(api, manager, digest=digest_of(CONTENT))
+    assert api.context.artifacts.path(artifact) == file
+    assert file.read_bytes() == CONTENT
+    assert [one.id for one in await api.context.uploads.store.uploads()] == [again["id"]]
 
 
 async def test_what_was_uploaded_outlives_the_sweep_of_artifacts(api: Management, manager: Identity) -> None:

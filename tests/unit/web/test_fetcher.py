@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from modelyard.web.addresses import networks
-from modelyard.web.fetcher import Bounds, Fetcher, FetchError
+from modelyard.web.fetcher import Bounds, DownloadBounds, Fetcher, FetchError
 
 HERE = networks(["127.0.0.0/8"])
 BOUNDS = Bounds(timeout_s=5, bytes_max=1000)
@@ -280,4 +280,39 @@ async def test_nobody_there_is_an_error_without_addresses() -> None:
         pass
     with pytest.raises(FetchError) as failed:
         await Fetcher(HERE, resolve=to_loopback).fetch("GET", f"http://x.example:{port}/", bounds=BOUNDS)
-    assert "127" not in str(failed.value)
+    assert str(failed.value) == "the server cannot be reached: connection refused"
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"", "the server cut the connection without an answer"),
+        (b"nonsense\r\n\r\n", "the server's answer is no valid HTTP"),
+        (
+            b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nabc",
+            "the server cut the connection in the middle of its answer",
+        ),
+    ],
+)
+async def test_a_broken_answer_is_told_in_words(answer: bytes, words: str) -> None:
+    async with serving(answer, []) as port:
+        with pytest.raises(FetchError) as failed:
+            await Fetcher(HERE).fetch("GET", f"http://127.0.0.1:{port}/", bounds=BOUNDS)
+    assert str(failed.value) == words
+
+
+async def test_a_download_that_is_cut_says_how_much_came() -> None:
+    async with serving(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nabc", []) as port:
+        with pytest.raises(FetchError, match=r"^it was cut off after 3 of 9 bytes$"):
+            async with Fetcher(HERE).open(f"http://127.0.0.1:{port}/", bounds=DownloadBounds(1000)) as answer:
+                await answer.read()
+
+
+async def test_a_refused_host_is_named_with_the_setting_and_one_of_a_redirect_is_not() -> None:
+    with pytest.raises(FetchError, match=r"^'models\.example' has no public address; .* fetch\.private_networks$"):
+        await Fetcher(resolve=to_loopback).check("https://models.example/")
+    away = whole(b"", "location: https://10.7.7.7/", status="302 Found")
+    async with serving(away, []) as port:
+        with pytest.raises(FetchError, match=r"^a host that it redirects to has no public address") as failed:
+            await Fetcher(HERE).fetch("GET", f"http://127.0.0.1:{port}/", bounds=Bounds(5, 1000, redirects_max=1))
+    assert "10.7" not in str(failed.value)

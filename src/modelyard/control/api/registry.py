@@ -116,7 +116,7 @@ class Registry:
     async def page(self, call: Call[Empty, RegistryQuery]) -> Page[VersionView]:
         """Return the versions of the caller's tenant, or all for an admin."""
         query = call.query
-        every = await self._context.store.versions()
+        every = await self._versions()
         seen = call.identity.visible_tenant
         wanted = [one for one in every if seen in (None, one.tenant_id) and query.name in ("", one.name)]
         rows, has_more = page_of(wanted, limit=query.limit, after=query.after, id_of=lambda version: version.id)
@@ -125,7 +125,7 @@ class Registry:
     async def get(self, call: Call[Empty, Empty]) -> VersionView:
         """Return one version."""
         reference = call.path("model")
-        every = await self._context.store.versions()
+        every = await self._versions()
         visible = call.identity.visible_tenant
         seen = [
             one
@@ -140,6 +140,21 @@ class Registry:
         if seen:
             return _view(max(seen, key=preference), every)
         raise missing("model", reference)
+
+    async def _versions(self) -> list[ModelVersion]:
+        """Return all versions; one whose endpoint went before it was ready is not ``deploying`` any more."""
+        store = self._context.store
+        every = await store.versions()
+        if all(one.status is not VersionStatus.DEPLOYING for one in every):
+            return list(every)
+        endpoints = [one for one in await store.endpoints() if not one.is_deleted]
+        deployed = {release.version_id for endpoint in endpoints for release in endpoint.releases}
+        return [
+            msgspec.structs.replace(one, status=VersionStatus.REGISTERED)
+            if one.status is VersionStatus.DEPLOYING and one.id not in deployed
+            else one
+            for one in every
+        ]
 
     async def register(self, call: Call[RegisterRequest, Empty]) -> VersionView:
         """Store a version that nothing runs yet."""

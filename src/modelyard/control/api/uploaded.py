@@ -9,6 +9,7 @@ from modelyard.control.context import Context
 from modelyard.domain.tenants import Identity
 from modelyard.domain.uploads import upload_digest
 from modelyard.engines import Engine
+from modelyard.formats.folder import facts_of
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _LOOK_TIMEOUT_S = 10.0
@@ -45,4 +46,5 @@ async def _read(context: Context, identity: Identity, engine: Engine, reference:
         raise ValueError("the uploaded bytes are gone; upload them again")
     async with asyncio.timeout(_LOOK_TIMEOUT_S):
         await asyncio.to_thread(engine.check_artifact, file)
-    return ArtifactSource(reference, upload.size_bytes, digest)
+        facts = await asyncio.to_thread(facts_of, {"model": file})
+    return ArtifactSource(reference, upload.size_bytes, digest, facts)

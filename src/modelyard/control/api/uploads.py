@@ -134,7 +134,7 @@ class Uploads:
     async def page(self, call: Call[Empty, UploadsQuery]) -> Page[UploadView]:
         """Return the uploads of the caller's tenant, or all for an admin."""
         query = call.query
-        uploads = await self._desk.store.uploads(tenant_id=call.identity.visible_tenant)
+        uploads = await self._desk.uploads(tenant_id=call.identity.visible_tenant)
         wanted = [one for one in uploads if query.digest in ("", one.digest)]
         rows, has_more = page_of(wanted, limit=query.limit, after=query.after, id_of=lambda one: one.id)
         return Page([self._view(one) for one in rows], has_more)
@@ -167,7 +167,7 @@ class Uploads:
 
     async def _find(self, call: Call[Empty, Empty]) -> Upload:
         upload_id = call.path("upload")
-        upload = await self._desk.store.upload(upload_id, tenant_id=call.identity.visible_tenant)
+        upload = await self._desk.upload(upload_id, tenant_id=call.identity.visible_tenant)
         if upload is None:
             raise missing("upload", upload_id)
         return upload

@@ -162,7 +162,7 @@ class Transfer:
                 self._here += len(block)
                 self._got(self._here)
         if part.at < part.end:
-            raise ArtifactError("it ends before its end", is_transient=True)
+            raise ArtifactError(f"it ends at byte {part.at}, in the middle of a part", is_transient=True)
 
     # --- from the beginning ----------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class Transfer:
                 at += len(block)
                 self._got(at)
         if expected is not None and at != expected:
-            raise ArtifactError("it ends before its end", is_transient=True)
+            raise ArtifactError(f"it ends after {at} of {expected} bytes", is_transient=True)
         await in_thread(self._disk.sync, descriptor)
         return f"sha256:{hasher.hexdigest()}", at
 

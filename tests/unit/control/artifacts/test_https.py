@@ -59,7 +59,7 @@ async def test_https_with_an_authority_of_the_operators_own(tmp_path: Path, root
         web.put(PATH, CONTENT)
         trusting = open_store(root, FetchConfig(private_networks=HERE, ca_file=str(certificate)))
         assert (await got(trusting, web)).digest == DIGEST
-        with pytest.raises(ArtifactError, match=r"Certificate|SSL"):
+        with pytest.raises(ArtifactError, match="certificate is not trusted"):
             await got(open_store(tmp_path / "other"), web)
 
 
@@ -230,6 +230,16 @@ async def test_query_of_a_url_is_never_shown(store: ArtifactStore, web: Origin) 
         await got(store, web, f"{PATH}?signature=very-secret")
     assert "very-secret" not in str(failed.value)
     assert PATH in str(failed.value)
+
+
+async def test_refused_host_is_named_only_when_the_caller_wrote_it(root: Path) -> None:
+    config = FetchConfig(hf_endpoint="https://10.9.9.9")
+    store = ArtifactStore(root, Sources(Fetcher(), config, now_s=lambda: 0.0))
+    with pytest.raises(ArtifactError, match=r"'10\.8\.8\.8' has no public address; .*fetch\.private_networks"):
+        await store.fetch(Artifact("https://10.8.8.8/m.gguf"), accept, ignore)
+    with pytest.raises(ArtifactError, match="its host has no public address") as failed:
+        await store.fetch(Artifact("hf://org/name"), accept, ignore)
+    assert "10.9" not in str(failed.value)
 
 
 async def test_name_that_leads_elsewhere_in_the_middle_of_a_fetch_is_not_followed(

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from modelyard.control.artifacts.errors import ArtifactError, ChangedError
 from modelyard.control.artifacts.names import HEAD_BYTES
 from modelyard.control.artifacts.sources import Listing, SourceFile
-from modelyard.web.fetcher import Download, DownloadBounds, Fetcher, FetchError
+from modelyard.web.fetcher import Download, DownloadBounds, Fetcher, FetchError, NotPublicError
 
 REDIRECTS_MAX = 5
 _RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
@@ -29,7 +29,7 @@ def no_credentials(url: str, headers: Mapping[str, str]) -> Mapping[str, str]:
 
 
 class Web:
-    """Files by URL, for all sources that speak HTTP."""
+    """Files by URL, for all sources that speak HTTP; ``is_named``: whoever is told of failures wrote the host."""
 
     def __init__(
         self,
@@ -38,11 +38,13 @@ class Web:
         bytes_max: int,
         redirects_max: int = REDIRECTS_MAX,
         credentials: Credentials = no_credentials,
+        is_named: bool = False,
     ) -> None:
         self._fetcher = fetcher
         self._bytes_max = bytes_max
         self._redirects_max = redirects_max
         self._credentials = credentials
+        self._is_named = is_named
 
     async def document(self, url: str, *, accept: str = "", bytes_max: int) -> tuple[bytes, Mapping[str, str]]:
         """Return the body and the headers of a small answer.
@@ -56,7 +58,7 @@ class Web:
                 _expect(url, answer, 200)
                 return await answer.read(), answer.headers
         except FetchError as error:
-            raise _error(url, error) from error
+            raise self._error(url, error) from error
 
     async def look(self, url: str, path: str) -> SourceFile:
         """Ask for the first bytes of a file, and return what the answer says of all of it."""
@@ -73,7 +75,7 @@ class Web:
                 mark = _mark_of(answer)
                 return SourceFile(path, url, size, mark=mark, has_ranges=answer.status == 206 and bool(mark))
         except FetchError as error:
-            raise _error(url, error) from error
+            raise self._error(url, error) from error
 
     @asynccontextmanager
     async def read(self, file: SourceFile, start: int, end: int | None) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -89,11 +91,16 @@ class Web:
                 _check_range(file, answer, start, end)
                 yield _translated(file.location, answer.chunks())
         except FetchError as error:
-            raise _error(file.location, error) from error
+            raise self._error(file.location, error) from error
 
     def _open(self, url: str, headers: Mapping[str, str], bytes_max: int) -> AbstractAsyncContextManager[Download]:
         bounds = DownloadBounds(bytes_max=bytes_max, redirects_max=self._redirects_max)
         return self._fetcher.open(url, bounds=bounds, headers=headers, credentials=self._credentials(url, headers))
+
+    def _error(self, url: str, error: FetchError) -> ArtifactError:
+        if isinstance(error, NotPublicError) and not self._is_named:
+            error = NotPublicError("its host")
+        return _error(url, error)
 
 
 class HttpsSource:

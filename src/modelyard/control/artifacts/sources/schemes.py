@@ -50,7 +50,7 @@ class Sources:
             return LocalSource(path)
         fetcher, config, bytes_max = self._fetcher, self._config, self._config.artifact_bytes_max
         if scheme in ("https", "http"):
-            return HttpsSource(Web(fetcher, bytes_max=bytes_max), uri, parallel=self.parallel)
+            return HttpsSource(Web(fetcher, bytes_max=bytes_max, is_named=True), uri, parallel=self.parallel)
         if scheme == "s3":
             return S3Source(uri, fetcher, config.s3, bytes_max=bytes_max, parallel=self.parallel, now_s=self._now_s)
         if scheme == "hf":
