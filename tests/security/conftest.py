@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.support.canary import Canary
 from tests.support.refusals import begun, post
 from tests.support.wire import Answer
 from tests.support.yard import Yard
@@ -42,3 +43,11 @@ def ask(yard: Yard, refused_ids: set[str | None]) -> Iterator[Ask]:
 
     yield send
     assert begun(yard) == before, "an engine saw a request that had to be refused"
+
+
+@pytest.fixture(scope="module")
+def canary() -> Iterator[Canary]:
+    """Listen as a neighbour, for all tests of a file."""
+    running = Canary()
+    yield running
+    running.close()

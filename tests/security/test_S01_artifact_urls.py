@@ -1,21 +1,12 @@
 """S1: no artifact leads to a neighbour of the platform, however its URL is spelled; no file of the host to a tenant."""
 
-from collections.abc import Iterator
-
 import pytest
-from tests.security.test_S01_urls import Canary
+from tests.support.canary import Canary
 from tests.support.refusals import assert_refused, post
 from tests.support.wire import Answer
 from tests.support.yard import Yard
 
 DEPLOY = "/v1/models/deploy"
-
-
-@pytest.fixture(scope="module")
-def canary() -> Iterator[Canary]:
-    running = Canary()
-    yield running
-    running.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,47 +1,12 @@
 """S1: the one URL that a caller may give, of a webhook, leads nowhere near this machine, however it is spelled."""
 
-import socket
-import threading
-from collections.abc import Iterator
-
 import pytest
 from tests.security.conftest import Ask
+from tests.support.canary import Canary
 from tests.support.refusals import assert_refused
 from tests.support.yard import Yard
 
 CHAT = "/v1/chat/completions"
-
-
-class Canary:
-    """A neighbour that counts who connects to it."""
-
-    def __init__(self) -> None:
-        self.hits = 0
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        self.thread = threading.Thread(target=self._count)
-        self.thread.start()
-
-    def _count(self) -> None:
-        while True:
-            try:
-                connection, _ = self.listener.accept()
-            except OSError:
-                return
-            self.hits += 1
-            connection.close()
-
-    def close(self) -> None:
-        self.listener.shutdown(socket.SHUT_RDWR)
-        self.listener.close()
-        self.thread.join(5)
-
-
-@pytest.fixture(scope="module")
-def canary() -> Iterator[Canary]:
-    running = Canary()
-    yield running
-    running.close()
 
 
 @pytest.mark.parametrize("scheme", ["http", "https", "HTTPS"])

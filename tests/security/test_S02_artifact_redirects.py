@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from tests.security.test_S01_urls import Canary
+from tests.support.canary import Canary
 from tests.support.origin import Origin, origin
 from tests.support.refusals import post
 from tests.support.waiting import eventually
@@ -17,13 +17,6 @@ GGUF = b"GGUF" + (3).to_bytes(4, "little") + (1).to_bytes(8, "little") + bytes(3
 def web() -> Iterator[Origin]:
     with origin() as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def canary() -> Iterator[Canary]:
-    running = Canary()
-    yield running
-    running.close()
 
 
 def order(web: Origin, path: str, name: str = "m") -> dict[str, object]:

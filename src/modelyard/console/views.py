@@ -14,6 +14,7 @@ from modelyard.domain.endpoints import Endpoint, EndpointStatus, Release, Stage
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.tenants import ApiKey, Identity
 from modelyard.domain.usage import NANO_PER_USD, UsageBucket
+from modelyard.policy.releases import serving_release
 from modelyard.stores import Event, UsageStore
 
 EVENTS_SHOWN = 50
@@ -101,7 +102,7 @@ async def endpoint_rows(context: ConsoleContext, identity: Identity) -> list[End
     return [
         EndpointRow(
             endpoint,
-            versions.get(endpoint.releases[0].version_id) if endpoint.releases else None,
+            versions.get(serving.version_id) if (serving := serving_release(endpoint)) else None,
             [replica for replica in replicas if replica.endpoint_id == endpoint.id and not replica.is_tombstone],
             sum(row.queued for row in demand if row.endpoint_id == endpoint.id),
             sum(row.in_flight for row in demand if row.endpoint_id == endpoint.id),

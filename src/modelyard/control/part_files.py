@@ -16,6 +16,8 @@ from collections.abc import Callable
 from io import BufferedWriter, RawIOBase
 from pathlib import Path
 
+from modelyard.control.artifacts.disk import Disk
+
 BLOCK_BYTES = 1024 * 1024
 SPARE_BYTES = 64 * 1024 * 1024
 """What an upload leaves of the disk, so that the database and the journal can still be written."""
@@ -65,7 +67,7 @@ class PartDraft:
         os.fsync(self._writer.fileno())
         self._writer.close()
         self._path.rename(self._file)
-        sync_folder(self._file.parent)
+        Disk().sync_folder(self._file.parent)
 
     def abandon(self) -> None:
         """Leave nothing behind; after ``keep`` it does nothing."""
@@ -156,12 +158,3 @@ def _append(reader: RawIOBase, writer: BufferedWriter, hashed: Callable[[bytes],
             raise StoppedError
         hashed(block)
         writer.write(block)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename inside ``folder`` last."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

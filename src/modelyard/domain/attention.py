@@ -45,6 +45,16 @@ class Attention(msgspec.Struct, frozen=True):
             if is_windowed
         )
 
+    def on(self, facts: ModelFacts) -> ModelFacts:
+        """Return ``facts`` with what a token takes; a window that no layer keeps keys in is none."""
+        window_bytes = self.window_bytes_per_token
+        return msgspec.structs.replace(
+            facts,
+            kv_bytes_per_token=self.bytes_per_token,
+            sliding_window=self.window if window_bytes else 0,
+            kv_window_bytes_per_token=window_bytes,
+        )
+
     def _layer_bytes(self, kv_heads: int) -> int:
         if not kv_heads:
             return 0

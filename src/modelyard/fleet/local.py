@@ -12,8 +12,7 @@ import os
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -106,13 +105,8 @@ class LocalFleet:
             if earlier is not None and not earlier.exit_reason:
                 return
             folder = self._records.make_folder(order.replica_id)
-            record = ProcessRecord(
-                replica_id=order.replica_id,
-                endpoint_id=order.endpoint_id,
-                host=order.host,
-                port=order.port,
-                secret=order.secret,
-                argv=order.command.argv,
+            record = ProcessRecord.of(
+                order,
                 started_at=self._clock.unix_s(),
                 boot_id=processes.boot_id(),
                 oom_kills=processes.oom_kills(),
@@ -154,19 +148,7 @@ class LocalFleet:
             if record is None:
                 return None
             self._records.bound_log(replica_id)
-        return Observed(
-            replica_id=record.replica_id,
-            endpoint_id=record.endpoint_id,
-            host=record.host,
-            port=record.port,
-            secret=record.secret,
-            is_running=not record.exit_reason,
-            started_at=record.started_at,
-            exit_reason=record.exit_reason,
-            pid=record.pid,
-            is_out_of_memory=record.is_out_of_memory,
-            last_lines=record.last_lines,
-        )
+        return record.observed()
 
     def _settled(self, replica_id: str) -> ProcessRecord | None:
         """Return the record, brought up to what is true now: found, running, or ended with its reason."""
@@ -204,10 +186,10 @@ def stop_all(root: Path, grace_s: float) -> None:
             records.write(msgspec.structs.replace(found, is_stopping=True))
             processes.signal_group(found.pid, signal.SIGTERM)
             running.append(found)
-    _wait_sync(lambda: not any(_is_running(record) for record in running), grace_s)
+    processes.wait_for(lambda: not any(_is_running(record) for record in running), grace_s)
     for record in running:
         _kill_rest(record)
-    _wait_sync(lambda: not any(_is_running(record) for record in running), _KILLED_WITHIN_S)
+    processes.wait_for(lambda: not any(_is_running(record) for record in running), _KILLED_WITHIN_S)
     for record in running:
         records.write(msgspec.structs.replace(record, is_stopping=True, exit_reason=STOPPED))
 
@@ -287,12 +269,3 @@ def _ended(record: ProcessRecord, code: int | None, log: Path) -> ProcessRecord:
         is_out_of_memory=is_out_of_memory,
         last_lines=() if record.is_stopping else last_lines(log),
     )
-
-
-def _wait_sync(is_done: Callable[[], bool], limit_s: float) -> bool:
-    deadline_s = time.monotonic() + limit_s  # noqa: TID251 - the supervisor has no clock to pass
-    while not is_done():
-        if time.monotonic() >= deadline_s:  # noqa: TID251 - as above
-            return False
-        time.sleep(_POLL_S)
-    return True

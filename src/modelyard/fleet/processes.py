@@ -9,7 +9,8 @@ import ctypes
 import os
 import re
 import signal
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +18,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 _PROC = Path("/proc")
+_POLL_S = 0.02
 
 
 def start_time(pid: int) -> int:
@@ -127,3 +129,13 @@ def _stat(pid: int) -> list[str] | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return text.rpartition(")")[2].split()
+
+
+def wait_for(is_done: Callable[[], bool], limit_s: float) -> bool:
+    """Look again and again, in this thread, until something is done; False when it is not within ``limit_s``."""
+    deadline_s = time.monotonic() + limit_s  # noqa: TID251 - the supervisor has no clock to pass
+    while not is_done():
+        if time.monotonic() >= deadline_s:  # noqa: TID251 - as above
+            return False
+        time.sleep(_POLL_S)
+    return True

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from modelyard.fleet import FleetError
+from modelyard.fleet import FleetError, Observed, StartOrder
 
 REPLICA_ID_VARIABLE = "REPLICA_ID"
 """In the environment of every replica's process; all that it knows of the platform."""
@@ -49,6 +49,48 @@ class ProcessRecord(msgspec.Struct, frozen=True):
     """What the kernel had killed for want of memory when it started."""
     is_out_of_memory: bool = False
     last_lines: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        order: StartOrder,
+        *,
+        started_at: float,
+        boot_id: str,
+        pid: int = 0,
+        start_time: int = 0,
+        oom_kills: int = 0,
+    ) -> "ProcessRecord":
+        """Return the record of what ``order`` starts."""
+        return cls(
+            replica_id=order.replica_id,
+            endpoint_id=order.endpoint_id,
+            host=order.host,
+            port=order.port,
+            secret=order.secret,
+            argv=order.command.argv,
+            started_at=started_at,
+            boot_id=boot_id,
+            pid=pid,
+            start_time=start_time,
+            oom_kills=oom_kills,
+        )
+
+    def observed(self) -> Observed:
+        """Return what a fleet tells of it."""
+        return Observed(
+            replica_id=self.replica_id,
+            endpoint_id=self.endpoint_id,
+            host=self.host,
+            port=self.port,
+            secret=self.secret,
+            is_running=not self.exit_reason,
+            started_at=self.started_at,
+            exit_reason=self.exit_reason,
+            pid=self.pid,
+            is_out_of_memory=self.is_out_of_memory,
+            last_lines=self.last_lines,
+        )
 
 
 class Records:

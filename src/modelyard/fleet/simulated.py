@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -144,13 +144,8 @@ class SimulatedFleet:
             if earlier is not None and not earlier.exit_reason:
                 return
             self._records.make_folder(order.replica_id)
-            record = ProcessRecord(
-                replica_id=order.replica_id,
-                endpoint_id=order.endpoint_id,
-                host=order.host,
-                port=order.port,
-                secret=order.secret,
-                argv=order.command.argv,
+            record = ProcessRecord.of(
+                order,
                 started_at=self._clock.unix_s(),
                 boot_id=host.boot_id,
                 pid=host.pid,
@@ -195,7 +190,7 @@ class SimulatedFleet:
     def _observe(self) -> list[Observed]:
         with self._lock:
             self._settle()
-            return [_observed(record) for record in self._known.values()]
+            return [record.observed() for record in self._known.values()]
 
     # --- under the lock ----------------------------------------------------------------
 
@@ -241,7 +236,7 @@ class SimulatedFleet:
                 processes.signal_group(record.pid, signal.SIGKILL)
                 return "ended: the fleet is simulated now"
             # A process that is being killed closes its sockets first.
-            if not _wait(lambda: not processes.is_alive(record.pid, record.start_time), _DYING_S):
+            if not processes.wait_for(lambda: not processes.is_alive(record.pid, record.start_time), _DYING_S):
                 raise FleetError(f"The host of the simulated replicas (pid {record.pid}) does not answer.")
         stored = self._records.read(record.replica_id)
         if stored is not None and stored.exit_reason:
@@ -271,20 +266,6 @@ class SimulatedFleet:
             draft.write_bytes(msgspec.json.encode(identity))
             draft.replace(file)
         return identity
-
-
-def _observed(record: ProcessRecord) -> Observed:
-    return Observed(
-        replica_id=record.replica_id,
-        endpoint_id=record.endpoint_id,
-        host=record.host,
-        port=record.port,
-        secret=record.secret,
-        is_running=not record.exit_reason,
-        started_at=record.started_at,
-        exit_reason=record.exit_reason,
-        pid=record.pid,
-    )
 
 
 def ask(root: Path, call: HostCall) -> HostAnswer | None:
@@ -342,18 +323,9 @@ def stop_all(root: Path, grace_s: float) -> None:
     running = [one for one in records.all() if not one.exit_reason and one.pid == identity.pid]
     for number, limit_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, CALL_TIMEOUT_S)):
         processes.signal_group(identity.pid, number)
-        if _wait(lambda: not processes.is_alive(identity.pid, identity.start_time), limit_s):
+        if processes.wait_for(lambda: not processes.is_alive(identity.pid, identity.start_time), limit_s):
             break
     for record in running:
         records.write(msgspec.structs.replace(record, is_stopping=True, exit_reason=STOPPED))
     with contextlib.suppress(FileNotFoundError):
         socket_of(root).unlink()
-
-
-def _wait(is_done: Callable[[], bool], limit_s: float) -> bool:
-    deadline_s = time.monotonic() + limit_s  # noqa: TID251 - the supervisor has no clock to pass
-    while not is_done():
-        if time.monotonic() >= deadline_s:  # noqa: TID251 - as above
-            return False
-        time.sleep(_POLL_S)
-    return True

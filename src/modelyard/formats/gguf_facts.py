@@ -148,18 +148,14 @@ def _with_shape(facts: ModelFacts, own: dict[str, Value]) -> ModelFacts:
         window=window,
         windowed=windowed,
     )
-    window_bytes = attention.window_bytes_per_token
     return replace(
-        facts,
+        attention.on(facts),
         layers=layers,
         heads=heads_max,
         kv_heads=max(kv_heads, default=0),
         head_size=key_size,
         embedding_size=embedding,
         context_length=_number(own, "context_length"),
-        kv_bytes_per_token=attention.bytes_per_token,
-        sliding_window=window if window_bytes else 0,
-        kv_window_bytes_per_token=window_bytes,
         state_bytes=_state_bytes(own, layers),
     )
 

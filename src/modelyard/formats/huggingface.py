@@ -176,17 +176,13 @@ def _with_shape(facts: ModelFacts, config: Config) -> ModelFacts:
         window=window,
         windowed=windowed,
     )
-    window_bytes = attention.window_bytes_per_token
     return replace(
-        facts,
+        attention.on(facts),
         layers=layers,
         heads=heads,
         kv_heads=max(kv_heads, default=0),
         head_size=head_size,
         embedding_size=embedding,
-        kv_bytes_per_token=attention.bytes_per_token,
-        sliding_window=window if window_bytes else 0,
-        kv_window_bytes_per_token=window_bytes,
         state_bytes=_state_bytes(config, layer_kinds.count("linear_attention")),
     )
 

@@ -29,6 +29,14 @@ def main_release(endpoint: Endpoint) -> Release:
     return max(endpoint.releases, key=lambda release: release.weight)
 
 
+def serving_release(endpoint: Endpoint) -> Release | None:
+    """Return the first release with traffic: the one before a canary, until that has all.
+
+    What is only kept to go back to serves nobody.
+    """
+    return next((release for release in endpoint.releases if release.weight), None)
+
+
 def with_release(releases: Sequence[Release], new: Release) -> tuple[Release, ...]:
     """Return ``releases`` and ``new``; the others share what it leaves, in the proportions that they had.
 

@@ -25,6 +25,7 @@ from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from modelyard.domain.tenants import IDENTITY_HEADER, INTERNAL_TOKEN_HEADER, Identity
+from modelyard.domain.uploads import PART_BYTES_MAX
 from modelyard.errors import (
     ApiError,
     bad_request,
@@ -45,9 +46,8 @@ from modelyard.web.routes import JSON, AnyRoute, Call, Empty
 BODY_BYTES_MAX = 1024 * 1024
 """Largest body of a management request; a deployment is a few hundred bytes."""
 
-READ_AWAY_BYTES_MAX = 64 * 1024 * 1024
 READ_AWAY_S = 60.0
-"""How much, and how long, of a body that nobody wants is read away before it is answered."""
+"""How long a body that nobody wants is read away before it is answered; no gateway passes on more than a part."""
 
 REQUEST_ID_HEADER = "x-request-id"
 
@@ -268,7 +268,7 @@ async def _read_away(receive: Receive) -> None:
     size = 0
     with suppress(TimeoutError):
         async with asyncio.timeout(READ_AWAY_S):
-            while size <= READ_AWAY_BYTES_MAX:
+            while size <= PART_BYTES_MAX:
                 message = await receive()
                 size += len(message.get("body", b""))
                 if not message.get("more_body", False):

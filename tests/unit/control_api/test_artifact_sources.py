@@ -11,7 +11,7 @@ from tests.support.origin import Origin, origin
 
 from modelyard.config import Config, FetchConfig, S3Config
 from modelyard.control.api import artifact_sources
-from modelyard.domain.tenants import PLATFORM, Identity, Scope
+from modelyard.domain.tenants import Identity
 
 GGUF = b"GGUF" + bytes(20_000)
 
@@ -35,16 +35,6 @@ async def api(tmp_path: Path, web: Origin) -> AsyncIterator[Management]:
     )
     async with management(tmp_path, Config(fetch=fetch)) as running:
         yield running
-
-
-@pytest.fixture
-async def admin(api: Management) -> Identity:
-    return (await api.key(PLATFORM, Scope.ADMIN))[0]
-
-
-@pytest.fixture
-async def manager(api: Management) -> Identity:
-    return (await api.key(await api.tenant("acme"), Scope.MANAGE))[0]
 
 
 async def deploy(api: Management, who: Identity, artifact: str) -> str:

@@ -15,7 +15,7 @@ from modelyard.domain.demand import EndpointDemand, Report
 from modelyard.domain.endpoints import Autoscale, Endpoint, EndpointStatus, IdleTime, Progress, Release, Tier
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.policy import scaling, tiers
-from modelyard.policy.releases import main_release
+from modelyard.policy.releases import main_release, serving_release
 from modelyard.stores import Event, EventData
 
 URL_HEADER = "x-modelyard-url"
@@ -156,8 +156,7 @@ def endpoint_view(
     now = context.clock.unix_s()
     own = [one for one in replicas if one.endpoint_id == endpoint.id and not one.is_tombstone]
     demand = demand_of(context.gateways()).get(endpoint.id, [])
-    # The one before a canary, as long as it has traffic; what is only kept to go back to is not what serves.
-    serving = next((one for one in endpoint.releases if one.weight), None)
+    serving = serving_release(endpoint)
     first = versions.get(serving.version_id) if serving else None
     base = request.headers.get(URL_HEADER, "").rstrip("/")
     return EndpointView(

@@ -24,11 +24,6 @@ PATH = "/model.gguf"
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "artifacts"
-
-
-@pytest.fixture
 def store(root: Path, monkeypatch: pytest.MonkeyPatch) -> ArtifactStore:
     monkeypatch.setattr(transfers, "PAUSE_S", 0.001)
     return open_store(root)

@@ -29,11 +29,6 @@ def index() -> Iterator[Origin]:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "artifacts"
-
-
-@pytest.fixture
 def store(root: Path, index: Origin) -> ArtifactStore:
     config = FetchConfig(private_networks=HERE, pypi_index=f"{index.url}/simple", part_bytes=16 * 1024)
     return open_store(root, config)

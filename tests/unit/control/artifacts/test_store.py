@@ -20,11 +20,6 @@ DIGEST = digest_of(CONTENT)
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "artifacts"
-
-
-@pytest.fixture
 def artifacts(root: Path) -> ArtifactStore:
     return open_store(root)
 

@@ -21,11 +21,6 @@ TTL_S = 3600.0
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "artifacts"
-
-
-@pytest.fixture
 def artifacts(root: Path) -> ArtifactStore:
     return open_store(root)
 
