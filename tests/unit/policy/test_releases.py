@@ -3,9 +3,17 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.towns import endpoint
 
 from modelyard.domain.endpoints import Release
-from modelyard.policy.releases import RELEASES_MAX, SharesError, with_release, with_shares, without_release
+from modelyard.policy.releases import (
+    RELEASES_MAX,
+    SharesError,
+    serving_release,
+    with_release,
+    with_shares,
+    without_release,
+)
 
 
 def shares(releases: tuple[Release, ...]) -> dict[str, tuple[int, int]]:
@@ -76,3 +84,19 @@ def test_weights_always_sum_to_the_whole_and_traffic_stays_traffic(wanted: list[
         gone = max(releases, key=lambda release: release.weight)
         releases = without_release(releases, gone.version_id)
         assert sum(release.weight for release in releases) == 100
+
+
+@pytest.mark.parametrize(
+    ("releases", "serving"),
+    [
+        (ONE, "v1"),
+        (TWO, "v1"),
+        ((Release("v1", 25), Release("v2", 75)), "v1"),
+        ((Release("v1", 0), Release("v2", 100)), "v2"),
+        ((Release("v1", 0, shadow=50), Release("v2", 100)), "v2"),
+        ((), None),
+    ],
+)
+def test_what_serves_is_the_first_with_traffic(releases: tuple[Release, ...], serving: str | None) -> None:
+    found = serving_release(endpoint("one", releases=releases))
+    assert (found and found.version_id) == serving
