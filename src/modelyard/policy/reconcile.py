@@ -132,7 +132,8 @@ def plan(situation: Situation, pace: Pace) -> list[Action]:
         actions += _size(version_id, mine, tended, situation, pace)
     if situation.is_deleted and not situation.strays and not any(map(_is_present, situation.replicas)):
         return [ForgetEndpoint("deleted, and nothing of it runs any more")]
-    return actions
+    # What goes, goes first: a replica that takes over from one that leaves must not be one too many for a moment.
+    return sorted(actions, key=lambda action: isinstance(action, StartReplica))
 
 
 def crashes(replicas: Iterable[Replica]) -> dict[tuple[str, int], list[Replica]]:

@@ -207,6 +207,14 @@ def test_version_that_lost_its_traffic_serves_until_the_others_can() -> None:
     assert kinds(look(old, wanted={"ver-a": 0, "ver-b": 0})) == [DrainReplica], "all of it sleeps"
 
 
+@pytest.mark.parametrize(("stable", "candidate"), [("ver-a", "ver-b"), ("ver-b", "ver-a")])
+def test_one_that_takes_over_starts_after_the_one_that_leaves(stable: str, candidate: str) -> None:
+    """Otherwise a rolling change has two more than needed for a moment, whichever id sorts first."""
+    olds = [running(replica(S.READY, ordinal, version=stable), vital=Vital.READY) for ordinal in range(3)]
+    new = running(replica(S.READY, version=candidate), vital=Vital.READY)
+    assert kinds(look(*olds, new, wanted={stable: 2, candidate: 2})) == [DrainReplica, StartReplica]
+
+
 def test_deleted_endpoint_is_forgotten_when_nothing_of_it_runs() -> None:
     def deleted(*replicas: ReplicaSeen, **changes: object) -> list[type]:
         return kinds(look(*replicas, wanted={"ver-a": 0}, is_deleted=True, **changes))
