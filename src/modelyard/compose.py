@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from modelyard.clock import Clock, SystemClock
-from modelyard.config import Config, DataDirectory, FetchConfig, FleetConfig
+from modelyard.config import Config, DataDirectory, EnginesConfig, FetchConfig, FleetConfig
 from modelyard.errors import StartupError
 
 if TYPE_CHECKING:
+    from modelyard.engines import Engine, Engines
     from modelyard.fleet import Fence, Fleet
     from modelyard.web.fetcher import Fetcher
 
@@ -157,8 +158,6 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     from modelyard.console.app import build_console
     from modelyard.control.app import Given, run_control
     from modelyard.control.leadership import Candidate, Leadership
-    from modelyard.engines.llamacpp import LlamaCppEngine
-    from modelyard.engines.simulated import SimulatedEngine
     from modelyard.fleet import Fence, processes
     from modelyard.metering.delivery import Delivery
     from modelyard.observe.logs import setup_logging
@@ -176,7 +175,7 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     setup_logging("control", data.logs / "control.log", level)
     shared = load_secrets(data)
     clock = SystemClock()
-    engines = {engine.name: engine for engine in (LlamaCppEngine(), SimulatedEngine())}
+    engines = _engines(config.engines)
     url = config.control.database_url or f"sqlite:///{data.database}"
 
     fence = Fence()
@@ -251,6 +250,15 @@ def _fleet(settings: FleetConfig, data: DataDirectory, clock: Clock, fence: "Fen
     from modelyard.fleet.local import LocalFleet
 
     return LocalFleet(data.replicas, clock, machine, fence)
+
+
+def _engines(config: EnginesConfig) -> "Engines":
+    """Return every engine by its name."""
+    from modelyard.engines.llamacpp import LlamaCppEngine
+    from modelyard.engines.simulated import SimulatedEngine
+
+    engines: "list[Engine]" = [LlamaCppEngine(), SimulatedEngine()]
+    return {engine.name: engine for engine in engines}
 
 
 def stop_engines(data: DataDirectory, *, grace_s: float) -> None:

@@ -176,6 +176,21 @@ class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Nodes as tables ``[[fleet.nodes]]``, instead of a file or beside it (docs/how-to/nodes-and-accelerators.md)."""
 
 
+class EnginesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How engines are called that are installed beside the platform, each in an environment of its own."""
+
+    vllm: tuple[str, ...] = ("vllm",)
+    """Words that begin vLLM's command, like ``/opt/vllm/bin/vllm``; ``serve`` and its flags follow."""
+    sglang: tuple[str, ...] = ("python3", "-m", "sglang.launch_server")
+    """Words that begin SGLang's command."""
+    tensorrt_llm: tuple[str, ...] = ("trtllm-serve",)
+    """Words that begin TensorRT-LLM's command."""
+    tgi: tuple[str, ...] = ("text-generation-launcher",)
+    """Words that begin the command of Text Generation Inference."""
+    triton: tuple[str, ...] = ("tritonserver",)
+    """Words that begin Triton's command."""
+
+
 class S3Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The object store of ``s3://`` artifacts."""
 
@@ -248,6 +263,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The control plane."""
     fleet: FleetConfig = FleetConfig()
     """Where replicas run."""
+    engines: EnginesConfig = EnginesConfig()
+    """How engines are called that are installed beside the platform."""
     fetch: FetchConfig = FetchConfig()
     """What is fetched from elsewhere: webhooks, artifacts."""
     prices: dict[str, PriceConfig] = {}

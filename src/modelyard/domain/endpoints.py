@@ -170,12 +170,13 @@ class Release(msgspec.Struct, frozen=True):
     """One version inside an endpoint with its share of traffic; weights of an endpoint sum to 100.
 
     ``shadow`` is the percent of requests that are copied to it without being answered from it; such a release has
-    weight 0.
+    weight 0. So has one with a ``fallback``: its turn (1 first) where those with weight have no room, or none serves.
     """
 
     version_id: str
     weight: int = 100
     shadow: int = 0
+    fallback: int = 0
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -200,5 +201,8 @@ class Endpoint(msgspec.Struct, frozen=True):
     autoscale: Autoscale = Autoscale()
     rollout: Rollout | None = None
     """A change of releases that is under way or just ended; None: there is nothing to go back to."""
+    host_id: str = ""
+    """The endpoint on whose replicas its versions are guests (adapters of its base, or small models); "": it has
+    replicas of its own."""
     pool: str = ""
     """A warm pool that keeps replicas of a base for others to take; such an endpoint answers nobody."""

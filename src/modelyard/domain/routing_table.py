@@ -22,6 +22,9 @@ class ReplicaRoute(msgspec.Struct, frozen=True, array_like=True):
     kv_tokens: int = 0
     model_name: str = ""
     """What its engine calls itself where that is not the endpoint's name."""
+    seat_of: str = ""
+    """The replica that this is a seat on, for a guest: its slots and its KV cache are shared by everybody there, and
+    its ``id`` is of the seat alone. "": a replica of the endpoint's own."""
 
 
 class ReleaseRoute(msgspec.Struct, frozen=True):
@@ -31,6 +34,10 @@ class ReleaseRoute(msgspec.Struct, frozen=True):
     weight: int
     replicas: tuple[ReplicaRoute, ...]
     shadow: int = 0
+    fallback: int = 0
+    """Its turn where the releases with weight have no room, or none of them serves; 0: never."""
+    price: Price | None = None
+    """Its own price, where that is not the endpoint's."""
 
 
 class EndpointRoute(msgspec.Struct, frozen=True):

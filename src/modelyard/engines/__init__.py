@@ -7,8 +7,9 @@ every engine to it.
 """
 
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -59,8 +60,42 @@ class EngineCommand(msgspec.Struct, frozen=True):
     env: dict[str, str]
 
 
+class EngineCall(msgspec.Struct, frozen=True):
+    """A request that control makes to a running replica, ``POST`` with its secret; 200 says that it is done.
+
+    ``timeout_s``: longest that it may take.
+    """
+
+    path: str
+    body: dict[str, Any] = {}
+    timeout_s: float = 60.0
+
+
+class GuestKind(StrEnum):
+    """What an engine takes in while it runs, beside what it was started with."""
+
+    NONE = "none"
+    ADAPTER = "adapter"
+    """LoRA adapters of its base."""
+    MODEL = "model"
+    """Whole models, small ones."""
+
+
+class Guest(msgspec.Struct, frozen=True):
+    """What a running replica is to take in.
+
+    ``name`` is what callers of the engine give as ``model``. It stands for this content and no other for as long as
+    the replica lives (``NAME@DIGEST``): engines keep prefixes by it (``reference/engines.md`` finding 3).
+    """
+
+    name: str
+    artifact: Path
+    options: Options = {}
+    facts: ModelFacts = ModelFacts()
+
+
 class EngineLoad(msgspec.Struct, frozen=True):
-    """An engine's own view of its load; None is not reported, never 0."""
+    """An engine's own view of its load; None is not reported, never 0. Totals count since the engine started."""
 
     running: int | None = None
     waiting: int | None = None
@@ -68,6 +103,18 @@ class EngineLoad(msgspec.Struct, frozen=True):
     """Share of the KV cache in use, 0 to 1."""
     prompt_tokens_total: float | None = None
     generation_tokens_total: float | None = None
+    prefix_queries_total: float | None = None
+    """Prompt tokens that were looked up in the prefix cache."""
+    prefix_hits_total: float | None = None
+    """Those of them that it had."""
+    preemptions_total: float | None = None
+    """Requests that lost their KV cache to others and were computed again."""
+    draft_tokens_total: float | None = None
+    """Tokens that speculative decoding proposed."""
+    accepted_tokens_total: float | None = None
+    """Those of them that the model agreed to."""
+    is_sleeping: bool | None = None
+    """It has given its memory back until it is woken."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -103,6 +150,8 @@ class Engine(Protocol):
     needs_artifact: bool
     loads_adapters: bool
     """A LoRA adapter can be given to it beside its base."""
+    guests: GuestKind
+    """What a replica takes in while it runs."""
     ready_path: str
     """GET answers 200 when the model is loaded."""
     load_path: str
@@ -146,6 +195,31 @@ class Engine(Protocol):
     def sleeps_after_s(self, options: Options) -> float:
         """Return the seconds without a request after which a replica gives its memory back by itself, and wakes at
         the next one; 0 for one that never does."""
+        ...
+
+    def guests_max(self, options: Options) -> int:
+        """Return how many guests a replica with ``options`` holds at once; 0: none."""
+        ...
+
+    def load_guest(self, guest: Guest) -> EngineCall:
+        """Return the call that makes a replica take ``guest`` in; asking again for one that is there is no error."""
+        ...
+
+    def unload_guest(self, name: str) -> EngineCall:
+        """Return the call that makes a replica forget a guest; what it computes for it is finished first."""
+        ...
+
+    def read_guests(self, models: str) -> frozenset[str]:
+        """Return the names of the guests on a page of ``GET /v1/models``; pure."""
+        ...
+
+    def sleep(self, options: Options) -> EngineCall | None:
+        """Return the call that makes a replica give its memory back; None where only ``sleeps_after_s`` does, or
+        nothing."""
+        ...
+
+    def wake(self, options: Options) -> EngineCall | None:
+        """Return the call that undoes ``sleep``."""
         ...
 
 

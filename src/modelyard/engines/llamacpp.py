@@ -20,6 +20,7 @@ import msgspec
 from modelyard.domain.attention import kv_bytes
 from modelyard.domain.facts import ModelFacts
 from modelyard.engines import EngineCommand, EngineLoad, LaunchSpec, Options, OptionsError, Settings
+from modelyard.engines.defaults import EngineDefaults
 from modelyard.engines.options import read_options
 from modelyard.engines.pages import count_of, read_samples
 from modelyard.formats import ArtifactInvalidError
@@ -62,7 +63,7 @@ class LlamaCppOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds without a request after which the replica gives its memory back; the next request wakes it. 0: never."""
 
 
-class LlamaCppEngine:
+class LlamaCppEngine(EngineDefaults):
     """The ``Engine`` contract for ``python -m modelyard.engines.llamacpp_server``."""
 
     name = "llamacpp"
@@ -72,10 +73,6 @@ class LlamaCppEngine:
     request_extras = frozenset(
         {"top_k", "min_p", "typical_p", "repeat_penalty", "ignore_eos", "cache_prompt", "assistant_prefill"}
     )
-    needs_artifact = True
-    loads_adapters = False
-    ready_path = "/health"
-    load_path = "/metrics"
 
     def missing(self) -> str:
         """Return the fix when ``xllamacpp`` is not installed, else ""."""

@@ -58,6 +58,7 @@ from pathlib import Path
 
 from modelyard.domain.facts import ModelFacts
 from modelyard.engines import EngineCommand, EngineLoad, LaunchSpec, Options, OptionsError, Settings
+from modelyard.engines.defaults import EngineDefaults
 from modelyard.engines.options import read_options
 from modelyard.engines.pages import count_of, read_samples
 from modelyard.engines.simulated.options import SimulatedOptions
@@ -69,7 +70,7 @@ _PROCESS_BYTES = 40 * 1024 * 1024
 _PROCESS_START_S = 0.3
 
 
-class SimulatedEngine:
+class SimulatedEngine(EngineDefaults):
     """The ``Engine`` contract for ``python -m modelyard.engines.simulated``."""
 
     name = "simulated"
@@ -89,12 +90,6 @@ class SimulatedEngine:
     needs_artifact = False
     loads_adapters = True
     """It computes nothing, with an adapter and without."""
-    ready_path = "/health"
-    load_path = "/metrics"
-
-    def missing(self) -> str:
-        """Return "": it needs nothing that the platform itself does not need."""
-        return ""
 
     def check_artifact(self, file: Path) -> None:
         """Accept anything: it loads nothing."""
@@ -136,14 +131,6 @@ class SimulatedEngine:
             prompt_tokens_total=samples.get("vllm:prompt_tokens_total"),
             generation_tokens_total=samples.get("vllm:generation_tokens_total"),
         )
-
-    def routes_for(self, options: Options) -> frozenset[str]:
-        """Return all routes, whatever the options."""
-        return self.routes
-
-    def sleeps_after_s(self, options: Options) -> float:
-        """Return 0: it has no memory to give back."""
-        return 0.0
 
 
 def _as_text(value: object) -> str:
