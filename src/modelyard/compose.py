@@ -257,7 +257,7 @@ def _engines(config: EnginesConfig) -> "Engines":
     from modelyard.engines.llamacpp import LlamaCppEngine
     from modelyard.engines.simulated import SimulatedEngine
 
-    engines: "list[Engine]" = [LlamaCppEngine(), SimulatedEngine()]
+    engines: list[Engine] = [LlamaCppEngine(), SimulatedEngine()]
     return {engine.name: engine for engine in engines}
 
 
