@@ -172,6 +172,9 @@ class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Memory of this machine that no replica is placed in: the platform's own, and the system's."""
     nodes_file: str = ""
     """TOML file of ``[[nodes]]`` beside this machine, like ``fleet.toml``; relative to the data directory."""
+    accelerator_prices: dict[str, Annotated[float, msgspec.Meta(ge=0, le=100_000)]] = {}
+    """US dollars of one accelerator for an hour by its kind, like ``h100 = 2.5``: for ``modelyard fit``; the price of a
+    declared node comes before it."""
     nodes: tuple[dict[str, Any], ...] = ()
     """Nodes as tables ``[[fleet.nodes]]``, instead of a file or beside it (docs/how-to/nodes-and-accelerators.md)."""
 

@@ -122,8 +122,8 @@ def _is_other(platform: Platform, order: Item, file: Path | None, version: Item)
     if artifact.startswith("model:"):
         return bool(platform.get(f"/v1/registry/models/{segment(artifact[6:])}")["id"] != version["id"])
     hardware = order.get("hardware", {})
-    gpus = {"type": hardware.get("gpu_type", "cpu"), "count": hardware.get("gpu_count", 1)}
-    if version["gpu_requirement"] != gpus:
+    has = version["gpu_requirement"]  # what the file leaves out was chosen for it, and is not another now
+    if (hardware.get("gpu_type", has["type"]), hardware.get("gpu_count", has["count"])) != (has["type"], has["count"]):
         raise Failure("Accelerators of an endpoint never change. Remove it and apply the file again.")
     is_same = (
         order.get("framework") == version["framework"]

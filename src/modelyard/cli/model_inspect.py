@@ -65,7 +65,7 @@ def _read(path: Path) -> Item:
     from modelyard.formats.folder import facts_of
 
     try:
-        files = _files_in(path) if path.is_dir() else {path.name: path}
+        files = files_in(path) if path.is_dir() else {path.name: path}
         facts = facts_of(files)
         size = sum(file.stat().st_size for file in files.values())
     except ArtifactInvalidError as error:
@@ -75,7 +75,7 @@ def _read(path: Path) -> Item:
     return {"path": str(path), "artifact_size": size, "facts": to_builtins(facts)}
 
 
-def _files_in(folder: Path) -> dict[str, Path]:
+def files_in(folder: Path) -> dict[str, Path]:
     """Return the files below ``folder`` by their paths inside of it; hidden folders hold no model's."""
     import os
 

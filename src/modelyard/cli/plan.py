@@ -21,6 +21,7 @@ def show_plan(platform: Platform, body: Item, *, is_json: bool) -> None:
             "Model": f"{plan['model_name']} {plan['version']} on {plan['framework']}",
             "Replicas": f"{0 if plan['scale_to_zero'] else plan['min_replicas']}..{plan['max_replicas']}",
             "Accelerators": f"{plan['gpus_per_replica']} x {plan['gpu_type']} a replica",
+            "Why these": plan["hardware_reason"],
             "Memory": needs,
             "Fits": f"{'yes' if plan['fits'] else 'no'}{': ' if plan['reason'] else ''}{plan['reason']}",
             "Cost": f"${plan['cost_per_hour_usd']:g} to ${plan['max_cost_per_hour_usd']:g} an hour",

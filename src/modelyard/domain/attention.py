@@ -51,6 +51,7 @@ class Attention(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(
             facts,
             kv_bytes_per_token=self.bytes_per_token,
+            kv_is_latent=bool(self.latent_size),
             sliding_window=self.window if window_bytes else 0,
             kv_window_bytes_per_token=window_bytes,
         )

@@ -17,6 +17,12 @@ class ModelFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str = ""
     licence: str = ""
     parameters: int = 0
+    active_parameters: int = 0
+    """Those that compute one token, of a mixture of experts; 0: all of them, or not known."""
+    experts: int = 0
+    """Of each layer that has some."""
+    experts_used: int = 0
+    """That a token is sent to."""
     layers: int = 0
     heads: int = 0
     kv_heads: int = 0
@@ -33,6 +39,8 @@ class ModelFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     weights_bytes: int = 0
     """Bytes of all tensors: what an engine holds in memory before the first request."""
     kv_bytes_per_token: int = 0
+    kv_is_latent: bool = False
+    """The cache has one vector a token for all heads (latent attention): it cannot be divided among accelerators."""
     sliding_window: int = 0
     """Tokens that its layers with a sliding window keep; 0: no layer has one."""
     kv_window_bytes_per_token: int = 0

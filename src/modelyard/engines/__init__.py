@@ -148,6 +148,8 @@ class Engine(Protocol):
     trailing assistant message is continued as it is) when it can go on in the middle of an answer, and
     ``functions.custom``, ``best_of`` … for fields of OpenAI's that few honour."""
     needs_artifact: bool
+    computes_on_gpus: bool
+    """Where GPUs of the fleet can hold a model, a deployment that names no hardware gets some of them; else the CPU."""
     loads_adapters: bool
     """A LoRA adapter can be given to it beside its base."""
     guests: GuestKind

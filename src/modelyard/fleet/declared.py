@@ -17,11 +17,9 @@ import msgspec
 
 from modelyard.domain.nodes import Accelerator, Node
 from modelyard.errors import StartupError
+from modelyard.policy.hardware import GIB, KINDS
 
 LOCAL = "local"
-GIB = 1024**3
-MEMORY_OF_KIND = {"l4": 24, "a10": 24, "l40s": 48, "a100": 80, "h100": 80, "h200": 141, "b200": 180}
-"""GiB of an accelerator whose declaration names no memory."""
 ACCELERATORS_MAX = 64
 NODES_MAX = 10_000
 
@@ -189,7 +187,7 @@ def _alike(reader: _Row, *, index_first: int) -> list[Accelerator]:
     kind = reader.word("kind", "", _WORD)
     count = reader.whole("count", 1, most=ACCELERATORS_MAX)
     island = reader.whole("island", count, most=ACCELERATORS_MAX)
-    memory = reader.size("memory", MEMORY_OF_KIND.get(kind, 0) * GIB)
+    memory = reader.size("memory", KINDS[kind].memory_bytes if kind in KINDS else 0)
     if memory <= 0 and kind and not reader.faults:
         reader.fault("memory", f"needed: how much one of kind '{kind}' has is not known here")
     if count % island:

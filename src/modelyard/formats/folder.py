@@ -219,11 +219,15 @@ def _merged(said: ModelFacts, weights: ModelFacts) -> ModelFacts:
     """Return what the configuration says, with what the tensors are."""
     if weights.format == "gguf":
         return weights
+    # Packed numbers hold several parameters each: of those the shape knows better.
+    parameters = said.parameters if huggingface.is_packed(said) else weights.parameters
+    idle = said.parameters - said.active_parameters if said.active_parameters else 0
     return replace(
         said,
         format=weights.format,
         name=weights.name or said.name,
-        parameters=0 if huggingface.is_packed(said) else weights.parameters,
+        parameters=parameters,
+        active_parameters=parameters - idle if 0 < idle < parameters else 0,
         weights_bytes=weights.weights_bytes,
         quantisation=said.quantisation if said.quantisation and not _is_plain(said) else weights.quantisation,
         is_adapter=said.is_adapter or weights.is_adapter,

@@ -7,6 +7,7 @@ from modelyard.domain.attention import Attention
 from modelyard.domain.facts import ModelFacts
 from modelyard.formats import ArtifactInvalidError
 from modelyard.formats.ggml import MIXTURES
+from modelyard.formats.parameters import Shape, with_experts
 
 Value = int | float | str | bool | tuple[int | float | bool, ...]
 
@@ -81,6 +82,11 @@ _OF_ARCHITECTURE = {
     "attention.sliding_window_pattern": "flags",
     "attention.causal": "flag",
     "rope.dimension_count": "size",
+    "expert_count": "size",
+    "expert_used_count": "size",
+    "expert_feed_forward_length": "size",
+    "feed_forward_length": "sizes",
+    "leading_dense_block_count": "layers",
     "ssm.conv_kernel": "size",
     "ssm.inner_size": "size",
     "ssm.state_size": "size",
@@ -148,7 +154,7 @@ def _with_shape(facts: ModelFacts, own: dict[str, Value]) -> ModelFacts:
         window=window,
         windowed=windowed,
     )
-    return replace(
+    shaped = replace(
         attention.on(facts),
         layers=layers,
         heads=heads_max,
@@ -157,6 +163,18 @@ def _with_shape(facts: ModelFacts, own: dict[str, Value]) -> ModelFacts:
         embedding_size=embedding,
         context_length=_number(own, "context_length"),
         state_bytes=_state_bytes(own, layers),
+    )
+    return with_experts(shaped, _experts(own, layers))
+
+
+def _experts(own: dict[str, Value], layers: int) -> Shape:
+    """Return which part of the inner layers is of experts."""
+    return Shape(
+        inner=max(_of_layers(own, "feed_forward_length", layers, 0), default=0),
+        experts=_number(own, "expert_count"),
+        experts_used=_number(own, "expert_used_count"),
+        expert_inner=_number(own, "expert_feed_forward_length"),
+        dense_layers=_number(own, "leading_dense_block_count"),
     )
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from modelyard.domain.attention import Attention
 from modelyard.domain.facts import ModelFacts
-from modelyard.formats import ArtifactInvalidError
+from modelyard.formats import ArtifactInvalidError, parameters
 from modelyard.formats.cursor import plain_text
 
 CONFIG_BYTES_MAX = 2 * 1024 * 1024
@@ -36,6 +36,8 @@ _WITHOUT_CACHE = frozenset(
 )  # fmt: skip
 """Encoders, by ``model_type``: they keep nothing between tokens."""
 _ALL_WINDOWED = frozenset({"mistral", "mixtral", "phi3", "starcoder2"})
+_UNGATED = frozenset({"bert", "falcon", "gpt2", "gpt_neox", "opt", "roberta", "starcoder2", "xlm-roberta"})
+"""Models with two matrices in an inner layer, not three."""
 _PACKED = frozenset({"awq", "gptq", "bitsandbytes", "compressed-tensors", "aqlm", "hqq", "auto-round", "autoround"})
 """Quantisations that keep several weights in one number, so that numbers do not count parameters."""
 _LICENCE = re.compile(rb"^license: *[\"']?([\w.+-]{1,64})", re.M)
@@ -176,7 +178,7 @@ def _with_shape(facts: ModelFacts, config: Config) -> ModelFacts:
         window=window,
         windowed=windowed,
     )
-    return replace(
+    shaped = replace(
         attention.on(facts),
         layers=layers,
         heads=heads,
@@ -184,6 +186,29 @@ def _with_shape(facts: ModelFacts, config: Config) -> ModelFacts:
         head_size=head_size,
         embedding_size=embedding,
         state_bytes=_state_bytes(config, layer_kinds.count("linear_attention")),
+    )
+    shape = _shape(config)
+    return parameters.with_experts(replace(shaped, parameters=parameters.count(shaped, shape)), shape)
+
+
+def _shape(config: Config) -> parameters.Shape:
+    """Return what its parameters can be counted by."""
+    expert_inner = _int(config, "moe_intermediate_size")
+    shared = _int(config, "shared_expert_intermediate_size") or _int(config, "n_shared_experts") * expert_inner
+    return parameters.Shape(
+        inner=_int(config, "intermediate_size", "n_inner", "ffn_dim") or expert_inner,
+        is_tied=config.get("tie_word_embeddings") is True,
+        is_gated=config.get("model_type") not in _UNGATED,
+        experts=_int(config, "num_local_experts", "n_routed_experts", "num_experts"),
+        experts_used=_int(config, "num_experts_per_tok", "moe_topk"),
+        expert_inner=expert_inner,
+        shared_inner=shared,
+        dense_layers=_int(config, "first_k_dense_replace", most=LAYERS_MAX),
+        query_rank=_int(config, "q_lora_rank"),
+        latent_rank=_int(config, "kv_lora_rank"),
+        plain_size=_int(config, "qk_nope_head_dim"),
+        rope_size=_int(config, "qk_rope_head_dim"),
+        value_size=_int(config, "v_head_dim"),
     )
 
 

@@ -15,6 +15,7 @@ from modelyard.control.api.deploy import Deployments
 from modelyard.control.api.endpoint_stats import Stats
 from modelyard.control.api.endpoint_why import EndpointWhy
 from modelyard.control.api.endpoints import Endpoints
+from modelyard.control.api.fit import Fits
 from modelyard.control.api.forecast import ForecastPages
 from modelyard.control.api.keys import Keys
 from modelyard.control.api.logs import Logs
@@ -57,6 +58,7 @@ def declared_routes(context: Context) -> list[AnyRoute]:
     nouns = (
         Deployments,
         Plans,
+        Fits,
         Logs,
         Releases,
         Rollouts,

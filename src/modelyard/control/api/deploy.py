@@ -7,9 +7,10 @@ import math
 import statistics
 
 from modelyard.control.api.autoscale import changed_autoscale
-from modelyard.control.api.deploy_spec import EXAMPLE, DeployAnswer, DeployRequest, HardwareBody, endpoint_faults
+from modelyard.control.api.deploy_spec import EXAMPLE, DeployAnswer, DeployRequest, endpoint_faults
 from modelyard.control.api.endpoint_views import URL_HEADER
 from modelyard.control.api.faults import Fault, check_all
+from modelyard.control.api.hardware import choose_hardware
 from modelyard.control.api.serving import changed_serving
 from modelyard.control.api.versions import examine, make_version
 from modelyard.control.context import Context
@@ -41,11 +42,15 @@ class Deployments:
         context, identity, wanted = self._context, call.identity, call.body
         if wanted.shared and not identity.may(Scope.ADMIN):
             raise permission_denied(Scope.ADMIN)
-        kinds = real_kinds(await context.fleet.nodes())
+        nodes = await context.fleet.nodes()
         findings = await examine(context, identity, wanted)
+        chosen = choose_hardware(wanted.hardware, findings, nodes, context.config.fleet.accelerator_prices)
         serving, unserved = changed_serving(wanted.serving, Serving(), context.config.gateway)
         autoscale, unscaled = changed_autoscale(wanted.autoscale, Autoscale(), scaling_of(wanted))
-        faults = [*endpoint_faults(wanted, findings.engine, kinds), *_hardware_faults(wanted, findings.registered)]
+        faults = [
+            *endpoint_faults(wanted, chosen, findings.engine, real_kinds(nodes)),
+            *_hardware_faults(wanted, findings.registered),
+        ]
         check_all("This deployment cannot be made.", call.flaws, [*faults, *findings.faults, *unserved, *unscaled])
         version = await make_version(
             context,
@@ -53,7 +58,7 @@ class Deployments:
             findings,
             tenant_id=identity.tenant_id,
             name=wanted.model_name,
-            gpus=(wanted.hardware.gpu_type, wanted.hardware.gpu_count),
+            gpus=(chosen.gpu_type, chosen.gpu_count),
         )
         endpoint = Endpoint(
             id=new_id("ep-"),
@@ -70,7 +75,8 @@ class Deployments:
         assert findings.settings is not None, "bad options are a fault"
         ready_s = math.ceil(await estimate_s(context, version, findings.settings))
         url = call.request.headers.get(URL_HEADER, "").rstrip("/")
-        return DeployAnswer(endpoint.id, endpoint.status, ready_s, f"{url}/v1/models/{endpoint.id}")
+        hardware = chosen if chosen.reason else None
+        return DeployAnswer(endpoint.id, endpoint.status, ready_s, f"{url}/v1/models/{endpoint.id}", hardware)
 
     async def _store(self, version: ModelVersion, endpoint: Endpoint, *, is_new: bool) -> None:
         context = self._context
@@ -116,8 +122,8 @@ def _hardware_faults(wanted: DeployRequest, registered: ModelVersion | None) -> 
         return []
     asked = {"gpu_type": wanted.hardware.gpu_type, "gpu_count": wanted.hardware.gpu_count}
     has = {"gpu_type": registered.gpu_type, "gpu_count": registered.gpu_count}
-    default = {"gpu_type": HardwareBody().gpu_type, "gpu_count": HardwareBody().gpu_count}
-    wrong = [name for name in asked if asked[name] not in (has[name], default[name])]
+    plain = {"gpu_type": "cpu", "gpu_count": 1}  # what clients of before send who mean nothing by it
+    wrong = [name for name in asked if asked[name] not in (None, has[name], plain[name])]
     return [Fault(f"hardware.{name}", f"the registered version has {has[name]}; leave this out") for name in wrong]
 
 

@@ -43,10 +43,21 @@ def _whole(least: int, text: str) -> Any:
 class HardwareBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a replica runs on, and how many there may be."""
 
-    gpu_type: Annotated[str, msgspec.Meta(description="Accelerator; 'cpu' on this machine.")] = "cpu"
-    gpu_count: Annotated[int, _whole(1, "Accelerators a replica.")] = 1
+    gpu_type: Annotated[
+        str | None,
+        msgspec.Meta(description="Accelerator; 'cpu' on this machine. Left out: the cheapest of the fleet that fits."),
+    ] = None
+    gpu_count: Annotated[int | None, _whole(1, "Accelerators a replica; left out: as many as it needs.")] = None
     min_replicas: Annotated[int, _whole(0, "Fewest replicas; 0 needs scale_to_zero.")] = 1
     max_replicas: Annotated[int | None, _whole(1, "Most replicas; left out: as many as min_replicas.")] = None
+
+
+class Hardware(msgspec.Struct, frozen=True):
+    """Accelerators of a replica, and why these: "" as they were asked for."""
+
+    gpu_type: str
+    gpu_count: int
+    reason: str = ""
 
 
 class Accelerators(Protocol):
@@ -92,13 +103,16 @@ class DeployRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     autoscale: AutoscaleBody = AutoscaleBody()
 
 
-class DeployAnswer(msgspec.Struct, frozen=True):
+class DeployAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """The deployment was taken on; GET /v1/endpoints/{endpoint_id} tells how far it is."""
 
     endpoint_id: str
     status: EndpointStatus
     estimated_ready_seconds: int
     endpoint_url: str
+    hardware: Annotated[
+        Hardware | None, msgspec.Meta(description="What a replica runs on and why, where the request left it out.")
+    ] = None
 
 
 EXAMPLE = {
@@ -110,7 +124,9 @@ EXAMPLE = {
 }
 
 
-def endpoint_faults(wanted: DeployRequest, engine: Engine | None, kinds: Collection[str]) -> list[Fault]:
+def endpoint_faults(
+    wanted: DeployRequest, chosen: Accelerators, engine: Engine | None, kinds: Collection[str]
+) -> list[Fault]:
     """Return the faults of the endpoint that is to be; those of its version are another's to find.
 
     ``kinds`` are the accelerators of the fleet that can run an engine with weights.
@@ -118,7 +134,7 @@ def endpoint_faults(wanted: DeployRequest, engine: Engine | None, kinds: Collect
     hardware, scaling = wanted.hardware, wanted.scaling
     return [
         *name_faults(wanted.model_name),
-        *hardware_faults(hardware, engine, kinds),
+        *hardware_faults(chosen, engine, kinds),
         *replica_faults("hardware.", hardware.min_replicas, hardware.max_replicas, zero=scaling.scale_to_zero),
         *_scaling_faults(scaling),
     ]

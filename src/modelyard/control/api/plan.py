@@ -8,8 +8,9 @@ import msgspec
 
 from modelyard.control.api.autoscale import changed_autoscale
 from modelyard.control.api.deploy import estimate_s, scaling_of
-from modelyard.control.api.deploy_spec import EXAMPLE, DeployRequest, endpoint_faults
+from modelyard.control.api.deploy_spec import EXAMPLE, DeployRequest, Hardware, endpoint_faults
 from modelyard.control.api.faults import check_all
+from modelyard.control.api.hardware import choose_hardware
 from modelyard.control.api.serving import changed_serving
 from modelyard.control.api.versions import Findings, examine, make_version
 from modelyard.control.asking import ask_of
@@ -57,6 +58,7 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     framework: str
     gpu_type: str
     gpus_per_replica: int
+    hardware_reason: Annotated[str, msgspec.Meta(description="Why these accelerators; empty: as asked for.")]
     min_replicas: int
     max_replicas: int
     scale_to_zero: bool
@@ -84,14 +86,15 @@ class Plans:
     async def plan(self, call: Call[DeployRequest, Empty]) -> PlanView:
         """Check as a deployment would, place on paper, and answer."""
         context, wanted = self._context, call.body
-        kinds = real_kinds(await context.fleet.nodes())
+        nodes = await context.fleet.nodes()
         findings = await examine(context, call.identity, wanted)
+        chosen = choose_hardware(wanted.hardware, findings, nodes, context.config.fleet.accelerator_prices)
         _, unserved = changed_serving(wanted.serving, Serving(), context.config.gateway)
         autoscale, unscaled = changed_autoscale(wanted.autoscale, Autoscale(), scaling_of(wanted))
-        faults = [*endpoint_faults(wanted, findings.engine, kinds), *findings.faults, *unserved, *unscaled]
+        unmade = endpoint_faults(wanted, chosen, findings.engine, real_kinds(nodes))
+        faults = [*unmade, *findings.faults, *unserved, *unscaled]
         check_all("This deployment cannot be made.", call.flaws, faults)
-        endpoint, offer = await self._on_paper(call, findings, autoscale)
-        nodes = await context.fleet.nodes()
+        endpoint, offer = await self._on_paper(call, findings, autoscale, chosen)
         ask = ask_of(endpoint, offer, kinds_of(nodes))
         replicas = await context.store.replicas()
         placed, no_room = _place_all(ask, endpoint.scaling, nodes, held_in(replicas))
@@ -104,6 +107,7 @@ class Plans:
             framework=offer.engine.name,
             gpu_type=offer.version.gpu_type,
             gpus_per_replica=offer.version.gpu_count,
+            hardware_reason=chosen.reason,
             min_replicas=endpoint.scaling.min_replicas,
             max_replicas=endpoint.scaling.max_replicas,
             scale_to_zero=endpoint.scaling.scale_to_zero,
@@ -124,10 +128,10 @@ class Plans:
         )
 
     async def _on_paper(
-        self, call: Call[DeployRequest, Empty], findings: Findings, autoscale: Autoscale
+        self, call: Call[DeployRequest, Empty], findings: Findings, autoscale: Autoscale, chosen: Hardware
     ) -> tuple[Endpoint, Offer]:
         wanted, tenant_id = call.body, call.identity.tenant_id
-        gpus = (wanted.hardware.gpu_type, wanted.hardware.gpu_count)
+        gpus = (chosen.gpu_type, chosen.gpu_count)
         version = await make_version(
             self._context, wanted, findings, tenant_id=tenant_id, name=wanted.model_name, gpus=gpus
         )
