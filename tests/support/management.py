@@ -54,6 +54,7 @@ class WeighedEngine(SimulatedEngine):
 
     name = "weighed"
     needs_artifact = True
+    computes_on_gpus = True
 
     def check_artifact(self, file: Path) -> None:
         with file.open("rb") as reader:

@@ -11,7 +11,7 @@ import click
 from modelyard.cli.bars import is_terminal
 from modelyard.cli.bench_report import show_comparison, show_run
 from modelyard.cli.exits import Exit, Failure
-from modelyard.cli.http import close_names, data_dir_option, find_platform
+from modelyard.cli.http import data_dir_option, find_platform
 from modelyard.cli.nouns import DURATION
 from modelyard.cli.output import Item, ProgressLine, remark, show_json
 
@@ -287,16 +287,22 @@ async def _run(
 
 
 def _check(target: "Target", first: Any) -> None:
-    """Refuse to measure what does not answer at all."""
-    if not first.error:
+    """Refuse to measure what answers nobody; other failures are among those that are counted."""
+    code = next((code for status, code in _REFUSALS.items() if first.error.startswith(status)), None)
+    if code is None:
         return
     told = f": {first.detail}" if first.detail else ""
-    names = f" {close_names(target.model, [])}" if "404" in first.error and not first.detail else ""
-    code = next((code for status, code in _CODES.items() if status in first.error), Exit.UNAVAILABLE)
-    raise Failure(f"{target.url} does not answer a request for '{target.model}' ({first.error}{told}).{names}", code)
+    raise Failure(
+        f"{target.url} does not answer a request for '{target.model}' ({first.error}{told.rstrip('.')}).", code
+    )
 
 
-_CODES = {"401": Exit.AUTH, "403": Exit.AUTH, "404": Exit.NOT_FOUND, "400": Exit.USAGE, "429": Exit.LIMIT}
+_REFUSALS = {
+    "no connection": Exit.UNAVAILABLE,
+    "HTTP 401": Exit.AUTH,
+    "HTTP 403": Exit.AUTH,
+    "HTTP 404": Exit.NOT_FOUND,
+}
 
 
 def _show(line: ProgressLine, place: str, now: "Measured") -> None:

@@ -24,7 +24,7 @@ _PURPOSES = ("general", "math", "code-exact", "embeddings", "reproducible")
     "fit",
     epilog="\b\nExample:\n  modelyard fit ./model.gguf\n  modelyard fit ./llama/config.json --gpu h100\n"
     "  modelyard fit demo@v1 --context 16384 --itl-ms 40 --fleet",
-    short_help="Say which precision and accelerators fit a model, how fast and at what price.",
+    short_help="Say what fits a model: precision, accelerators, speed, price.",
 )
 @click.argument("model", metavar="MODEL")
 @click.option("--gpu", "gpus", multiple=True, metavar="KIND", help="Only this kind, like h100 or cpu; repeatable.")

@@ -25,7 +25,7 @@ _COMMANDS = {
     "rollback": "Give the previous version all traffic again.",
     "rollout": "Show, pause, resume or undo a change of versions.",
     "models": "List, inspect, upload and remove models.",
-    "fit": "Say which precision and accelerators fit a model, how fast and at what price.",
+    "fit": "Say what fits a model: precision, accelerators, speed, price.",
     "bench": "Measure an endpoint under load.",
     "nodes": "List nodes, what runs on their accelerators, and what is free.",
     "pools": "List, set and remove warm pools of loaded models.",

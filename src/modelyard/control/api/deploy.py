@@ -10,7 +10,7 @@ from modelyard.control.api.autoscale import changed_autoscale
 from modelyard.control.api.deploy_spec import EXAMPLE, DeployAnswer, DeployRequest, endpoint_faults
 from modelyard.control.api.endpoint_views import URL_HEADER
 from modelyard.control.api.faults import Fault, check_all
-from modelyard.control.api.hardware import choose_hardware
+from modelyard.control.api.hardware import choose_hardware, known_facts
 from modelyard.control.api.serving import changed_serving
 from modelyard.control.api.versions import examine, make_version
 from modelyard.control.context import Context
@@ -44,7 +44,8 @@ class Deployments:
             raise permission_denied(Scope.ADMIN)
         nodes = await context.fleet.nodes()
         findings = await examine(context, identity, wanted)
-        chosen = choose_hardware(wanted.hardware, findings, nodes, context.config.fleet.accelerator_prices)
+        facts, prices = await known_facts(context, findings), context.config.fleet.accelerator_prices
+        chosen = choose_hardware(wanted.hardware, findings, facts, nodes, prices)
         serving, unserved = changed_serving(wanted.serving, Serving(), context.config.gateway)
         autoscale, unscaled = changed_autoscale(wanted.autoscale, Autoscale(), scaling_of(wanted))
         faults = [

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from modelyard.control.api.deploy_spec import Hardware, HardwareBody
 from modelyard.control.api.versions import Findings
+from modelyard.control.context import Context
 from modelyard.domain.facts import ModelFacts
 from modelyard.domain.nodes import NodeSeen
 from modelyard.engines import Engine, Settings
@@ -19,7 +20,11 @@ _OUTPUT = 256
 
 
 def choose_hardware(
-    asked: HardwareBody, findings: Findings, nodes: Sequence[NodeSeen], prices: Mapping[str, float]
+    asked: HardwareBody,
+    findings: Findings,
+    facts: ModelFacts,
+    nodes: Sequence[NodeSeen],
+    prices: Mapping[str, float],
 ) -> Hardware:
     """Return the accelerators of a replica: those that were asked for, and what was left out as the adviser has it.
 
@@ -27,7 +32,7 @@ def choose_hardware(
     """
     plain = Hardware(asked.gpu_type or PLAIN.gpu_type, PLAIN.gpu_count if asked.gpu_count is None else asked.gpu_count)
     is_whole = asked.gpu_type is not None and asked.gpu_count is not None
-    engine, settings, facts = findings.engine, findings.settings, findings.source.facts
+    engine, settings = findings.engine, findings.settings
     if is_whole or findings.registered is not None or engine is None or settings is None:
         return plain
     if not engine.computes_on_gpus or not facts.weights_bytes or asked.gpu_type == CPU:
@@ -38,6 +43,17 @@ def choose_hardware(
         if offer.kind.name != CPU and asked.gpu_type in (None, offer.kind.name)
     ]
     return _advised(asked, facts, settings, offers) if offers else plain
+
+
+async def known_facts(context: Context, findings: Findings) -> ModelFacts:
+    """Return what is known of an order's artifact: of one that is elsewhere, what an earlier version of it told."""
+    source = findings.source
+    if source.facts.weights_bytes or not source.uri:
+        return source.facts
+    versions = await context.store.versions()
+    return next(
+        (one.facts for one in versions if one.artifact.uri == source.uri and one.facts.weights_bytes), source.facts
+    )
 
 
 def offers_of_nodes(nodes: Sequence[NodeSeen], prices: Mapping[str, float], engine: Engine | None) -> list[Offer]:

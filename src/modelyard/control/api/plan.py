@@ -10,7 +10,7 @@ from modelyard.control.api.autoscale import changed_autoscale
 from modelyard.control.api.deploy import estimate_s, scaling_of
 from modelyard.control.api.deploy_spec import EXAMPLE, DeployRequest, Hardware, endpoint_faults
 from modelyard.control.api.faults import check_all
-from modelyard.control.api.hardware import choose_hardware
+from modelyard.control.api.hardware import choose_hardware, known_facts
 from modelyard.control.api.serving import changed_serving
 from modelyard.control.api.versions import Findings, examine, make_version
 from modelyard.control.asking import ask_of
@@ -88,7 +88,8 @@ class Plans:
         context, wanted = self._context, call.body
         nodes = await context.fleet.nodes()
         findings = await examine(context, call.identity, wanted)
-        chosen = choose_hardware(wanted.hardware, findings, nodes, context.config.fleet.accelerator_prices)
+        facts, prices = await known_facts(context, findings), context.config.fleet.accelerator_prices
+        chosen = choose_hardware(wanted.hardware, findings, facts, nodes, prices)
         _, unserved = changed_serving(wanted.serving, Serving(), context.config.gateway)
         autoscale, unscaled = changed_autoscale(wanted.autoscale, Autoscale(), scaling_of(wanted))
         unmade = endpoint_faults(wanted, chosen, findings.engine, real_kinds(nodes))

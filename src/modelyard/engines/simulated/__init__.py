@@ -88,8 +88,6 @@ class SimulatedEngine(EngineDefaults):
         }
     )  # fmt: skip
     needs_artifact = False
-    computes_on_gpus = True
-    """It only says so: for trials of fleets that are not there."""
     loads_adapters = True
     """It computes nothing, with an adapter and without."""
 
