@@ -10,6 +10,7 @@
 //   -m abort   opens C streams, closes all after D seconds at once
 //   -m once    opens C streams (ramp R per second), each to its end; returns when all ended, or D seconds after the last began
 // -a ADDRESS connects from this address (28,000 ports each); -n N counts streams whose tokens were not exactly N ("miscounted").
+// -A takes every chunk with content for a token, of engines that write no " t=" (no relay latency then).
 // "rejects" are answers of status 429 and 503, with their own latencies; "bad" is all that was not 200, these included.
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -28,7 +29,7 @@
 #define MAXH 64
 typedef struct {int fd,busy,inhdr,chunked,status,first,done,first_any; long cl; int cstate; long cleft; uint64_t t0; char hdr[2048]; int hlen; char*ln; int lnn,lncap; int sse; int gotdone; int closehdr; int ntok;} C_;
 static int ep,port=8000,nc=32; static double secs=5,rate=1000; static const char*path="/v1/chat/completions",*mode="closed",*key="",*bodyf=0,*body; static char*req; static size_t reqn;
-static char xh[4096]; static uint64_t ok,bad,chunks,bytes,connerr,doneok,streams,reconn,trunc_; static int badstatus,expect=-1; static uint64_t rejects,miscounted,refused; static const char*source=0;
+static char xh[4096]; static uint64_t ok,bad,chunks,bytes,connerr,doneok,streams,reconn,trunc_; static int badstatus,expect=-1,anychunk=0; static uint64_t rejects,miscounted,refused; static const char*source=0;
 static uint64_t now_us(void){struct timespec t;clock_gettime(CLOCK_MONOTONIC,&t);return (uint64_t)t.tv_sec*1000000+t.tv_nsec/1000;}
 typedef struct {uint64_t b[64*64],n;double sum;uint64_t max;} H; static H hl,ht,hr,hj; // log-linear, 32 sub-buckets/octave
 static int hidx(uint64_t v){if(v<64)return v;int e=63-__builtin_clzll(v);return (e-5)*32+(int)((v>>(e-5))-32)+32;}
@@ -57,7 +58,8 @@ static void line(C_*c,char*l,int n,uint64_t now){
   if(n<5||memcmp(l,"data:",5))return;
   if(memmem(l,n,"[DONE]",6)){c->gotdone=1;return;}
   char*t=memmem(l,n," t=",3);
-  if(t){ chunks++; c->ntok++; if(c->first){c->first=0;hadd(&ht,now-c->t0);} uint64_t v=0;char*p=t+3;while(p<l+n&&*p>='0'&&*p<='9')v=v*10+*p++-'0'; if(v&&now>=v)hadd(&hr,now-v); }
+  if(!t&&anychunk){char*q=memmem(l,n,"\"content\":\"",11);if(q&&q+11<l+n&&q[11]!='"')t=q;}
+  if(t){ chunks++; c->ntok++; if(c->first){c->first=0;hadd(&ht,now-c->t0);} uint64_t v=0;char*p=t[0]==' '?t+3:t;while(p<l+n&&*p>='0'&&*p<='9')v=v*10+*p++-'0'; if(v&&now>=v)hadd(&hr,now-v); }
 }
 static void payload(C_*c,char*p,int n,uint64_t now){
   bytes+=n; if(!c->sse)return;
@@ -98,7 +100,7 @@ static void feed(C_*c,char*p,int n,uint64_t now){
   }
 }
 int main(int ac,char**av){
-  int o;while((o=getopt(ac,av,"p:P:c:d:m:r:k:b:H:a:n:"))!=-1)switch(o){case'a':source=optarg;break;case'n':expect=atoi(optarg);break;case'p':port=atoi(optarg);break;case'P':path=optarg;break;case'c':nc=atoi(optarg);break;case'd':secs=atof(optarg);break;case'm':mode=optarg;break;case'r':rate=atof(optarg);break;case'k':key=optarg;break;case'b':bodyf=optarg;break;case'H':strcat(xh,optarg);strcat(xh,"\r\n");break;}
+  int o;while((o=getopt(ac,av,"p:P:c:d:m:r:k:b:H:a:n:A"))!=-1)switch(o){case'A':anychunk=1;break;case'a':source=optarg;break;case'n':expect=atoi(optarg);break;case'p':port=atoi(optarg);break;case'P':path=optarg;break;case'c':nc=atoi(optarg);break;case'd':secs=atof(optarg);break;case'm':mode=optarg;break;case'r':rate=atof(optarg);break;case'k':key=optarg;break;case'b':bodyf=optarg;break;case'H':strcat(xh,optarg);strcat(xh,"\r\n");break;}
   signal(SIGPIPE,SIG_IGN);
   static char bb[1<<20]; if(bodyf){FILE*f=fopen(bodyf,"r");if(!f){perror(bodyf);return 1;} size_t n=fread(bb,1,sizeof bb-1,f);bb[n]=0;fclose(f);body=bb;} else body="{}";
   is_stream=memmem(body,strlen(body),"\"stream\":true",13)||memmem(body,strlen(body),"\"stream\": true",14);

@@ -1,0 +1,1 @@
+"""``modelyard bench`` beside the load generator in C."""
