@@ -220,7 +220,7 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
 
 
 def _fetcher(settings: FetchConfig) -> "Fetcher":
-    from modelyard.web.addresses import networks
+    from modelyard.policy.addresses import networks
     from modelyard.web.fetcher import Fetcher, trust
 
     try:

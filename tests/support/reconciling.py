@@ -34,7 +34,7 @@ from modelyard.ids import new_id
 from modelyard.stores import ControlStore
 from modelyard.stores.feed import FeedClient, FeedServer
 from modelyard.stores.sql import SqlControlStore, open_database
-from modelyard.web.addresses import networks
+from modelyard.policy.addresses import networks
 from modelyard.web.fetcher import Fetcher
 from tests.support.waiting import eventually_async
 
