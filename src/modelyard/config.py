@@ -418,6 +418,11 @@ class DataDirectory:
         return self.root / "secrets" / "internal-token"
 
     @property
+    def provider_keys(self) -> Path:
+        """Folder with one file a key of an external provider, mode 0600, that deployments name; the operator's."""
+        return self.root / "secrets" / "providers"
+
+    @property
     def control_socket(self) -> Path:
         """Unix socket of the controller's HTTP API."""
         return self.root / "run" / "control.sock"
@@ -469,7 +474,7 @@ class DataDirectory:
             StartupError: the directory cannot be made or written.
         """
         try:
-            for folder in ("", "run", "secrets", "journal", "artifacts", "replicas", "logs"):
+            for folder in ("", "run", "secrets", "secrets/providers", "journal", "artifacts", "replicas", "logs"):
                 (self.root / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
             if not os.access(self.root, os.W_OK | os.X_OK):
                 raise PermissionError(13, "Permission denied")

@@ -148,6 +148,9 @@ class Engine(Protocol):
     trailing assistant message is continued as it is) when it can go on in the middle of an answer, and
     ``functions.custom``, ``best_of`` … for fields of OpenAI's that few honour."""
     needs_artifact: bool
+    is_admin_only: bool
+    """Only a key with the scope ``admin`` may deploy it: it spends the operator's money, or uses what is the
+    operator's."""
     loads_adapters: bool
     """A LoRA adapter can be given to it beside its base."""
     guests: GuestKind

@@ -12,6 +12,7 @@ class EngineDefaults:
     routes: frozenset[str]
     request_extras: frozenset[str] = frozenset()
     needs_artifact = True
+    is_admin_only = False
     loads_adapters = False
     guests = GuestKind.NONE
     ready_path = "/health"
