@@ -9,7 +9,7 @@ favour.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from modelyard.domain.usage import Intent, Settle, Unit, UsageStatus
+from modelyard.domain.usage import Intent, Price, Settle, Unit, UsageStatus
 from modelyard.gateway import engine_errors
 from modelyard.gateway.sse import Usage
 from modelyard.policy.dispatch import ReplicaLoad
@@ -48,7 +48,7 @@ def intent_of(exchange: "Exchange", replica: ReplicaLoad) -> Intent:
         exchange.call.is_stream,
         exchange.prompt_estimate,
         exchange.reservation.tokens,
-        route.price,
+        exchange.endpoint.price_of(replica.version_id),
     )
 
 
@@ -102,6 +102,9 @@ def settle(
     first_s = exchange.progress.first_token_s
     seconds = now_s - exchange.arrived_s
     replica = exchange.replica
+    moved_to: tuple[str, Price] | tuple[()] = ()
+    if replica is not None and replica.version_id != exchange.begun_on:
+        moved_to = (replica.version_id, endpoint.price_of(replica.version_id))
     gateway.journal.settle(
         Settle(
             exchange.request_id,
@@ -119,6 +122,7 @@ def settle(
             is_estimated,
             units,
             unit,
+            *moved_to,
         ),
         then,
     )

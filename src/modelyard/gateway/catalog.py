@@ -14,11 +14,13 @@ from modelyard.domain.demand import EndpointDemand, ReplicaReport, Report
 from modelyard.domain.endpoints import Timeouts
 from modelyard.domain.routing_table import EndpointRoute, RoutingTable
 from modelyard.domain.signals import ReleaseCounts
+from modelyard.domain.usage import Price
 from modelyard.gateway.accounts import Accounts, KeyState
 from modelyard.gateway.tallies import TOLD_S, ReleaseTally
 from modelyard.policy.admission import OutputPredictor
 from modelyard.policy.breaker import Tolerance
 from modelyard.policy.dispatch import Dispatcher, DispatchRules, ReplicaLoad, Waiter
+from modelyard.policy.pricing import dearest
 
 W = TypeVar("W", bound=Waiter)
 
@@ -72,10 +74,24 @@ class EndpointState(Generic[W]):
     outputs: OutputPredictor = field(default_factory=OutputPredictor)
     tallies: dict[str, ReleaseTally] = field(default_factory=dict)
     """What was counted of each release, by version."""
+    prices: dict[str, Price] = field(default_factory=dict)
+    """Of the versions whose price is not the endpoint's."""
 
     def is_quiet(self, now_s: float) -> bool:
         """Say whether nothing has happened lately that needs to be looked at."""
         return not self.in_flight and not self.dispatcher.has_ejected and now_s - self.last_request_s > QUIET_S
+
+    def price_of(self, version_id: str) -> Price:
+        """Return what an answer of this version costs."""
+        return self.prices.get(version_id, self.route.price)
+
+    @property
+    def price_max(self) -> Price:
+        """Return a price that none is above: which release will answer is not known before."""
+        price = self.route.price
+        for other in self.prices.values():
+            price = dearest(price, other)
+        return price
 
     def prompt_tokens(self, text_length: int) -> int:
         """Estimate the tokens of a prompt, from what this model's engine told of earlier ones."""
@@ -244,6 +260,7 @@ class Catalog(Generic[W]):
                     for r in releases
                 ],
                 now_s=now_s,
+                fallbacks={r.version_id: r.fallback for r in releases if r.fallback},
             )
 
     def _take_route(
@@ -256,6 +273,7 @@ class Catalog(Generic[W]):
             state = self._endpoints[route.id] = EndpointState(route, dispatcher, last_request_s=now_s)
         state.route, state.is_gone = route, False
         state.patience = Patience.of(route.serving.timeouts, self._settings)
+        state.prices = {one.version_id: one.price for one in route.releases if one.price is not None}
         return state if is_news else None
 
     def _take_names(self, table: RoutingTable) -> list[EndpointState[W]]:

@@ -174,6 +174,7 @@ def retry(exchange: "Exchange", reason: str) -> bool:
     relay = exchange.relay
     if body and relay is not None:
         exchange.body = body
+        exchange.job.fallback_s = NEVER_S  # nobody else's engine goes on in the middle of our answer
         exchange.comment_due_s = now_s + gateway.settings.loading_comment_s
         exchange.progress.interrupt(relay)
     else:

@@ -8,7 +8,7 @@ of: (1) starts at once, (2) waits and is delivered, (3) waits and leaves,
 """
 
 import enum
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -100,10 +100,14 @@ class Dispatcher(ReplicaSet, Generic[W]):
         return f"<Dispatcher {self.endpoint_id}: {self.running}/{slots} slots, {len(self.line)} waiting>"
 
     def update(
-        self, releases: Sequence[tuple[str, int, int, Sequence[tuple[ReplicaRoute, int]]]], *, now_s: float
+        self,
+        releases: Sequence[tuple[str, int, int, Sequence[tuple[ReplicaRoute, int]]]],
+        *,
+        now_s: float,
+        fallbacks: Mapping[str, int] | None = None,
     ) -> None:
-        """Take over ``(version_id, weight, shadow, [(replica, slots)])`` of a new table; known replicas keep theirs."""
-        self.take_releases(releases, now_s=now_s)
+        """Take over a new table, as ``take_releases`` does, and serve from it."""
+        self.take_releases(releases, now_s=now_s, fallbacks=fallbacks or {})
         self.serve(now_s=now_s)
 
     def probed(
@@ -136,7 +140,8 @@ class Dispatcher(ReplicaSet, Generic[W]):
         """
         failed_on = waiter.failed_on
         if not any(
-            other not in failed_on and not other.is_draining and other.health.is_closed for other in self._serving
+            other not in failed_on and not other.is_draining and other.health.is_closed
+            for other in self._may_get(waiter.job)
         ):
             return None
         if not self.retries.take(now_s):
@@ -184,13 +189,27 @@ class Dispatcher(ReplicaSet, Generic[W]):
                 waiter, replica = found
             elif waiter.job.prefix and len(self._releases) == 1 and len(self.line) > 1:
                 waiter = self._best_for(replica, waiter)
-            self._occupy(replica, waiter.job, now_s)
-            self.line.leave(waiter)
-            self.line.served(waiter.job)
-            self.drain.note(now_s, cost_of(waiter.job))
-            if not self._deliver(waiter, replica):
-                self._free(replica, waiter.job)
-                self.line.settled(waiter.job, 0, 0)
+            self._hand(waiter, replica, now_s)
+
+    def spill(self, *, now_s: float) -> None:
+        """Hand the room of fallbacks to those whose time for one has come; called by the sweep.
+
+        Whoever waits before them waits for a release with weight, so they overtake nobody.
+        """
+        for waiter in self.line.order()[:LOOK_AHEAD] if self.has_fallback and self.line else ():
+            replica = self._find_fallback(waiter.job, now_s, self._avoided(waiter))
+            if replica is not None and waiter in self.line:
+                self._hand(waiter, replica, now_s)
+
+    def _hand(self, waiter: W, replica: ReplicaLoad, now_s: float) -> None:
+        """Take a slot of ``replica`` for one who waits, and deliver it."""
+        self._occupy(replica, waiter.job, now_s)
+        self.line.leave(waiter)
+        self.line.served(waiter.job)
+        self.drain.note(now_s, cost_of(waiter.job))
+        if not self._deliver(waiter, replica):
+            self._free(replica, waiter.job)
+            self.line.settled(waiter.job, 0, 0)
 
     def wait_s(self, waiter: W | None = None, *, now_s: float) -> float | None:
         """Return how long ``waiter`` (None: a newcomer behind all) will probably wait; None while nobody knows."""
@@ -207,7 +226,11 @@ class Dispatcher(ReplicaSet, Generic[W]):
             return replica
         if self._is_hopeless(job):
             return Verdict.NEVER
-        if line and not self.is_cold:
+        if self._fallbacks and line.waiters and (replica := self._past_line(job, now_s, avoid)) is not None:
+            self._occupy(replica, job, now_s)
+            line.served(job)
+            return replica
+        if line and not self.is_cold and not now_s < job.fallback_s < deadline_s:
             # Counted in tokens, and only those ahead of this one: another tenant's flood must not turn it away.
             wait_s = self.drain.wait_s(line.tokens_before(job), now_s)
             if wait_s is not None and now_s + wait_s > deadline_s:
@@ -224,10 +247,16 @@ class Dispatcher(ReplicaSet, Generic[W]):
             return replica
         return Verdict.WAIT
 
+    def _past_line(self, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
+        """Return a replica of a fallback for a newcomer, where all who wait must not, or not yet, go there."""
+        if any(waiter.job.fallback_s <= now_s for waiter in self.line.order()):
+            return None
+        return self._find_fallback(job, now_s, avoid)
+
     def _avoided(self, waiter: W) -> Collection[ReplicaLoad]:
         """Return the replicas it should not be sent to again, none when there are no others."""
         avoid = waiter.failed_on
-        if avoid and all(replica.is_draining or replica in avoid for replica in self._serving):
+        if avoid and all(replica.is_draining or replica in avoid for replica in self._may_get(waiter.job)):
             return ()
         return avoid
 

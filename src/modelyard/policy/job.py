@@ -59,5 +59,7 @@ class Job:
     """What was seen of the replicas when it got one of several; for whoever asks why."""
     beside: int = 0
     """Requests that ran on its replica when it came."""
+    fallback_s: float = 0.0
+    """From when on it may go to a release that is there for what the others have no room for; never: not at all."""
     was_first: bool = False
     """Whether nothing was pending on its replica when it came: then its first token tells how fast that is."""

@@ -29,6 +29,7 @@ from modelyard.policy.routing import (
 HOLDER_BLOCKS_MAX = 200_000
 NAMES_MAX = 64
 """Ids of replicas that are kept, those of gone ones among them."""
+_NONE: Mapping[str, int] = {}
 
 
 class Release(msgspec.Struct):
@@ -38,6 +39,7 @@ class Release(msgspec.Struct):
     weight: int
     shadow: int
     replicas: list[ReplicaLoad]
+    fallback: int = 0
 
 
 class ReplicaSet:
@@ -51,15 +53,18 @@ class ReplicaSet:
         "_by_id",
         "_chance",
         "_dispatches",
+        "_fallbacks",
         "_has_kv",
         "_holders",
         "_kv_share_max",
         "_only",
+        "_own",
         "_releases",
         "_serving",
         "_tolerance",
         "has_ejected",
         "has_shadow",
+        "is_asleep",
         "is_cold",
         "is_crowd",
         "model",
@@ -74,6 +79,8 @@ class ReplicaSet:
         self.model = EngineModel()
         self.is_cold = True
         """Whether no replica could take a request even if it were idle."""
+        self.is_asleep = True
+        """The same of the releases with weight alone: what answers meanwhile is there for when they do not."""
         self.has_ejected = False
         """Whether some replica pauses, and has to be probed some time."""
         self.has_shadow = False
@@ -84,6 +91,9 @@ class ReplicaSet:
         self._chance = chance
         self._releases: list[Release] = []
         self._only: ReplicaLoad | None = None
+        self._fallbacks: list[Release] = []
+        # Those of releases with weight: all that a request may get that must not go to a fallback.
+        self._own: list[ReplicaLoad] = []
         self._by_id: dict[str, ReplicaLoad] = {}
         # Those that a request may be sent to: copies alone, or a release without weight, help nobody who waits.
         self._serving: list[ReplicaLoad] = []
@@ -104,6 +114,15 @@ class ReplicaSet:
         return len(self._serving) > 1
 
     @property
+    def has_fallback(self) -> bool:
+        """Say whether some release answers what the others have no room for."""
+        return bool(self._fallbacks)
+
+    def is_fallback(self, replica: ReplicaLoad) -> bool:
+        """Say whether a replica is of such a release."""
+        return any(release.version_id == replica.version_id for release in self._fallbacks)
+
+    @property
     def running(self) -> int:
         """Return how many requests are on replicas now."""
         return sum(replica.running for replica in self._by_id.values())
@@ -111,13 +130,20 @@ class ReplicaSet:
     # --- what there is ---
 
     def take_releases(
-        self, releases: Sequence[tuple[str, int, int, Sequence[tuple[ReplicaRoute, int]]]], *, now_s: float
+        self,
+        releases: Sequence[tuple[str, int, int, Sequence[tuple[ReplicaRoute, int]]]],
+        *,
+        now_s: float,
+        fallbacks: Mapping[str, int] = _NONE,
     ) -> None:
-        """Take over ``(version_id, weight, shadow, [(replica, slots)])`` of a new table; known replicas keep theirs."""
+        """Take over ``(version_id, weight, shadow, [(replica, slots)])`` of a new table; known replicas keep theirs.
+
+        ``fallbacks`` are the turns of versions that answer what those with weight have no room for.
+        """
         seen: dict[str, ReplicaLoad] = {}
         self._releases = []
         for version_id, weight, shadow, routes in releases:
-            release = Release(version_id, weight, shadow, [])
+            release = Release(version_id, weight, shadow, [], fallbacks.get(version_id, 0))
             for route, slots in routes:
                 load = self._by_id.get(route.id)
                 if load is None or load.route.port != route.port:
@@ -138,10 +164,14 @@ class ReplicaSet:
             del self.names[identity]
         self.is_crowd = len(seen) > 1
         of_weight = [release for release in self._releases if release.weight or len(self._releases) == 1]
-        self._serving = [replica for release in of_weight for replica in release.replicas]
+        in_turn = (release for release in self._releases if release.fallback and release.replicas)
+        self._fallbacks = sorted(in_turn, key=lambda release: release.fallback)
+        self._own = [replica for release in of_weight for replica in release.replicas]
+        self._serving = self._own + [replica for release in self._fallbacks for replica in release.replicas]
         of_first = self._releases[0].replicas if len(self._releases) == 1 else ()
         self._only = of_first[0] if len(of_first) == 1 else None
         self.is_cold = all(replica.is_draining for replica in self._serving)
+        self.is_asleep = all(replica.is_draining for replica in self._own)
         self.has_shadow = any(release.shadow and release.replicas for release in self._releases)
         self._has_kv = any(replica.kv.capacity for replica in seen.values())
         if len(seen) <= CROWD:
@@ -275,9 +305,17 @@ class ReplicaSet:
         """Say whether no replica could hold the request even if it were idle."""
         return (
             self._has_kv
-            and not self.is_cold
-            and not any(can_ever_fit(job, replica.kv.capacity) for replica in self._serving)
+            and not self.is_cold_for(job)
+            and not any(can_ever_fit(job, replica.kv.capacity) for replica in self._may_get(job))
         )
+
+    def is_cold_for(self, job: Job) -> bool:
+        """Say whether no replica that the request may ever get could take it even if it were idle."""
+        return self.is_asleep if job.fallback_s == NEVER_S else self.is_cold
+
+    def _may_get(self, job: Job) -> list[ReplicaLoad]:
+        """Return the replicas that the request may ever be sent to."""
+        return self._own if job.fallback_s == NEVER_S else self._serving
 
     def _find(self, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
         releases = self._releases
@@ -299,7 +337,14 @@ class ReplicaSet:
                 return replica
             # A release without room must not make its share of requests wait beside idle replicas of another.
             del left[index]
-        return None
+        return self._find_fallback(job, now_s, avoid) if self._fallbacks else None
+
+    def _find_fallback(self, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
+        """Return a replica of the first fallback with room, if it is time for one."""
+        if job.fallback_s > now_s:
+            return None
+        found = (self._choose(release, job, now_s, avoid) for release in self._fallbacks)
+        return next((replica for replica in found if replica is not None), None)
 
     def _choose(self, release: Release, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
         looks: Looks = []
