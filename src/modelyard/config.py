@@ -268,7 +268,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fetch: FetchConfig = FetchConfig()
     """What is fetched from elsewhere: webhooks, artifacts."""
     prices: dict[str, PriceConfig] = {}
-    """Price of each model by its endpoint name; ``"*"`` prices all others; without one, use is metered and free."""
+    """Price of each model by its endpoint name, or of one version by ``"NAME@VERSION"``; ``"*"`` prices all others;
+    without one, use is metered and free."""
 
 
 def _lists(section: type[msgspec.Struct], *path: str) -> Iterator[tuple[str, ...]]:

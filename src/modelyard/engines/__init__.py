@@ -148,9 +148,9 @@ class Engine(Protocol):
     trailing assistant message is continued as it is) when it can go on in the middle of an answer, and
     ``functions.custom``, ``best_of`` … for fields of OpenAI's that few honour."""
     needs_artifact: bool
-    is_admin_only: bool
-    """Only a key with the scope ``admin`` may deploy it: it spends the operator's money, or uses what is the
-    operator's."""
+    is_remote: bool
+    """Its model runs elsewhere, with a key and at a cost of the operator's: only a key with the scope ``admin`` may
+    deploy it, and its replica is a small process on a CPU whatever its endpoint runs on."""
     loads_adapters: bool
     """A LoRA adapter can be given to it beside its base."""
     guests: GuestKind

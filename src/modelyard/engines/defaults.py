@@ -12,7 +12,7 @@ class EngineDefaults:
     routes: frozenset[str]
     request_extras: frozenset[str] = frozenset()
     needs_artifact = True
-    is_admin_only = False
+    is_remote = False
     loads_adapters = False
     guests = GuestKind.NONE
     ready_path = "/health"

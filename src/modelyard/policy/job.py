@@ -61,5 +61,8 @@ class Job:
     """Requests that ran on its replica when it came."""
     fallback_s: float = 0.0
     """From when on it may go to a release that is there for what the others have no room for; never: not at all."""
+    spilled: tuple[int, int, int] | None = None
+    """Why it went to a fallback: replicas of releases with weight, those of them that were full, and those that
+    were left alone after failures. None: it did not."""
     was_first: bool = False
     """Whether nothing was pending on its replica when it came: then its first token tells how fast that is."""

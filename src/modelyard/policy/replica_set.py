@@ -329,6 +329,7 @@ class ReplicaSet:
         return only if not self._has_kv or only.kv.fits(job, self._kv_share_max) else None
 
     def _find_by_weight(self, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
+        job.spilled = None
         left = [release for release in self._releases if release.replicas and release.weight]
         while left:
             point = release_point(job.release_session, self._chance)
@@ -343,8 +344,16 @@ class ReplicaSet:
         """Return a replica of the first fallback with room, if it is time for one."""
         if job.fallback_s > now_s:
             return None
-        found = (self._choose(release, job, now_s, avoid) for release in self._fallbacks)
-        return next((replica for replica in found if replica is not None), None)
+        own = [replica for replica in self._own if not replica.is_draining]
+        looks = job.looks
+        for release in self._fallbacks:
+            if (replica := self._choose(release, job, now_s, avoid)) is not None:
+                ejected = sum(one.ejected_until_s > now_s for one in own)
+                full = sum(one.running >= one.slots and one.ejected_until_s <= now_s for one in own)
+                job.spilled = (len(own), full, ejected)
+                return replica
+        job.looks = looks
+        return None
 
     def _choose(self, release: Release, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
         looks: Looks = []

@@ -76,7 +76,7 @@ class ProviderEngine(EngineDefaults):
     """
 
     needs_artifact = False
-    is_admin_only = True
+    is_remote = True
     default_url = ""
     options_kind: type[ProviderOptions] = ProviderOptions
 
