@@ -140,8 +140,8 @@ def change(name: str, *, platform: Platform, is_json: bool, is_quiet: bool, **gi
     """
     if not (body := change_body(**given)):
         raise click.UsageError(
-            "Nothing to change; give --scale, --idle, --tier, --autoscale, --weight, --shadow, --fallback or an option of "
-            "serving"
+            "Nothing to change; give --scale, --idle, --tier, --autoscale, --weight, --shadow, --fallback or an option "
+            "of serving"
         )
     path = f"/v1/endpoints/{segment(name)}"
     endpoint = ask_of(platform, name, lambda path: platform.patch(path, body), path)

@@ -91,7 +91,7 @@ def serving_text(serving: Item) -> str:
         parts.append(f"tokens in groups of {serving['coalesce_ms']} ms")
     if serving["sticky"] != "none":
         parts.append(f"sticky by {serving['sticky']}")
-    if serving["fallback_after_s"]:
+    if serving.get("fallback_after_s"):
         parts.append(f"a fallback answers after {serving['fallback_after_s']:g} s")
     return ", ".join(parts)
 
@@ -100,6 +100,6 @@ def release_text(release: Item) -> str:
     """Return the share of a release: ``90 %``, ``copies of 10 %``, ``what the others have no room for``, …"""
     if release["shadow"]:
         return f"copies of {release['shadow']} %"
-    if release["fallback"]:
+    if release.get("fallback"):
         return "what the others have no room for" + (f", turn {release['fallback']}" if release["fallback"] > 1 else "")
     return f"{release['weight']} %" if release["weight"] else "no traffic"

@@ -129,9 +129,8 @@ def _with_share(release: Release, share: ShareBody) -> Release:
         for name, value in (("weight", share.weight), ("shadow", share.shadow), ("fallback", share.fallback))
         if value is not msgspec.UNSET
     }
-    if any(asked.values()):
-        return Release(release.version_id, **asked)
-    return msgspec.structs.replace(release, **asked)
+    before = Release(release.version_id, weight=0) if any(asked.values()) else release
+    return msgspec.structs.replace(before, **asked)
 
 
 def release_named(endpoint: Endpoint, reference: str, names: Mapping[str, str]) -> Release | None:
