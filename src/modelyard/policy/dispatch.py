@@ -185,6 +185,7 @@ class Dispatcher(ReplicaSet, Generic[W]):
                 continue
             if replica is None:
                 if not waiter.failed_on or (found := self._behind(waiter, now_s)) is None:
+                    self.spill(now_s=now_s)
                     return
                 waiter, replica = found
             elif waiter.job.prefix and len(self._releases) == 1 and len(self.line) > 1:
@@ -192,7 +193,7 @@ class Dispatcher(ReplicaSet, Generic[W]):
             self._hand(waiter, replica, now_s)
 
     def spill(self, *, now_s: float) -> None:
-        """Hand the room of fallbacks to those whose time for one has come; called by the sweep.
+        """Hand the room of fallbacks to those whose time for one has come; the sweep calls it, too.
 
         Whoever waits before them waits for a release with weight, so they overtake nobody.
         """
@@ -226,7 +227,8 @@ class Dispatcher(ReplicaSet, Generic[W]):
             return replica
         if self._is_hopeless(job):
             return Verdict.NEVER
-        if self._fallbacks and line.waiters and (replica := self._past_line(job, now_s, avoid)) is not None:
+        # Whoever waits and may go there has been given what is free there (``spill``).
+        if self._fallbacks and line.waiters and (replica := self._find_fallback(job, now_s, avoid)) is not None:
             self._occupy(replica, job, now_s)
             line.served(job)
             return replica
@@ -246,12 +248,6 @@ class Dispatcher(ReplicaSet, Generic[W]):
             line.served(job)
             return replica
         return Verdict.WAIT
-
-    def _past_line(self, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
-        """Return a replica of a fallback for a newcomer, where all who wait must not, or not yet, go there."""
-        if any(waiter.job.fallback_s <= now_s for waiter in self.line.order()):
-            return None
-        return self._find_fallback(job, now_s, avoid)
 
     def _avoided(self, waiter: W) -> Collection[ReplicaLoad]:
         """Return the replicas it should not be sent to again, none when there are no others."""

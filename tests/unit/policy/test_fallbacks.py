@@ -127,6 +127,17 @@ def test_who_must_not_go_there_waits_for_its_own_and_holds_up_nobody() -> None:
     assert [(waiter, replica.route.id) for waiter, replica in story.delivered] == [(bound, OWN)]
 
 
+def test_a_slot_of_a_fallback_passes_who_must_not_have_it() -> None:
+    story = Story(own=1, first=1)
+    story.arrive()
+    other, _ = story.arrive()
+    story.arrive(fallback_s=NEVER_S)
+    behind, verdict = story.arrive()
+    assert verdict == "WAIT"
+    story.dispatcher.finish(story.replica(FIRST), other.job, now_s=1.0)
+    assert [waiter for waiter, _ in story.delivered] == [behind]
+
+
 def test_a_request_waits_as_long_as_the_endpoint_says_before_it_spills() -> None:
     story = Story(own=1, first=1)
     holding, _ = story.arrive()
@@ -142,14 +153,18 @@ def test_a_request_waits_as_long_as_the_endpoint_says_before_it_spills() -> None
 
 def test_a_long_line_is_no_reason_to_refuse_who_will_spill() -> None:
     story = Story(own=1, first=2)
-    story.arrive()
-    waiter, verdict = story.arrive(fallback_s=2.0)
-    for _ in range(20):
-        assert story.arrive(fallback_s=2.0)[1] == "WAIT"
-    story.dispatcher.spill(now_s=2.0)
+    running, _ = story.arrive()
+    for at in range(1, 6):  # each takes its own replica 20 seconds
+        story.arrive(20.0 * (at - 1), fallback_s=NEVER_S)
+        story.dispatcher.finish(story.replica(OWN), running.job, now_s=20.0 * at)
+        running = story.delivered[-1][0]
+    for _ in range(3):
+        story.arrive(100.0, fallback_s=102.0)
+    assert story.arrive(100.0, fallback_s=NEVER_S)[1] == "FULL", "the wait for its own is too long"
+    assert story.arrive(100.0, fallback_s=102.0)[1] == "WAIT"
+    story.delivered.clear()
+    story.dispatcher.spill(now_s=102.0)
     assert [replica.route.id for _, replica in story.delivered] == [FIRST, FIRST]
-    assert verdict == "WAIT"
-    assert story.delivered[0][0] is waiter
 
 
 class FallbackMachine(RuleBasedStateMachine):
