@@ -84,6 +84,7 @@ def _dialect(arguments: argparse.Namespace) -> Dialect:
             model=arguments.model,
             name=arguments.model_name,
             version=arguments.api_version,
+            has_sampling=arguments.sampling,
             now=SystemClock().unix_s,
         )
     return OpenAIDialect(model=arguments.model, name=arguments.model_name, limit_field=arguments.limit_field)
@@ -112,6 +113,7 @@ def _read_arguments() -> argparse.Namespace:
     parser.add_argument("--authorities", default="")
     parser.add_argument("--limit-field", default="max_tokens")
     parser.add_argument("--api-version", default="2023-06-01")
+    parser.add_argument("--sampling", action="store_true")
     return parser.parse_args()
 
 

@@ -8,14 +8,18 @@ from modelyard.engines.providers.dialect import Asked, Counted, Json, Refused, e
 
 
 class AnthropicDialect:
-    """``model`` is the provider's name, ``name`` ours; ``now`` gives the unix time of an answer."""
+    """``model`` is the provider's name, ``name`` ours; ``now`` gives the unix time of an answer; ``has_sampling``:
+    the model takes a temperature."""
 
     models_path = "/v1/models"
 
-    def __init__(self, *, model: str, name: str, version: str, now: Callable[[], float]) -> None:
+    def __init__(
+        self, *, model: str, name: str, version: str, now: Callable[[], float], has_sampling: bool = False
+    ) -> None:
         self._model = model
         self._name = name
         self._version = version
+        self._has_sampling = has_sampling
         self._now = now
 
     def headers(self, key: str) -> Mapping[str, str]:
@@ -24,7 +28,7 @@ class AnthropicDialect:
 
     def asked(self, route: str, body: Json) -> Asked:
         """Return the chat as a message request."""
-        return Asked("/v1/messages", messages_body(body, self._model))
+        return Asked("/v1/messages", messages_body(body, self._model, has_sampling=self._has_sampling))
 
     def answered(self, route: str, body: bytes) -> tuple[bytes, Counted]:
         """Return the message as a chat completion."""

@@ -95,7 +95,8 @@ class AnthropicReader:
             case "content_block_stop":
                 return self._close(event)
             case "message_delta":
-                self._reason = (event.get("delta") or {}).get("stop_reason") or self._reason
+                delta = event.get("delta")
+                self._reason = (delta.get("stop_reason") if isinstance(delta, dict) else None) or self._reason
                 self._usage.take(event.get("usage"))
                 return b""
             case "message_stop":

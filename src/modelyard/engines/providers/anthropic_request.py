@@ -3,7 +3,8 @@
 Instructions move to ``system``, answers of tools into the user's next turn,
 and turns of one side become one, as that API wants it. What it has no word for
 and what only steers sampling (``seed``, penalties, ``logit_bias``,
-``reasoning_effort``) is left out; what would be missed (``logprobs``, several
+``reasoning_effort``; ``temperature`` and ``top_p`` unless the model takes them)
+is left out; what would be missed (``logprobs``, several
 choices, sound) is refused.
 """
 
@@ -19,8 +20,8 @@ _JSON_ONLY = "Answer with one JSON object and nothing else."
 _IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 
-def messages_body(body: Json, model: str) -> Json:
-    """Return the request for a chat.
+def messages_body(body: Json, model: str, *, has_sampling: bool = False) -> Json:
+    """Return the request for a chat; ``has_sampling``: the model takes a temperature.
 
     Raises:
         Refused: it asks for what the API cannot do.
@@ -40,15 +41,16 @@ def messages_body(body: Json, model: str) -> Json:
         sent["system"] = "\n\n".join(system)
     if body.get("stream"):
         sent["stream"] = True
-    _add_sampling(sent, body)
+    stop = body.get("stop")
+    if stop:
+        sent["stop_sequences"] = [stop] if isinstance(stop, str) else stop
+    if has_sampling:
+        _add_sampling(sent, body)
     _add_tools(sent, body)
     return sent
 
 
 def _add_sampling(sent: Json, body: Json) -> None:
-    stop = body.get("stop")
-    if stop:
-        sent["stop_sequences"] = [stop] if isinstance(stop, str) else stop
     if body.get("temperature") is not None:
         sent["temperature"] = min(1.0, body["temperature"])  # OpenAI's goes to 2
     elif body.get("top_p") is not None:

@@ -14,7 +14,7 @@ from modelyard.engines.defaults import EngineDefaults
 from modelyard.engines.options import read_options
 from modelyard.engines.pages import count_of, read_samples
 from modelyard.engines.providers.keys import KeyFault, ProviderKeys
-from modelyard.policy.addresses import UrlError, may_connect, networks, read_url
+from modelyard.policy.addresses import UrlError, is_private_network, may_connect, networks, read_url
 
 _MEMORY_BYTES = 60 * 1024 * 1024
 """Measured: 44 MB of a process that serves, and what is in flight."""
@@ -66,6 +66,8 @@ class AnthropicOptions(ProviderOptions, frozen=True, forbid_unknown_fields=True)
     """Most tokens of prompt and answer together."""
     version: Annotated[str, msgspec.Meta(pattern=r"\A\d{4}-\d\d-\d\d\Z")] = "2023-06-01"
     """The API's version."""
+    sampling: bool = False
+    """Send ``temperature`` (or ``top_p``) on: older models take one of them, the API of today names neither."""
 
 
 class ProviderEngine(EngineDefaults):
@@ -170,7 +172,8 @@ class ProviderEngine(EngineDefaults):
         private = networks(self._private)
         if parts.address is not None and not may_connect(parts.address, private):
             return f"'{parts.host}' is no public address, and no network of fetch.private_networks"
-        if parts.scheme == "http" and not private:
+        is_plain = parts.scheme == "http"
+        if is_plain and not (is_private_network(parts.address, private) if parts.address is not None else private):
             return "use https; http is only for networks in fetch.private_networks"
         return ""
 
@@ -223,7 +226,7 @@ class AnthropicProviderEngine(ProviderEngine):
 
     def _more_words(self, read: ProviderOptions) -> list[str]:
         assert isinstance(read, AnthropicOptions), "read as its kind"
-        return ["--api-version", read.version]
+        return ["--api-version", read.version, *(["--sampling"] if read.sampling else [])]
 
 
 def provider_engines(

@@ -203,6 +203,8 @@ class ProviderServer:
                 raise
             self._note(str(refused))
             await stream.write(b"data: %b\n\n" % self._told(refused).body())
+            await stream.write_eof()
+            return stream
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             self._note(f"it was lost in a stream: {str(error) or type(error).__name__}")
         finally:
