@@ -37,6 +37,8 @@ _OURS = frozenset({401, 402, 403, 404, 405, 407})
 """Statuses that are about the operator's key, account or settings, and not about the request."""
 _ABOUT_REQUEST = frozenset({400, 409, 411, 413, 415, 422})
 
+_HEALTH = "/health"
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -69,12 +71,12 @@ class ProviderServer:
 
     def app(self) -> web.Application:
         """Return the application."""
-        app = web.Application(client_max_size=BODY_BYTES_MAX)
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/metrics", self._guarded(self._metrics))
-        app.router.add_get("/v1/models", self._guarded(self._models))
+        app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[web.middleware(self._guard)])
+        app.router.add_get(_HEALTH, self._health)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/v1/models", self._models)
         for route in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
-            app.router.add_post(route, self._guarded(self._infer))
+            app.router.add_post(route, self._infer)
         return app
 
     async def get_ready(self) -> str:
@@ -104,16 +106,15 @@ class ProviderServer:
 
     # --- routes ---
 
-    def _guarded(self, handler: Handler) -> Handler:
-        async def guarded(request: web.Request) -> web.StreamResponse:
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer nobody without the secret, and nothing before the provider was heard; health is everybody's."""
+        if request.path != _HEALTH:
             given = request.headers.get("authorization", "").encode("utf-8", "replace")
             if not hmac.compare_digest(given, self._secret):
                 return _error(Refused(401, "Unauthorized", kind="authentication_error"))
             if not self._is_ready and request.method == "POST":
                 return _error(Refused(503, "The provider was not heard yet.", kind="server_error"))
-            return await handler(request)
-
-        return guarded
+        return await handler(request)
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response(
