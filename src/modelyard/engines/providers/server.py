@@ -71,7 +71,7 @@ class ProviderServer:
 
     def app(self) -> web.Application:
         """Return the application."""
-        app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[web.middleware(self._guard)])
+        app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[self._guard])
         app.router.add_get(_HEALTH, self._health)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/v1/models", self._models)
@@ -106,6 +106,7 @@ class ProviderServer:
 
     # --- routes ---
 
+    @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer nobody without the secret, and nothing before the provider was heard; health is everybody's."""
         if request.path != _HEALTH:
