@@ -4,8 +4,10 @@
 """
 
 import contextlib
+import http.client
 import json
-import threading
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,16 +84,15 @@ def version_of(yard: Yard, reply: Reply) -> str:
 @contextlib.contextmanager
 def occupied(yard: Yard, name: str) -> Iterator[None]:
     """Hold the one slot of the endpoint's own engine."""
-    slow = threading.Thread(target=ask, args=(yard, name, "[[sim: tokens=400 slow=20]] hold"), daemon=True)
-    slow.start()
-    try:
-        eventually(lambda: yard.get(f"/v1/endpoints/{name}")["in_flight"] >= 1, 10, "the slot is taken")
+    body = json.dumps(chat(name, "[[sim: tokens=4000 slow=20]] hold", stream=True))
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", yard.port, timeout=10)) as connection:
+        headers = {"authorization": f"Bearer {yard.admin_key}", "content-type": "application/json"}
+        connection.request("POST", "/v1/chat/completions", body, headers)
+        answer = connection.getresponse()
+        assert answer.status == 200
+        answer.read(1)
         yield
-    finally:
-        for engine in yard.engines(name):
-            if "simulated" in "\0".join(processes.command_of(engine.pid)):
-                yard.kill(engine.pid)
-        slow.join(30)
+        answer.close()
 
 
 @pytest.mark.parametrize("kind", ["openai", "anthropic"])
@@ -166,6 +167,29 @@ def test_tools_schemas_and_limits_go_through_both_ways(yard: Yard, outside: Yard
     assert THEIRS not in str(refused.value)
 
 
+def test_the_command_line_adds_shows_and_turns_round_a_fallback(yard: Yard, outside: Yard) -> None:
+    def cli(*words: str) -> str:
+        command = [sys.executable, "-m", "modelyard", *words, "--url", yard.url, "--key", yard.admin_key]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    where = ["--option", f"url={outside.url}/v1", "--option", f"model={THEIRS}", "--option", "key_file=theirs"]
+    yard.deploy("typed", options=OPTIONS)
+    added = cli("endpoints", "add-release", "typed", "--engine", "openai", "--version", "cloud", *where, "--fallback")
+    assert "Added cloud to 'typed': what the others have no room for." in added
+    cli("endpoints", "set", "typed", "--fallback-after", "2s")
+    shown = cli("endpoints", "typed")
+    assert "a fallback answers after 2 s" in shown
+    assert "what the others have no room for" in shown
+    yard.wait_ready("typed", 2)
+    cli("endpoints", "set", "typed", "--weight", "cloud=100", "--fallback", "v1=1")
+    releases = {one["version"]: (one["weight"], one["fallback"]) for one in yard.get("/v1/endpoints/typed")["releases"]}
+    assert releases == {"v1": (0, 1), "cloud": (100, 0)}
+    eventually(lambda: version_of(yard, ask(yard, "typed", "hello")) == "cloud", 10, "the provider comes first")
+    cli("deploy", "--name", "typed-cloud", "--engine", "openai", "--version", "cloud", *where, "--wait")
+
+
 def test_each_release_is_billed_at_its_own_price(yard: Yard, outside: Yard) -> None:
     yard.deploy("apart", options=OPTIONS)
     add_fallback(yard, "apart", provider(outside, "openai"))
@@ -209,9 +233,15 @@ def test_a_provider_that_fails_is_stood_in_for_by_the_own_model(yard: Yard, outs
 def test_the_provider_answers_while_the_own_model_sleeps_and_it_wakes_for_it(yard: Yard, outside: Yard) -> None:
     scaling = {"scale_to_zero": True, "scale_to_zero_after_idle_seconds": 1}
     yard.deploy("drowsy", options={**OPTIONS, "load_s": 1.5}, scaling=scaling)
-    add_fallback(yard, "drowsy", provider(outside, "openai"), ready=2)
+    reply = yard.call("POST", "/v1/endpoints/drowsy/releases", {**provider(outside, "openai"), "fallback": 1})
+    assert reply.status == 202, reply.body
     eventually(lambda: yard.get("/v1/endpoints/drowsy")["status"] == "stopped", 30, "its own replica went to sleep")
-    eventually(lambda: yard.ready_replicas("drowsy") == 1, 10, "the provider's replica stays")
+    series = 'modelyard_replicas{model="drowsy"} 1.0'
+
+    def is_alone() -> bool:
+        return series in yard.call("GET", "/metrics").body.decode() and yard.ready_replicas("drowsy") == 1
+
+    eventually(is_alone, 20, "the provider's replica stays")
     reply = ask(yard, "drowsy", "anybody there")
     assert (reply.status, version_of(yard, reply)) == (200, "theirs")
     why = yard.get(f"/v1/requests/{reply.headers['x-request-id']}/why")["why"]

@@ -17,7 +17,7 @@ from modelyard.engines.providers.keys import KeyFault, ProviderKeys
 from modelyard.policy.addresses import UrlError, is_private_network, may_connect, networks, read_url
 
 _MEMORY_BYTES = 60 * 1024 * 1024
-"""Measured: 44 MB of a process that serves, and what is in flight."""
+"""Measured: 39 MB of a process that serves, and what is in flight."""
 _LOAD_S = 1.5
 _CHAT, _COMPLETIONS, _EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 _ROUTES = {"chat": _CHAT, "completions": _COMPLETIONS, "embeddings": _EMBEDDINGS}

@@ -165,6 +165,30 @@ async def test_an_answer_that_is_none_is_not_passed_on(body: Any) -> None:
         assert (await front.whole(CHAT))[0] == 503
 
 
+async def test_a_provider_that_is_not_there_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modelyard.engines.providers.server.CHECK_PAUSE_S", 0.0)
+    async with front_of(says(ANSWER), is_ready=False) as other:
+        gone = other.provider.url
+    async with front_of(says(ANSWER), is_ready=False, url=gone) as front:
+        assert "the provider at 127.0.0.1 does not answer: it cannot be reached" in await front.server.get_ready()
+    async with front_of(says(ANSWER)) as front:
+        front.server._upstream.base = gone
+        assert (await front.whole(CHAT))[0] == 503
+        assert "cannot be reached" in front.said[-1]
+
+
+async def test_a_provider_that_drops_an_idle_connection_is_asked_again() -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if len(front.provider.seen) == 2:
+            assert request.transport is not None
+            request.transport.abort()
+        return web.json_response(ANSWER)
+
+    async with front_of(handler) as front:
+        assert [(await front.whole(CHAT))[0] for _ in range(2)] == [200, 200]
+        assert len(front.provider.seen) == 3
+
+
 async def test_silence_is_bounded() -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         await asyncio.Event().wait()
