@@ -1,5 +1,6 @@
 """A provider that says what a test tells it to, and the replica in front of it, both in this process."""
 
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -88,17 +89,23 @@ async def front_of(
     silence_s: float = 5.0,
     is_ready: bool = True,
     url: str = "",
+    certificate: tuple[Path, Path] | None = None,
+    trusted: ssl.SSLContext | None = None,
     **more: Any,
 ) -> AsyncIterator[Front]:
-    """Run a provider with ``handler`` and a replica in front of it (of ``url``, where that is given)."""
+    """Run a provider with ``handler`` and a replica in front of it (of ``url``, where that is given).
+
+    ``certificate`` (and its key) make the provider speak TLS; ``trusted`` is what the replica trusts.
+    """
     provider = Provider(handler)
     app = web.Application(client_max_size=64 * 1024 * 1024)
     app.router.add_route("*", "/{path:.*}", provider.serve)
     said: list[str] = []
-    async with _listening(app) as port:
-        provider.url = url or f"http://127.0.0.1:{port}" + ("" if kind == "anthropic" else "/v1")
+    async with _listening(app, certificate) as port:
+        scheme = "https" if certificate else "http"
+        provider.url = url or f"{scheme}://127.0.0.1:{port}" + ("" if kind == "anthropic" else "/v1")
         key = Key(KEY, key_file)
-        upstream = Upstream(provider.url, key, private=HOME, tls=None, bounds=Bounds(20.0, silence_s))
+        upstream = Upstream(provider.url, key, private=HOME, tls=trusted, bounds=Bounds(20.0, silence_s))
         server = ProviderServer(
             dialect_of(kind, **more), upstream, model=THEIRS, name=OURS, secret=SECRET, say=said.append
         )
@@ -109,11 +116,15 @@ async def front_of(
 
 
 @asynccontextmanager
-async def _listening(app: web.Application) -> AsyncIterator[int]:
+async def _listening(app: web.Application, certificate: tuple[Path, Path] | None = None) -> AsyncIterator[int]:
+    tls = None
+    if certificate is not None:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(*certificate)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
         await site.start()
         yield int(runner.addresses[0][1])
     finally:

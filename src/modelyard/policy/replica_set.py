@@ -110,8 +110,8 @@ class ReplicaSet:
 
     @property
     def has_choice(self) -> bool:
-        """Say whether a request may be sent to more than one replica."""
-        return len(self._serving) > 1
+        """Say whether an answer that one replica begins could be gone on with by another; a fallback's cannot."""
+        return len(self._own) > 1
 
     @property
     def has_fallback(self) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from tests.support.certificates import make_certificate
 from tests.support.providers import KEY, OURS, SECRET, THEIRS, front_of
 from tests.support.waiting import eventually_async
 
@@ -187,6 +189,18 @@ async def test_a_provider_that_drops_an_idle_connection_is_asked_again() -> None
     async with front_of(handler) as front:
         assert [(await front.whole(CHAT))[0] for _ in range(2)] == [200, 200]
         assert len(front.provider.seen) == 3
+
+
+async def test_a_certificate_must_be_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modelyard.engines.providers.server.CHECK_PAUSE_S", 0.0)
+    certificate = make_certificate(tmp_path)
+    async with front_of(says(ANSWER), is_ready=False, certificate=certificate) as front:
+        why = await front.server.get_ready()
+        assert "its certificate is not trusted; see fetch.ca_file" in why
+        assert front.provider.seen == []
+    trusted = ssl.create_default_context(cafile=certificate[0])
+    async with front_of(says(ANSWER), certificate=certificate, trusted=trusted) as front:
+        assert (await front.whole(CHAT))[0] == 200
 
 
 async def test_silence_is_bounded() -> None:
