@@ -17,7 +17,7 @@ from modelyard.domain.routing_table import ReplicaRoute
 from modelyard.policy.admission import can_ever_fit
 from modelyard.policy.breaker import Failure, Tolerance
 from modelyard.policy.fairness import cost_of
-from modelyard.policy.job import BANDS, Job
+from modelyard.policy.job import Job
 from modelyard.policy.occupancy import Occupancy
 from modelyard.policy.queueing import DrainRate, WaitingLine
 from modelyard.policy.replica_load import ReplicaLoad
@@ -77,7 +77,7 @@ class Dispatcher(ReplicaSet, Generic[W]):
     taken; when it returns False the slot is given on.
     """
 
-    __slots__ = ("_deliver", "drain", "endpoint_id", "line")
+    __slots__ = ("_deliver", "_stands", "drain", "endpoint_id", "line")
 
     def __init__(
         self,
@@ -99,6 +99,8 @@ class Dispatcher(ReplicaSet, Generic[W]):
         self.line: WaitingLine[W] = WaitingLine(rules.places, rules.bytes_max)
         self.drain = DrainRate()
         self._deliver = deliver
+        self._stands: dict[Occupancy, None] = {}
+        """Shared replicas that somebody here waits for."""
 
     def __repr__(self) -> str:
         slots = sum(replica.slots for replica in self._by_id.values())
@@ -109,7 +111,7 @@ class Dispatcher(ReplicaSet, Generic[W]):
     ) -> None:
         """Take over ``(version_id, weight, shadow, [(replica, slots)])`` of a new table; known replicas keep theirs."""
         self.take_releases(releases, now_s=now_s)
-        self.stand()
+        self.stand_anew()
         self._serve_all(now_s)
 
     def probed(
@@ -123,7 +125,8 @@ class Dispatcher(ReplicaSet, Generic[W]):
     ) -> None:
         """Take the verdict of a probe, or of nobody where an endpoint cannot be probed (``is_good`` then)."""
         self.take_verdict(replica, is_good=is_good, kind=kind, reason=reason, now_s=now_s)
-        self._serve_all(now_s)
+        self.stand_anew()
+        self._serve_all(now_s, replica.occupancy)
 
     def drop_shadow(self, replica: ReplicaLoad, copy: Job, *, now_s: float) -> None:
         """Give back what a copy took."""
@@ -166,6 +169,7 @@ class Dispatcher(ReplicaSet, Generic[W]):
         The engine lost nothing by it, and who is sent there next is the probe: no budget is asked.
         """
         self._give_up(seat, waiter.job)
+        self.stand_anew()
         verdict = self._arrive(waiter, now_s, deadline_s)
         self._serve_all(now_s, seat.occupancy)
         return verdict
@@ -174,6 +178,8 @@ class Dispatcher(ReplicaSet, Generic[W]):
         """Forget a waiter that went away; say whether it was waiting."""
         if not self.line.leave(waiter):
             return False
+        if self._stands:
+            self.stand()
         # Whoever is next may be small enough for what was too little for the one who left.
         self._serve_all(now_s)
         return True
@@ -192,7 +198,7 @@ class Dispatcher(ReplicaSet, Generic[W]):
             replica.occupancy.settle(job, prompt_tokens, output_tokens)
             self._seats.serve((replica.occupancy,), now_s=now_s)
         elif self.line.waiters:
-            self.serve(now_s=now_s)
+            self._serve_all(now_s)
 
     def serve(self, *, now_s: float, at_most: int = 0) -> bool:
         """Hand free slots to those who wait, in order; say whether anybody left the line.
@@ -220,8 +226,11 @@ class Dispatcher(ReplicaSet, Generic[W]):
             count += 1
             if not self._deliver(waiter, replica):
                 self._give_up(replica, waiter.job)
-                if replica.occupancy is not None and not at_most:
-                    self._seats.serve((replica.occupancy,), now_s=now_s)
+            if self._has_kv and self._seats.has_any:
+                # What was kept for this one elsewhere may be free for others now.
+                self._seats.mark(self._shared())
+        if count and self._stands:
+            self.stand()
         return count > 0
 
     def wait_s(self, waiter: W | None = None, *, now_s: float) -> float | None:
@@ -230,19 +239,10 @@ class Dispatcher(ReplicaSet, Generic[W]):
 
     # --- replicas that others send requests to as well ---
 
-    @property
-    def head(self) -> Job | None:
-        """What the next in line needs; None: nobody waits."""
+    def claim(self) -> tuple[int, str] | None:
+        """Return the most urgent band in which somebody waits, and the tenant of the next in line; None: nobody."""
         first = self.line.first()
-        return None if first is None else first.job
-
-    @property
-    def urgency(self) -> int:
-        """The most urgent band in which somebody waits.
-
-        Not that of the next in line: where a batch job has its reserved turn, the others behind it wait no less.
-        """
-        return next((band for band, count in enumerate(self.line.depths) if count), len(BANDS) - 1)
+        return None if first is None else (self.line.urgency, first.job.tenant_id)
 
     def serve_one(self, *, now_s: float) -> bool:
         """Hand a slot to the next in line if there is one for it; say whether anything changed."""
@@ -265,25 +265,40 @@ class Dispatcher(ReplicaSet, Generic[W]):
         )
 
     def stand(self) -> None:
-        """Say at each shared replica that somebody here waits for it, if so."""
-        if self.line.waiters and self._seats.has_any:
-            for replica in self._serving:
-                if replica.occupancy is not None:
-                    replica.occupancy.lines.setdefault(self)
+        """Say at each shared replica that somebody here waits for it, where that is so."""
+        stands = self._stands
+        if not self.line.waiters:
+            for occupancy in stands:
+                occupancy.lines.pop(self, None)
+            stands.clear()
+            return
+        for replica in self._serving:
+            # One that lacks the guest is stood before again when it has it: there may be hundreds after a restart.
+            if replica.occupancy is not None and not replica.is_draining and not replica.is_missing:
+                stands[replica.occupancy] = None
+                replica.occupancy.lines.setdefault(self)
+
+    def stand_anew(self) -> None:
+        """The same where replicas came or went, or may be used again."""
+        for occupancy in self._stands:
+            occupancy.lines.pop(self, None)
+        self._stands.clear()
+        self.stand()
 
     def _serve_all(self, now_s: float, freed: Occupancy | None = None) -> None:
         """Serve who waits here and, where replicas are shared (``freed`` among them), whoever is next by right."""
-        if self._seats.has_any:
-            shared = dict.fromkeys(one.occupancy for one in self._serving if one.occupancy is not None)
-            if freed is not None:
-                shared[freed] = None
-            if shared:
-                self._seats.serve(shared, now_s=now_s)
-                self.serve(now_s=now_s)
-                # What was kept for the next in line may be free for others now.
-                self._seats.serve(shared, now_s=now_s)
-                return
+        if not self._seats.has_any:
+            self.serve(now_s=now_s)
+            return
+        shared = self._shared()
+        if freed is not None:
+            shared[freed] = None
+        self._seats.serve(shared, now_s=now_s)
         self.serve(now_s=now_s)
+        self._seats.serve(shared, now_s=now_s)
+
+    def _shared(self) -> dict[Occupancy, None]:
+        return dict.fromkeys(one.occupancy for one in self._serving if one.occupancy is not None)
 
     # --- inside ---
 
@@ -313,6 +328,8 @@ class Dispatcher(ReplicaSet, Generic[W]):
         if len(line) > 1 and (replica := self._overtaking(waiter, now_s)) is not None:
             self._occupy(replica, job, now_s)
             line.leave(waiter)
+            if self._stands:
+                self.stand()
             self._served(replica, job)
             return replica
         return Verdict.WAIT

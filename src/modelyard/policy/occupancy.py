@@ -21,6 +21,7 @@ A state machine without I/O. A slot costs O(lines that wait for this replica),
 whatever the number of endpoints.
 """
 
+from collections.abc import Iterator
 from operator import itemgetter
 from typing import Protocol
 
@@ -29,20 +30,19 @@ from modelyard.policy.job import BANDS, Job
 from modelyard.policy.replica_load import ReplicaLoad
 
 _FORGET_FROM = 1024
+_NOBODY = (0,) * len(BANDS)
 _counter = itemgetter(0)
 
 
 class Line(Protocol):
     """The waiting line of one endpoint, with its dispatcher."""
 
-    @property
-    def head(self) -> Job | None:
-        """What the next in line needs; None: nobody waits."""
-        ...
+    def claim(self) -> tuple[int, str] | None:
+        """Return the most urgent band in which somebody waits, and the tenant of the next in line; None: nobody.
 
-    @property
-    def urgency(self) -> int:
-        """The most urgent band in which somebody waits; asked only where somebody does."""
+        The band is not that of the next in line: where a batch job has its reserved turn, the others behind it wait no
+        less.
+        """
         ...
 
     def serve_one(self, *, now_s: float) -> bool:
@@ -89,16 +89,18 @@ class Turns:
 class Occupancy:
     """Everybody who sends requests to one replica, and the lines that wait for it."""
 
-    __slots__ = ("_bands", "_turns", "base", "lines", "turn_of")
+    __slots__ = ("_bands", "_turns", "_waiting", "base", "lines", "turn_of")
 
     def __init__(self, base: ReplicaLoad) -> None:
         self.base = base
         self.lines: dict[Line, None] = {}
-        """Those that wait, and some that no longer do; who had its turn last comes last."""
+        """Those that wait; who had its turn last comes last."""
         self.turn_of: Line | None = None
         """Whose turn it is while slots are handed out."""
         self._bands = BandShares()
         self._turns = [Turns() for _ in BANDS]
+        self._waiting: list[int] = [0] * len(BANDS)
+        """How many lines waited by band when the last turn was given."""
 
     def __repr__(self) -> str:
         return f"<Occupancy of {self.base!r}: {len(self.lines)} lines wait>"
@@ -107,14 +109,15 @@ class Occupancy:
 
     def charge(self, job: Job) -> None:
         """Note that a request was sent to the replica, whoever sent it: after it left its line, if it waited."""
-        self._turns[job.band].charge(job)
-        waiting = self._waiting()
-        if not any(waiting):
-            # Without a line there is nothing to share: everybody who comes now starts where the last one is.
-            turns = self._turns[job.band]
-            turns.floor = turns.counter(job.tenant_id)
-        if any(waiting) or not self._bands.is_even:
-            self._bands.charge(job.band, cost_of(job), waiting)
+        turns = self._turns[job.band]
+        turns.charge(job)
+        if self.lines:
+            self._bands.charge(job.band, cost_of(job), self._waiting)
+            return
+        # Without a line there is nothing to share: everybody who comes now starts where the last one is.
+        turns.floor = turns.counter(job.tenant_id)
+        if not self._bands.is_even:
+            self._bands.charge(job.band, cost_of(job), _NOBODY)
 
     def settle(self, job: Job, prompt_tokens: int, output_tokens: int) -> None:
         """Note what a request that was charged really used."""
@@ -130,49 +133,50 @@ class Occupancy:
         if not self.lines or line is self.turn_of:
             return False
         return any(
-            other is not line and other.head is not None and other.urgency <= job.band and other.waits_for_memory(self)
+            other is not line
+            and (claim := other.claim()) is not None
+            and claim[0] <= job.band
+            and other.waits_for_memory(self)
             for other in self.lines
         )
 
     def serve(self, *, now_s: float) -> None:
         """Hand free slots to those who wait, in order; those that cannot use one are passed over."""
-        passed: set[Line] = set()
-        while self.base.running < self.base.slots and (line := self._next(passed)) is not None:
-            self.turn_of = line
-            try:
-                has_changed = line.serve_one(now_s=now_s)
-            finally:
-                self.turn_of = None
-            if has_changed:
-                self.lines.pop(line, None)
-                self.lines[line] = None
-            elif line.waits_for_memory(self):
-                return
-            else:
-                passed.add(line)
+        base, lines = self.base, self.lines
+        has_changed = True
+        while has_changed and lines and base.running < base.slots and not base.ejected_until_s:
+            has_changed = False
+            for line in self._in_order():
+                self.turn_of = line
+                try:
+                    has_changed = line.serve_one(now_s=now_s)
+                finally:
+                    self.turn_of = None
+                if has_changed:
+                    if line in lines:
+                        del lines[line]
+                        lines[line] = None
+                    break
+                if line.waits_for_memory(self):
+                    return
 
-    def _next(self, passed: set[Line]) -> Line | None:
-        """Return the line whose turn it is, of those that wait and were not passed over."""
-        heads: list[list[tuple[float, Line]]] = [[] for _ in BANDS]
-        for line in list(self.lines):
-            if (head := line.head) is None:
-                del self.lines[line]
-                continue
-            band = line.urgency
-            heads[band].append((self._turns[band].counter(head.tenant_id), line))
-        for band, found in enumerate(heads):
-            if found:
-                # Before anybody is passed over: who must wait for something else loses nothing by it.
-                self._turns[band].floor = max(self._turns[band].floor, min(counter for counter, _ in found))
-        left = [[entry for entry in found if entry[1] not in passed] for found in heads]
-        waiting = [len(found) for found in left]
-        if not any(waiting):
-            return None
-        return min(left[self._bands.first(waiting)], key=_counter)[1]
-
-    def _waiting(self) -> list[int]:
-        waiting = [0] * len(BANDS)
+    def _in_order(self) -> Iterator[Line]:
+        """Yield the lines that wait, the one whose turn it is first."""
+        turns = self._turns
+        found: list[list[tuple[float, Line]]] = [[] for _ in BANDS]
         for line in self.lines:
-            if line.head is not None:
-                waiting[line.urgency] += 1
-        return waiting
+            if (claim := line.claim()) is not None:
+                found[claim[0]].append((turns[claim[0]].counter(claim[1]), line))
+        waiting = self._waiting = [len(each) for each in found]
+        if not any(waiting):
+            return
+        first = self._bands.first(waiting)
+        bests = [min(each, key=_counter) if each else None for each in found]
+        for band, best in enumerate(bests):
+            if best is not None:
+                # Of all who wait: who must be passed over, because it waits for something else, loses nothing by it.
+                turns[band].floor = max(turns[band].floor, best[0])
+        for band in sorted(range(len(BANDS)), key=lambda band: band != first):
+            if (best := bests[band]) is not None:
+                yield best[1]
+                yield from (line for _, line in sorted(found[band], key=_counter) if line is not best[1])

@@ -256,9 +256,13 @@ class Seats:
         found.is_owned = True
         return found
 
+    def mark(self, occupancies: Iterable[Occupancy]) -> None:
+        """Have what is free on these handed out by the next ``serve``, which must be near."""
+        self._due.update(dict.fromkeys(occupancies))
+
     def serve(self, occupancies: Iterable[Occupancy], *, now_s: float) -> None:
         """Hand out what is free on these; what happens meanwhile only adds to what is to be done."""
-        self._due.update(dict.fromkeys(occupancies))
+        self.mark(occupancies)
         if self._is_serving:
             return
         self._is_serving = True

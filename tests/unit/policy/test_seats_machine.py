@@ -229,8 +229,16 @@ class SeatsMachine(RuleBasedStateMachine):
                 is_free = load.running < load.slots and not load.is_draining and not load.ejected_until_s
                 if is_free and load not in avoid:
                     assert load.kv.capacity, f"{first} could have {load}"
-                if load.occupancy is not None:
+                if load.occupancy is not None and not load.is_draining and not load.is_missing:
                     assert dispatcher in load.occupancy.lines, "would never be woken"
+
+    @invariant()
+    def only_lines_that_wait_stand_before_a_replica(self) -> None:
+        for load in self.loads():
+            for line in load.occupancy.lines if load.occupancy is not None else ():
+                assert isinstance(line, Dispatcher)
+                assert line.line
+                assert any(one.occupancy is load.occupancy for one in line._serving)
 
     @invariant()
     def whoever_waits_stands_in_line(self) -> None:
@@ -287,9 +295,9 @@ def test_two_tenants_that_both_wait_get_the_same_service_but_for_one_request_of_
         name: Dispatcher[Waiter](name, rules=DispatchRules(), deliver=deliver, chance=lambda: 0.0, seats=seats)
         for name in "abc"
     }
-    for name in all_:
+    for name, dispatcher in all_.items():
         route = ReplicaRoute(f"r/{name}", "h", 1, "s", slots, seat_of="r")
-        all_[name].update([("v", 100, 0, [(route, slots)])], now_s=0.0)
+        dispatcher.update([("v", 100, 0, [(route, slots)])], now_s=0.0)
     weight_of = {"a": weights[0], "b": weights[1], "c": 1.0}
     count = 0
 
