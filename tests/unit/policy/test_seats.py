@@ -420,3 +420,13 @@ def test_a_probe_by_a_seat_for_copies_serves_those_who_wait_for_its_replica() ->
     due.probe_began()
     host.all["a"].probed(due, is_good=True, now_s=3.1)
     assert host.served == ["base"]
+
+
+def test_a_seat_on_a_dead_replica_is_no_place_to_retry() -> None:
+    host = Host()
+    host.table(base=[own("q")], a=[seat("a", "r"), seat("a", "q")])
+    host.all["base"].failed(host.load("base"), Failure.UNREACHABLE, "connection lost", now_s=1.0)
+    waiter = host.arrive("a")
+    assert waiter.replica is not None
+    waiter.failed_on = [waiter.replica]
+    assert host.all["a"].retry(waiter, now_s=1.0, deadline_s=9.0) is None
