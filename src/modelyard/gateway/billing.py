@@ -82,6 +82,19 @@ def partial_usage(exchange: "Exchange", outcome: Outcome) -> Usage:
     return estimate(exchange, tokens)
 
 
+def give_back(exchange: "Exchange", usage: Usage, units: float, now_s: float) -> None:
+    """Settle the reservation, at the price of who answered."""
+    replica = exchange.replica
+    exchange.reservation.settle(
+        usage.prompt_tokens,
+        usage.cached_tokens,
+        usage.completion_tokens or 0,
+        now_s=now_s,
+        units=units,
+        price=exchange.endpoint.price_of(replica.version_id if replica is not None else exchange.begun_on),
+    )
+
+
 def settle(
     exchange: "Exchange",
     outcome: Outcome,

@@ -431,14 +431,7 @@ class Exchange:
             billing.settle(
                 self, outcome, usage, now_s=now_s, is_estimated=is_estimated, units=units, unit=unit, then=say
             )
-        self.reservation.settle(
-            usage.prompt_tokens,
-            usage.cached_tokens,
-            usage.completion_tokens or 0,
-            now_s=now_s,
-            units=units,
-            price=self.endpoint.price_of(self.replica.version_id if self.replica is not None else self.begun_on),
-        )
+        billing.give_back(self, usage, units, now_s)
         gateway.memory.ended(self, outcome, usage, units, now_s)
         gateway.exchanges.discard(self)
         endpoint = self.endpoint

@@ -338,10 +338,7 @@ class Dispatcher(ReplicaSet, Generic[W]):
             return replica
         if self._is_hopeless(job):
             return Verdict.NEVER
-        # Whoever waits and may go there has been given what is free there (``spill``).
-        if self._fallbacks and line.waiters and (replica := self._find_fallback(job, now_s, avoid)) is not None:
-            self._occupy(replica, job, now_s)
-            self._served(replica, job)
+        if self._fallbacks and line.waiters and (replica := self._past_line(job, now_s, avoid)) is not None:
             return replica
         if line and not self.is_cold and not now_s < job.fallback_s < deadline_s:
             # Counted in tokens, and only those ahead of this one: another tenant's flood must not turn it away.
@@ -363,6 +360,14 @@ class Dispatcher(ReplicaSet, Generic[W]):
             self._served(replica, job)
             return replica
         return Verdict.WAIT
+
+    def _past_line(self, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
+        """Take a slot of a fallback: whoever waits and may go there has been given what is free there (``spill``)."""
+        replica = self._find_fallback(job, now_s, avoid)
+        if replica is not None:
+            self._occupy(replica, job, now_s)
+            self._served(replica, job)
+        return replica
 
     def _avoided(self, waiter: W) -> Collection[ReplicaLoad]:
         """Return the replicas it should not be sent to again, none when there are no others."""
