@@ -340,11 +340,8 @@ class Dispatcher(ReplicaSet, Generic[W]):
             return Verdict.NEVER
         if self._fallbacks and line.waiters and (replica := self._past_line(job, now_s, avoid)) is not None:
             return replica
-        if line and not self.is_cold and not now_s < job.fallback_s < deadline_s:
-            # Counted in tokens, and only those ahead of this one: another tenant's flood must not turn it away.
-            wait_s = self.drain.wait_s(line.tokens_before(job), now_s)
-            if wait_s is not None and now_s + wait_s > deadline_s:
-                return Verdict.FULL
+        if line and self._is_too_long(job, now_s, deadline_s):
+            return Verdict.FULL
         if line.is_full_for(job) and not self._make_room(job):
             return Verdict.FULL
         if not line:
@@ -360,6 +357,14 @@ class Dispatcher(ReplicaSet, Generic[W]):
             self._served(replica, job)
             return replica
         return Verdict.WAIT
+
+    def _is_too_long(self, job: Job, now_s: float, deadline_s: float) -> bool:
+        """Say whether a newcomer would wait beyond its deadline, as far as anybody knows."""
+        if self.is_cold or now_s < job.fallback_s < deadline_s:
+            return False
+        # Counted in tokens, and only those ahead of this one: another tenant's flood must not turn it away.
+        wait_s = self.drain.wait_s(self.line.tokens_before(job), now_s)
+        return wait_s is not None and now_s + wait_s > deadline_s
 
     def _past_line(self, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
         """Take a slot of a fallback: whoever waits and may go there has been given what is free there (``spill``)."""
