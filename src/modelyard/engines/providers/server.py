@@ -7,9 +7,9 @@ gateway asks another replica; too many requests stay 429 with the provider's
 """
 
 import asyncio
+import contextlib
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 
 import aiohttp
 from aiohttp import web
@@ -30,6 +30,7 @@ BODY_BYTES_MAX = 64 * 1024 * 1024
 ERROR_BYTES_MAX = 64 * 1024
 EVENT_BYTES_MAX = 8 * 1024 * 1024
 MESSAGE_LENGTH_MAX = 500
+REST_S = 1.0
 CHECKS = 40
 CHECK_PAUSE_S = 0.25
 """Until a provider that does not answer is given up: ten seconds and more, then the platform's own pauses hold."""
@@ -170,7 +171,7 @@ class ProviderServer:
             self._count(counted)
             return web.Response(body=answer, content_type="application/json")
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def _asked(self, asked: Asked) -> AsyncIterator[aiohttp.ClientResponse]:
         """Give the provider's answer; every other status than 200 is an error.
 
@@ -218,6 +219,7 @@ class ProviderServer:
             request.transport.abort()
             raise ConnectionResetError("the provider's stream ended too early")
         await stream.write_eof()
+        await _read_out(response)
         return stream
 
     # --- inside ---
@@ -283,6 +285,15 @@ async def _translated(response: aiohttp.ClientResponse, reader: StreamReader) ->
             yield sent
         if reader.is_done:
             return
+
+
+async def _read_out(response: aiohttp.ClientResponse) -> None:
+    """Read what follows the end of a stream, which is nothing but the end of its body: only then can the connection,
+    whose TLS took several round trips, serve the next request."""
+    with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+        async with asyncio.timeout(REST_S):
+            while not response.content.at_eof():
+                await response.content.readany()
 
 
 def _fields(event: bytes) -> tuple[str, bytes]:

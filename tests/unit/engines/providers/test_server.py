@@ -36,8 +36,9 @@ def says(body: Any, status: int = 200, **headers: str) -> Handler:
     return handler
 
 
-def streams(*events: Any, ends: str = "[DONE]", pause_s: float = 0.0) -> Handler:
-    """Stream these chunks; ``ends`` "": the body ends without a word, "cut": the connection is lost."""
+def streams(*events: Any, ends: str = "[DONE]", lingers_s: float = 0.0) -> Handler:
+    """Stream these chunks; ``ends`` "": the body ends without a word, "cut": the connection is lost. ``lingers_s``:
+    how long the body goes on after all was said."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
@@ -45,12 +46,12 @@ def streams(*events: Any, ends: str = "[DONE]", pause_s: float = 0.0) -> Handler
         for event in events:
             data = event if isinstance(event, str) else json.dumps(event)
             await response.write(f"data: {data}\r\n\r\n".encode())
-            await asyncio.sleep(pause_s)
         if ends == "cut":
             assert request.transport is not None
             request.transport.abort()
         elif ends:
             await response.write(f"data: {ends}\n\n".encode())
+            await asyncio.sleep(lingers_s)
         return response
 
     return handler
@@ -201,6 +202,17 @@ async def test_a_certificate_must_be_trusted(tmp_path: Path, monkeypatch: pytest
     trusted = ssl.create_default_context(cafile=certificate[0])
     async with front_of(says(ANSWER), certificate=certificate, trusted=trusted) as front:
         assert (await front.whole(CHAT))[0] == 200
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_a_connection_serves_one_request_after_the_other(is_stream: bool) -> None:
+    handler = streams(chunk("a", "stop"), lingers_s=0.05) if is_stream else says(ANSWER)
+    async with front_of(handler) as front:
+        for _ in range(3):
+            async with front.post({**CHAT, "stream": is_stream}) as response:
+                assert response.status == 200
+                await response.read()
+        assert len({request.transport for request, _ in front.provider.seen}) == 1
 
 
 async def test_silence_is_bounded() -> None:
