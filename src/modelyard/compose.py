@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from modelyard.clock import Clock, SystemClock
-from modelyard.config import Config, DataDirectory, EnginesConfig, FetchConfig, FleetConfig
+from modelyard.config import Config, DataDirectory, FetchConfig, FleetConfig
 from modelyard.errors import StartupError
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     setup_logging("control", data.logs / "control.log", level)
     shared = load_secrets(data)
     clock = SystemClock()
-    engines = _engines(config.engines)
+    engines = _engines(config, data)
     url = config.control.database_url or f"sqlite:///{data.database}"
 
     fence = Fence()
@@ -220,7 +220,7 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
 
 
 def _fetcher(settings: FetchConfig) -> "Fetcher":
-    from modelyard.web.addresses import networks
+    from modelyard.policy.addresses import networks
     from modelyard.web.fetcher import Fetcher, trust
 
     try:
@@ -252,12 +252,19 @@ def _fleet(settings: FleetConfig, data: DataDirectory, clock: Clock, fence: "Fen
     return LocalFleet(data.replicas, clock, machine, fence)
 
 
-def _engines(config: EnginesConfig) -> "Engines":
+def _engines(config: Config, data: DataDirectory) -> "Engines":
     """Return every engine by its name."""
     from modelyard.engines.llamacpp import LlamaCppEngine
+    from modelyard.engines.providers.engines import provider_engines
     from modelyard.engines.simulated import SimulatedEngine
 
     engines: list[Engine] = [LlamaCppEngine(), SimulatedEngine()]
+    engines += provider_engines(
+        os.environ,
+        data.provider_keys,
+        private_networks=config.fetch.private_networks,
+        authorities=config.fetch.ca_file,
+    )
     return {engine.name: engine for engine in engines}
 
 

@@ -271,7 +271,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fetch: FetchConfig = FetchConfig()
     """What is fetched from elsewhere: webhooks, artifacts."""
     prices: dict[str, PriceConfig] = {}
-    """Price of each model by its endpoint name; ``"*"`` prices all others; without one, use is metered and free."""
+    """Price of each model by its endpoint name, or of one version by ``"NAME@VERSION"``; ``"*"`` prices all others;
+    without one, use is metered and free."""
 
 
 def _lists(section: type[msgspec.Struct], *path: str) -> Iterator[tuple[str, ...]]:
@@ -421,6 +422,11 @@ class DataDirectory:
         return self.root / "secrets" / "internal-token"
 
     @property
+    def provider_keys(self) -> Path:
+        """Folder with one file a key of an external provider, mode 0600, that deployments name; the operator's."""
+        return self.root / "secrets" / "providers"
+
+    @property
     def control_socket(self) -> Path:
         """Unix socket of the controller's HTTP API."""
         return self.root / "run" / "control.sock"
@@ -472,7 +478,7 @@ class DataDirectory:
             StartupError: the directory cannot be made or written.
         """
         try:
-            for folder in ("", "run", "secrets", "journal", "artifacts", "replicas", "logs"):
+            for folder in ("", "run", "secrets", "secrets/providers", "journal", "artifacts", "replicas", "logs"):
                 (self.root / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
             if not os.access(self.root, os.W_OK | os.X_OK):
                 raise PermissionError(13, "Permission denied")

@@ -234,7 +234,7 @@ async def test_an_endpoint_changes_with_its_releases(store: ControlStore) -> Non
 
 
 async def test_how_an_endpoint_is_served_comes_back_as_it_was(store: ControlStore) -> None:
-    serving = Serving(Timeouts(first_token_s=60.0, total_s=2.5), coalesce_ms=20, sticky=Sticky.USER)
+    serving = Serving(Timeouts(first_token_s=60.0, total_s=2.5), 20, Sticky.USER, fallback_after_s=1.5)
     await store.add_deployment(a_version(), an_endpoint())
     assert (await store.endpoints())[0].serving == Serving()
     await store.put_endpoint(an_endpoint(serving=serving))
@@ -252,6 +252,9 @@ async def test_a_release_is_added_with_its_version_or_not_at_all(store: ControlS
         await store.add_release(a_version("ver-3", version="ver-2"), three)
     assert await store.endpoints() == [two]
     assert len(await store.versions()) == 2
+    behind = an_endpoint(releases=(Release("ver-1", 100), Release("ver-2", 0, fallback=2)))
+    await store.put_endpoint(behind)
+    assert await store.endpoints() == [behind]
 
 
 async def test_an_outlook_changes_what_is_told_and_never_what_was_asked(store: ControlStore) -> None:

@@ -80,6 +80,14 @@ async def test_a_settled_request_is_one_priced_row(store: UsageStore) -> None:
     assert await store.open_requests() == 0
 
 
+async def test_a_request_that_moved_is_billed_as_whoever_answered(store: UsageStore) -> None:
+    moved = msgspec.structs.replace(a_settle("r1"), version_id="ver-other", price=Price(1_000_000, 0, 2_000_000))
+    await store.apply([an_intent("r1")], HERE)
+    await store.apply([moved], HERE)
+    (row,) = await store.rows(tenant_id=None, since=0, limit=10)
+    assert (row.version_id, row.cost_nanousd) == ("ver-other", 6 * 1 + 20 * 2)
+
+
 async def test_units_are_billed_beside_tokens_and_summed_by_kind(store: UsageStore) -> None:
     price = Price(input=150_000_000, unit=100_000 * 1_000_000)
     for rid, units, unit in (("r1", 2.5, Unit.SECONDS), ("r2", 3, Unit.IMAGES), ("r3", 0.25, Unit.SECONDS)):

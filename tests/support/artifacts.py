@@ -8,7 +8,7 @@ from modelyard.config import FetchConfig
 from modelyard.control.artifacts import ArtifactStore, Sources
 from modelyard.control.artifacts.disk import Disk
 from modelyard.domain.endpoints import Stage
-from modelyard.web.addresses import networks
+from modelyard.policy.addresses import networks
 from modelyard.web.fetcher import Fetcher, trust
 
 HERE = ("127.0.0.1/32",)

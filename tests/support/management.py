@@ -40,8 +40,8 @@ from modelyard.domain.why import RequestStory
 from modelyard.engines.simulated import SimulatedEngine
 from modelyard.fleet.local import LocalFleet
 from modelyard.ids import hash_secret, new_api_key
+from modelyard.policy.addresses import networks
 from modelyard.stores.sql import SqlControlStore, SqlRequestStore, SqlUploadStore, SqlUsageStore, open_database
-from modelyard.web.addresses import networks
 from modelyard.web.fetcher import Fetcher
 
 TOKEN = "internal-token-of-the-tests"

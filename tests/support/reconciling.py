@@ -31,10 +31,10 @@ from modelyard.engines.simulated import SimulatedEngine
 from modelyard.fleet import Fleet, Observed
 from modelyard.fleet.local import LocalFleet, stop_all
 from modelyard.ids import new_id
+from modelyard.policy.addresses import networks
 from modelyard.stores import ControlStore
 from modelyard.stores.feed import FeedClient, FeedServer
 from modelyard.stores.sql import SqlControlStore, open_database
-from modelyard.web.addresses import networks
 from modelyard.web.fetcher import Fetcher
 from tests.support.waiting import eventually_async
 

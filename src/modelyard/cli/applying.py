@@ -81,8 +81,8 @@ def change_of(endpoint: Item, order: Item) -> Item:
 
 def _serving_change(has: Item, wanted: Item) -> Item:
     change: Item = {}
-    for name, default in (("coalesce_ms", 0), ("sticky", "none")):
-        if has[name] != (value := wanted.get(name, default)):
+    for name, default in (("coalesce_ms", 0), ("sticky", "none"), ("fallback_after_s", 0.0)):
+        if has.get(name, default) != (value := wanted.get(name, default)):
             change[name] = value
     timeouts = {name: wanted.get("timeouts", {}).get(name) for name in _TIMEOUTS}
     if different := {name: value for name, value in timeouts.items() if has["timeouts"].get(name) != value}:

@@ -121,6 +121,14 @@ def show(name: str, *, platform: Platform, is_json: bool, is_quiet: bool) -> Non
     "--weight", "weights", type=Share(), multiple=True, metavar="VERSION=PERCENT", help="Share of the traffic."
 )
 @click.option("--shadow", "shadows", type=Share(), multiple=True, metavar="VERSION=PERCENT", help="Share of copies.")
+@click.option(
+    "--fallback",
+    "fallbacks",
+    type=Share(),
+    multiple=True,
+    metavar="VERSION=TURN",
+    help="Answers what the others have no room for, 1 first; 0: no more.",
+)
 @serving_options
 @autoscale_options
 @connected
@@ -132,7 +140,8 @@ def change(name: str, *, platform: Platform, is_json: bool, is_quiet: bool, **gi
     """
     if not (body := change_body(**given)):
         raise click.UsageError(
-            "Nothing to change; give --scale, --idle, --tier, --autoscale, --weight, --shadow or an option of serving"
+            "Nothing to change; give --scale, --idle, --tier, --autoscale, --weight, --shadow, --fallback or an option "
+            "of serving"
         )
     path = f"/v1/endpoints/{segment(name)}"
     endpoint = ask_of(platform, name, lambda path: platform.patch(path, body), path)
@@ -145,6 +154,7 @@ def change_body(
     idle_s: float | None,
     weights: tuple[tuple[str, int], ...],
     shadows: tuple[tuple[str, int], ...],
+    fallbacks: tuple[tuple[str, int], ...],
     serving: Item,
     autoscale: Item,
 ) -> Item:
@@ -158,9 +168,9 @@ def change_body(
     if idle_s is not None:
         body.setdefault("scaling", {})["scale_to_zero_after_idle_seconds"] = idle_s
     shares: dict[str, Item] = {}
-    for kind, given in (("weight", weights), ("shadow", shadows)):
-        for version, percent in given:
-            shares.setdefault(version, {"version": version})[kind] = percent
+    for kind, given in (("weight", weights), ("shadow", shadows), ("fallback", fallbacks)):
+        for version, share in given:
+            shares.setdefault(version, {"version": version})[kind] = share
     if shares:
         body["releases"] = list(shares.values())
     return body
@@ -169,23 +179,28 @@ def change_body(
 @command.command(
     "add-release",
     epilog="\b\nExample:\n  modelyard endpoints add-release demo ./better.gguf --shadow 10\n"
-    "  modelyard endpoints add-release demo ./better.gguf --version v2 --weight 10",
+    "  modelyard endpoints add-release demo ./better.gguf --version v2 --weight 10\n"
+    "  modelyard endpoints add-release demo --engine openai --option model=gpt-5-mini "
+    "--option key_env=MODELYARD_PROVIDER_OPENAI --fallback",
     short_help="Add a version to an endpoint, with a share of its traffic.",
 )
 @click.argument("name")
 @click.argument("source", metavar="[PATH|URI]", required=False)
-@click.option("--engine", help="llamacpp or simulated. [default: by the file's content]")
+@click.option("--engine", help="llamacpp, openai, anthropic or simulated. [default: by the content]")
 @click.option("--option", "options", multiple=True, metavar="K=V", help="A setting of the engine; repeatable.")
 @click.option("--version", help="Name of this version. [default: the next of v1, v2, …]")
 @click.option("--weight", type=click.IntRange(0, 100), default=0, help="Percent of the requests that it answers.")
 @click.option("--shadow", type=click.IntRange(0, 100), default=0, help="Percent that is copied to it, unanswered.")
+@click.option("--fallback", "is_fallback", is_flag=True, help="Let it answer what the others have no room for.")
+@click.option("--turn", type=click.IntRange(1, 16), default=1, help="Of several fallbacks, 1 comes first.")
 @connected
 @formats("Print only the endpoint's id.")
 def add_release(
-    name: str, *, platform: Platform, weight: int, shadow: int, is_json: bool, is_quiet: bool, **given: Any
+    name: str, *, platform: Platform, weight: int, shadow: int, is_fallback: bool, turn: int, **given: Any
 ) -> None:
     """Add the model at PATH or URI to the endpoint NAME; the other releases share what it leaves."""
-    body = version_body(**given) | {"weight": weight, "shadow": shadow}
+    is_json, is_quiet = given.pop("is_json"), given.pop("is_quiet")
+    body = version_body(**given) | {"weight": weight, "shadow": shadow, "fallback": turn if is_fallback else 0}
     path = f"/v1/endpoints/{segment(name)}/releases"
     endpoint = ask_of(platform, name, lambda path: platform.post(path, body), path)
     new = endpoint["releases"][-1]

@@ -45,6 +45,7 @@ class Share(click.ParamType[tuple[str, int]]):
         return match[1], int(match[2])
 
 
+_PLAIN = ("coalesce_ms", "sticky", "fallback_after_s")
 _OPTIONS = (
     click.option(
         "--engine-timeout",
@@ -58,6 +59,12 @@ _OPTIONS = (
     click.option(
         "--sticky", type=click.Choice(["none", "key", "user"]), help="Whose requests stay on one release and replica."
     ),
+    click.option(
+        "--fallback-after",
+        "fallback_after_s",
+        type=DURATION,
+        help="Wait for a release with weight before a fallback answers. [default: 0s]",
+    ),
 )
 
 
@@ -66,7 +73,7 @@ def serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def run(**given: Any) -> Any:
-        serving: Item = {name: value for name in ("coalesce_ms", "sticky") if (value := given.pop(name)) is not None}
+        serving: Item = {name: value for name in _PLAIN if (value := given.pop(name)) is not None}
         if timeouts := dict(given.pop("engine_timeouts")):
             serving["timeouts"] = timeouts
         return command(serving=serving, **given)
@@ -84,11 +91,15 @@ def serving_text(serving: Item) -> str:
         parts.append(f"tokens in groups of {serving['coalesce_ms']} ms")
     if serving["sticky"] != "none":
         parts.append(f"sticky by {serving['sticky']}")
+    if serving.get("fallback_after_s"):
+        parts.append(f"a fallback answers after {serving['fallback_after_s']:g} s")
     return ", ".join(parts)
 
 
 def release_text(release: Item) -> str:
-    """Return the share of a release: ``90 %``, ``copies of 10 %``, ``no traffic``."""
+    """Return the share of a release: ``90 %``, ``copies of 10 %``, ``what the others have no room for``, …"""
     if release["shadow"]:
         return f"copies of {release['shadow']} %"
+    if release.get("fallback"):
+        return "what the others have no room for" + (f", turn {release['fallback']}" if release["fallback"] > 1 else "")
     return f"{release['weight']} %" if release["weight"] else "no traffic"

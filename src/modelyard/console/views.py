@@ -121,6 +121,8 @@ def _name_of(release: Release, versions: Mapping[str, ModelVersion]) -> str:
 def _share_of(release: Release) -> str:
     if release.shadow:
         return f"copies of {release.shadow} % of the requests"
+    if release.fallback:
+        return "what the others have no room for"
     return f"{release.weight} % of the requests" if release.weight else "no requests"
 
 

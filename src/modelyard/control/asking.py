@@ -11,7 +11,7 @@ from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.rollouts import RolloutKind
 from modelyard.policy.asks import Ask
 from modelyard.policy.eviction import Resident
-from modelyard.policy.rollouts import carriers, spares
+from modelyard.policy.rollouts import beside, carriers, spares
 
 RATE_IDLE_MIN_S = 30.0
 
@@ -34,7 +34,8 @@ def ask_of(
         count=count,
         kinds=frozenset({kind} if kind not in ("", "any") else ()),
         digest=version.artifact.digest,
-        pool=endpoint.autoscale.node_pool,
+        # Whatever nodes the endpoint asks for: it needs no more than this machine.
+        pool="default" if engine.is_remote else endpoint.autoscale.node_pool,
         may_use_spot=is_spare,
         may_be_simulated=not engine.needs_artifact,
         avoid=frozenset(replica.placement.node_id for replica in failed if replica.placement.parts),
@@ -85,9 +86,8 @@ def _evictable(endpoint: Endpoint) -> _Evictable:
         # Each of its replicas is what the next step counts on.
         return _Evictable(frozenset({rollout.stable_id, rollout.candidate_id}), endpoint.scaling.floor)
     # A candidate, and what is kept to go back to, come and go with the others, never alone.
-    shadows = {release.version_id for release in endpoint.releases if release.shadow}
     floor = endpoint.scaling.floor
-    return _Evictable(frozenset(shadows | spares(endpoint)), max(floor, len(carriers(endpoint))) if floor else 0)
+    return _Evictable(beside(endpoint) | spares(endpoint), max(floor, len(carriers(endpoint))) if floor else 0)
 
 
 def _resident(

@@ -34,7 +34,7 @@ from modelyard.policy.eviction import Resident
 from modelyard.policy.progress import Fetch, View
 from modelyard.policy.reconcile import LIVE, Pace, crashes, plan
 from modelyard.policy.releases import main_release
-from modelyard.policy.rollouts import carriers, sizes, spares
+from modelyard.policy.rollouts import beside, carriers, sizes, spares
 from modelyard.stores import ControlStore
 
 
@@ -114,7 +114,7 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
         await tools.publish()
     view = View(
         now_s=world.unix_s,
-        wanted=sum(wanted[release.version_id] for release in endpoint.releases if not release.shadow),
+        wanted=sum(number for version_id, number in wanted.items() if version_id not in beside(endpoint)),
         replicas=list(records.values()),
         load_s=load_s,
         is_proven=is_proven(endpoint) or decision.memory.is_proven,
@@ -163,10 +163,10 @@ def passed_of(endpoint: Endpoint, replicas: int, starts: "Starts", view: View, b
 
 def no_room_of(endpoint: Endpoint, no_room: Mapping[str, str], replicas: Iterable[Replica]) -> str:
     """Return why the endpoint has no room; that a shadow has none is told once somebody answers, for nobody waits."""
-    shadows = {release.version_id for release in endpoint.releases if release.shadow}
-    is_served = any(one.state is ReplicaState.READY and one.version_id not in shadows for one in replicas)
-    told = sorted(no_room, key=lambda version_id: version_id in shadows)
-    return next((no_room[one] for one in told if is_served or one not in shadows), "")
+    others = beside(endpoint)
+    is_served = any(one.state is ReplicaState.READY and one.version_id not in others for one in replicas)
+    told = sorted(no_room, key=lambda version_id: version_id in others)
+    return next((no_room[one] for one in told if is_served or one not in others), "")
 
 
 def touched_by(actions: Iterable[Action]) -> frozenset[str]:
@@ -259,8 +259,11 @@ class Starts:
     async def _take(self, replica: Replica, version: ModelVersion, ask: Ask) -> bool:
         """Take a replica of a warm pool where nothing of the endpoint answers; say whether there was one."""
         tools, endpoint = self.tools, self.endpoint
-        is_cold = not any(record.state is ReplicaState.READY for record in self.records.values())
-        if endpoint.pool or not is_cold or replica.placement.parts:
+        others = beside(endpoint)
+        is_cold = not any(
+            record.state is ReplicaState.READY and record.version_id not in others for record in self.records.values()
+        )
+        if endpoint.pool or not is_cold or replica.placement.parts or version.id in others:
             return False
 
         def suits(one: Replica) -> bool:

@@ -24,6 +24,7 @@ from modelyard.engines import EngineLoad, Settings
 from modelyard.policy import prewarming, scaling
 from modelyard.policy.engine_model import Capacity, by_model, by_slots
 from modelyard.policy.releases import main_release
+from modelyard.policy.rollouts import beside
 
 WINDOW_S = 60.0
 """Time over which rates and quantiles are taken: shorter than any gate."""
@@ -124,11 +125,11 @@ class Sizing:
 
 def _ready(endpoint: Endpoint, world: World) -> list[Replica]:
     """Return the replicas that answer."""
-    shadows = {release.version_id for release in endpoint.releases if release.shadow}
+    others = beside(endpoint)
     return [
         replica
         for replica in world.replicas.get(endpoint.id, ())
-        if replica.state is ReplicaState.READY and replica.version_id not in shadows
+        if replica.state is ReplicaState.READY and replica.version_id not in others
     ]
 
 

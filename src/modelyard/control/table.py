@@ -20,9 +20,10 @@ from modelyard.domain.demand import Report
 from modelyard.domain.endpoints import Endpoint, Release
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.routing_table import EndpointRoute, ReleaseRoute, ReplicaRoute, RoutingTable
+from modelyard.domain.usage import Price
 from modelyard.engines import Engines
 from modelyard.ids import new_id
-from modelyard.metering.prices import price_of
+from modelyard.metering.prices import price_of, release_price
 from modelyard.stores import ControlStore, TableFeed
 
 _NONE: Sequence[Replica] = []
@@ -168,6 +169,13 @@ class TablePublisher:
         routes, extras, context_length = self._capabilities(
             [version for release in _answering(endpoint) if (version := versions.get(release.version_id))]
         )
+        fallback_routes, fallback_extras, _ = self._capabilities(
+            [
+                version
+                for release in endpoint.releases
+                if release.fallback and (version := versions.get(release.version_id))
+            ]
+        )
         kv_tokens = {replica.version_id: self._kv_tokens(versions.get(replica.version_id)) for replica in replicas}
         return EndpointRoute(
             id=endpoint.id,
@@ -175,7 +183,7 @@ class TablePublisher:
             name=endpoint.name,
             is_shared=endpoint.is_shared,
             created_at=endpoint.created_at,
-            releases=_releases(endpoint, replicas, kv_tokens),
+            releases=_releases(endpoint, replicas, kv_tokens, self._release_prices(endpoint, versions)),
             routes=routes,
             engine_extras=extras,
             context_length=context_length,
@@ -183,7 +191,18 @@ class TablePublisher:
             progress=endpoint.progress,
             failure=endpoint.failure,
             serving=endpoint.serving,
+            fallback_routes=fallback_routes,
+            fallback_extras=fallback_extras,
         )
+
+    def _release_prices(self, endpoint: Endpoint, versions: Mapping[str, ModelVersion]) -> Mapping[str, Price]:
+        """Return the prices of the versions that have one of their own."""
+        found = {
+            release.version_id: release_price(self._prices, endpoint.name, version.version)
+            for release in endpoint.releases
+            if (version := versions.get(release.version_id)) is not None
+        }
+        return {version_id: price for version_id, price in found.items() if price is not None}
 
     def _kv_tokens(self, version: ModelVersion | None) -> int:
         engine = self._engines.get(version.framework) if version is not None else None
@@ -222,7 +241,7 @@ def _answering(endpoint: Endpoint) -> list[Release]:
     """Return the releases that answer callers: what a shadow, or a candidate without traffic, can do is nobody's
     business."""
     weighted = [release for release in endpoint.releases if release.weight]
-    return weighted or [release for release in endpoint.releases if not release.shadow]
+    return weighted or [release for release in endpoint.releases if not release.shadow and not release.fallback]
 
 
 def _with_same_parts(table: RoutingTable, last: RoutingTable) -> RoutingTable:
@@ -236,7 +255,7 @@ def _with_same_parts(table: RoutingTable, last: RoutingTable) -> RoutingTable:
 
 
 def _releases(
-    endpoint: Endpoint, replicas: Sequence[Replica], kv_tokens: Mapping[str, int]
+    endpoint: Endpoint, replicas: Sequence[Replica], kv_tokens: Mapping[str, int], prices: Mapping[str, Price]
 ) -> tuple[ReleaseRoute, ...]:
     """Return the releases, and behind them versions that were replaced but still serve or drain.
 
@@ -246,9 +265,9 @@ def _releases(
     for replica in replicas:
         by_version[replica.version_id].append(replica)
 
-    def route(version_id: str, weight: int, shadow: int = 0) -> ReleaseRoute:
+    def route(version_id: str, weight: int, shadow: int = 0, fallback: int = 0) -> ReleaseRoute:
         of_it = _replica_routes(by_version[version_id], kv_tokens.get(version_id, 0))
-        return ReleaseRoute(version_id, weight, of_it, shadow)
+        return ReleaseRoute(version_id, weight, of_it, shadow, fallback, prices.get(version_id))
 
     is_served = any(_is_ready(by_version[release.version_id]) for release in endpoint.releases if release.weight)
 
@@ -256,8 +275,13 @@ def _releases(
         return 100 if not is_served and _is_ready(by_version[version_id]) else 0
 
     routes = [
-        # A shadow was never meant to answer anybody.
-        route(one.version_id, one.weight or (0 if one.shadow else kept(one.version_id)), one.shadow)
+        # A shadow was never meant to answer anybody, and a fallback answers without a weight.
+        route(
+            one.version_id,
+            one.weight or (0 if one.shadow or one.fallback else kept(one.version_id)),
+            one.shadow,
+            one.fallback,
+        )
         for one in endpoint.releases
     ]
     replaced = sorted(by_version.keys() - {release.version_id for release in endpoint.releases})

@@ -9,7 +9,7 @@ from modelyard.domain.endpoints import Endpoint, EndpointStatus
 from modelyard.domain.fleet import ReplicaState
 from modelyard.policy import scaling
 from modelyard.policy.reconcile import LIVE, ReplicaSeen, Situation, Stray
-from modelyard.policy.rollouts import spares
+from modelyard.policy.rollouts import beside, spares
 
 _PROVEN = frozenset({EndpointStatus.RUNNING, EndpointStatus.SCALING, EndpointStatus.STOPPED})
 
@@ -22,7 +22,7 @@ def is_proven(endpoint: Endpoint) -> bool:
 def size_of(endpoint: Endpoint, world: World, *, slots: int) -> scaling.Seen:
     """Return what the scaling policy sees of ``endpoint``, whose replicas take ``slots`` requests at once."""
     running = {process.replica_id for process in world.processes.get(endpoint.id, ()) if process.is_running}
-    spare = {release.version_id for release in endpoint.releases if release.shadow} | spares(endpoint)
+    spare = beside(endpoint) | spares(endpoint)
     live = [
         replica
         for replica in world.replicas.get(endpoint.id, ())
@@ -92,6 +92,7 @@ def situation_of(
         replicas=replicas,
         size_reason=reason,
         taken_ids=taken,
+        beside=frozenset(release.version_id for release in endpoint.releases if release.fallback),
         strays=strays_of(endpoint.id, world),
         is_deleted=endpoint.is_deleted,
         is_first=is_first,

@@ -89,6 +89,8 @@ class Serving(msgspec.Struct, frozen=True, omit_defaults=True):
     timeouts: Timeouts = Timeouts()
     coalesce_ms: int = 0
     sticky: Sticky = Sticky.NONE
+    fallback_after_s: float = 0.0
+    """How long a request waits for a release with weight before a fallback may have it."""
 
 
 class Tier(StrEnum):

@@ -62,6 +62,9 @@ class EndpointRoute(msgspec.Struct, frozen=True):
     progress: Progress
     failure: str = ""
     serving: Serving = Serving()
+    fallback_routes: frozenset[str] = frozenset()
+    """Paths that every fallback serves, too; a request for another waits for the releases with weight."""
+    fallback_extras: frozenset[str] = frozenset()
 
 
 class RoutingTable(msgspec.Struct, frozen=True, tag="table"):

@@ -72,7 +72,10 @@ class Mark(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Settle(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """The end of a request: what is billed. ``is_estimated``: counted by the gateway, not told by the engine."""
+    """The end of a request: what is billed. ``is_estimated``: counted by the gateway, not told by the engine.
+
+    ``version_id`` and ``price`` are of the release that answered, where that is not the one of its intent.
+    """
 
     request_id: str
     at: float
@@ -89,6 +92,8 @@ class Settle(msgspec.Struct, frozen=True, array_like=True, tag=3):
     is_estimated: bool
     units: float = 0.0
     unit: Unit = Unit.NONE
+    version_id: str = ""
+    price: Price | None = None
 
 
 JournalRecord = Intent | Mark | Settle

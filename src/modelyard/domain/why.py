@@ -81,6 +81,8 @@ class RequestStory(msgspec.Struct, frozen=True, kw_only=True):
     line: Line | None = None
     version_id: str = ""
     replica_id: str = ""
+    fallback: str = ""
+    """Why a release answered that is there for what the others have no room for; "": one with weight did."""
     beside: int | None = None
     """Requests of this gateway that ran on the replica beside it."""
     considered: tuple[Considered, ...] = ()

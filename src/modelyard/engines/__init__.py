@@ -150,6 +150,9 @@ class Engine(Protocol):
     needs_artifact: bool
     computes_on_gpus: bool
     """Where GPUs of the fleet can hold a model, a deployment that names no hardware gets some of them; else the CPU."""
+    is_remote: bool
+    """Its model runs elsewhere, with a key and at a cost of the operator's: only a key with the scope ``admin`` may
+    deploy it, and its replica is a small process on a CPU whatever its endpoint runs on."""
     loads_adapters: bool
     """A LoRA adapter can be given to it beside its base."""
     guests: GuestKind

@@ -13,6 +13,7 @@ class EngineDefaults:
     request_extras: frozenset[str] = frozenset()
     needs_artifact = True
     computes_on_gpus = False
+    is_remote = False
     loads_adapters = False
     guests = GuestKind.NONE
     ready_path = "/health"

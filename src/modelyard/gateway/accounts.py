@@ -95,14 +95,24 @@ class Reservation:
         return f"<Reservation of {self.tokens} tokens from {len(self.allowances)} allowances>"
 
     def settle(
-        self, prompt_tokens: int, cached_tokens: int, completion_tokens: int, *, now_s: float, units: float = 0.0
+        self,
+        prompt_tokens: int,
+        cached_tokens: int,
+        completion_tokens: int,
+        *,
+        now_s: float,
+        units: float = 0.0,
+        price: Price | None = None,
     ) -> None:
-        """Give back what was not used; exactly once, in the turn in which the settlement goes to the journal."""
+        """Give back what was not used; exactly once, in the turn in which the settlement goes to the journal.
+
+        ``price`` is of the release that answered; None: what was reserved for.
+        """
         used = prompt_tokens + completion_tokens
         settle(self.allowances, reserved_tokens=self.tokens, used_tokens=used, seconds=now_s - self._begun_s)
         if self._hold is not None:
             self._accounts.settle(
-                self._hold, billed(self._price, prompt_tokens, cached_tokens, completion_tokens, units)
+                self._hold, billed(price or self._price, prompt_tokens, cached_tokens, completion_tokens, units)
             )
 
 

@@ -9,7 +9,7 @@ favour.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from modelyard.domain.usage import Intent, Settle, Unit, UsageStatus
+from modelyard.domain.usage import Intent, Price, Settle, Unit, UsageStatus
 from modelyard.gateway import engine_errors
 from modelyard.gateway.sse import Usage
 from modelyard.policy.dispatch import ReplicaLoad
@@ -48,7 +48,7 @@ def intent_of(exchange: "Exchange", replica: ReplicaLoad) -> Intent:
         exchange.call.is_stream,
         exchange.prompt_estimate,
         exchange.reservation.tokens,
-        route.price,
+        exchange.endpoint.price_of(replica.version_id),
     )
 
 
@@ -82,6 +82,19 @@ def partial_usage(exchange: "Exchange", outcome: Outcome) -> Usage:
     return estimate(exchange, tokens)
 
 
+def give_back(exchange: "Exchange", usage: Usage, units: float, now_s: float) -> None:
+    """Settle the reservation, at the price of who answered."""
+    replica = exchange.replica
+    exchange.reservation.settle(
+        usage.prompt_tokens,
+        usage.cached_tokens,
+        usage.completion_tokens or 0,
+        now_s=now_s,
+        units=units,
+        price=exchange.endpoint.price_of(replica.version_id if replica is not None else exchange.begun_on),
+    )
+
+
 def settle(
     exchange: "Exchange",
     outcome: Outcome,
@@ -102,6 +115,9 @@ def settle(
     first_s = exchange.progress.first_token_s
     seconds = now_s - exchange.arrived_s
     replica = exchange.replica
+    moved_to: tuple[str, Price] | tuple[()] = ()
+    if replica is not None and replica.version_id != exchange.begun_on:
+        moved_to = (replica.version_id, endpoint.price_of(replica.version_id))
     gateway.journal.settle(
         Settle(
             exchange.request_id,
@@ -119,6 +135,7 @@ def settle(
             is_estimated,
             units,
             unit,
+            *moved_to,
         ),
         then,
     )

@@ -14,11 +14,14 @@ from modelyard.domain.demand import EndpointDemand, ReplicaReport, Report
 from modelyard.domain.endpoints import Timeouts
 from modelyard.domain.routing_table import EndpointRoute, RoutingTable
 from modelyard.domain.signals import ReleaseCounts
+from modelyard.domain.usage import Price
 from modelyard.gateway.accounts import Accounts, KeyState
 from modelyard.gateway.tallies import TOLD_S, ReleaseTally
 from modelyard.policy.admission import OutputPredictor
 from modelyard.policy.breaker import Tolerance
 from modelyard.policy.dispatch import Dispatcher, DispatchRules, ReplicaLoad, Waiter
+from modelyard.policy.pricing import dearest
+from modelyard.policy.seats import Seats
 
 W = TypeVar("W", bound=Waiter)
 
@@ -72,10 +75,24 @@ class EndpointState(Generic[W]):
     outputs: OutputPredictor = field(default_factory=OutputPredictor)
     tallies: dict[str, ReleaseTally] = field(default_factory=dict)
     """What was counted of each release, by version."""
+    prices: dict[str, Price] = field(default_factory=dict)
+    """Of the versions whose price is not the endpoint's."""
 
     def is_quiet(self, now_s: float) -> bool:
         """Say whether nothing has happened lately that needs to be looked at."""
         return not self.in_flight and not self.dispatcher.has_ejected and now_s - self.last_request_s > QUIET_S
+
+    def price_of(self, version_id: str) -> Price:
+        """Return what an answer of this version costs."""
+        return self.prices.get(version_id, self.route.price)
+
+    @property
+    def price_max(self) -> Price:
+        """Return a price that none is above: which release will answer is not known before."""
+        price = self.route.price
+        for other in self.prices.values():
+            price = dearest(price, other)
+        return price
 
     def prompt_tokens(self, text_length: int) -> int:
         """Estimate the tokens of a prompt, from what this model's engine told of earlier ones."""
@@ -116,6 +133,13 @@ class EndpointState(Generic[W]):
         return wait_s if wait_s is not None else (waiting + 1) * self.mean_s / max(1, slots)
 
 
+def _report_on(load: ReplicaLoad) -> ReplicaReport:
+    """Return what the controller should know of a replica, or of a guest's seat on one."""
+    if load.route.seat_of:
+        return ReplicaReport(load.route.id, load.own, load.failures, load.failure_reason)
+    return ReplicaReport(load.route.id, load.running, load.failures, load.failure_reason, load.pending_tokens)
+
+
 def _names(route: EndpointRoute) -> tuple[str, str, bool]:
     """Return what an endpoint is found by, beside its id."""
     return route.tenant_id, route.name, route.is_shared
@@ -148,6 +172,7 @@ class Catalog(Generic[W]):
         )
         self._deliver = deliver
         self._chance = chance
+        self._seats = Seats()
         self.accounts = Accounts(worker=worker, workers=workers, source=source)
         self.table: RoutingTable | None = None
         self._endpoints: dict[str, EndpointState[W]] = {}
@@ -200,10 +225,7 @@ class Catalog(Generic[W]):
                     endpoint.route.id, queued, endpoint.in_flight, idle_s, endpoint.arrivals, endpoint.wait_s(now_s)
                 )
             )
-            replicas += [
-                ReplicaReport(load.route.id, load.running, load.failures, load.failure_reason, load.pending_tokens)
-                for load in endpoint.dispatcher.replicas
-            ]
+            replicas += [_report_on(load) for load in endpoint.dispatcher.replicas]
         return Report(endpoints, replicas, *((self.table.epoch, self.table.revision) if self.table else ()))
 
     def by_id(self, endpoint_id: str) -> EndpointState[W] | None:
@@ -244,7 +266,13 @@ class Catalog(Generic[W]):
                     for r in releases
                 ],
                 now_s=now_s,
+                fallbacks={r.version_id: r.fallback for r in releases if r.fallback},
             )
+        if self._seats.news:
+            # A guest came to a replica that others wait for already, and whose own route is as it was.
+            self._seats.news = False
+            for state in self._endpoints.values():
+                state.dispatcher.stand()
 
     def _take_route(
         self, state: EndpointState[W] | None, route: EndpointRoute, now_s: float
@@ -252,10 +280,13 @@ class Catalog(Generic[W]):
         """Take over a route that is another object than before; return its state if it differs."""
         is_news = state is None or state.is_gone or state.route != route
         if state is None:
-            dispatcher = Dispatcher(route.id, rules=self._rules, deliver=self._deliver, chance=self._chance)
+            dispatcher = Dispatcher(
+                route.id, rules=self._rules, deliver=self._deliver, chance=self._chance, seats=self._seats
+            )
             state = self._endpoints[route.id] = EndpointState(route, dispatcher, last_request_s=now_s)
         state.route, state.is_gone = route, False
         state.patience = Patience.of(route.serving.timeouts, self._settings)
+        state.prices = {one.version_id: one.price for one in route.releases if one.price is not None}
         return state if is_news else None
 
     def _take_names(self, table: RoutingTable) -> list[EndpointState[W]]:

@@ -59,7 +59,7 @@ class Exchange:
     """The request, its way and its state. Times are monotonic seconds unless they say unix."""
 
     __slots__ = (
-        "_coalescer", "_waits_for", "arrived_s", "arrived_unix_s", "attempts", "body", "call", "client",
+        "_coalescer", "_waits_for", "arrived_s", "arrived_unix_s", "attempts", "begun_on", "body", "call", "client",
         "comment_due_s", "connection", "deadline_s", "endpoint", "failed_on", "first_body", "gateway", "has_intent",
         "is_over", "is_reopening", "job", "key", "line", "moves", "progress", "prompt_estimate", "queued_s",
         "refusal", "relay", "replica", "reply", "request_id", "reservation", "route", "stalled_since_s",
@@ -93,6 +93,7 @@ class Exchange:
         self.arrived_unix_s = reservation.at_unix_s
         self.queued_s = 0.0
         self.attempts = 0
+        self.begun_on = ""
         self.is_over = False
         self.comment_due_s = NEVER_S
         self.deadline_s = NEVER_S
@@ -103,8 +104,7 @@ class Exchange:
         self.first_body = b""
         self.connection: UpstreamConnection | None = None
         self.failed_on: list[ReplicaLoad] = []
-        self.has_intent = False
-        self.was_sent = self.is_reopening = False
+        self.has_intent = self.was_sent = self.is_reopening = False
         self.relay: StreamRelay | None = None
         self.reply: StreamReply | None = None
         self.replica: ReplicaLoad | None = None
@@ -129,6 +129,7 @@ class Exchange:
             self._forward()
             return
         self.has_intent = True
+        self.begun_on = replica.version_id
         now_s = self.gateway.clock.monotonic_s()
         self.queued_s = now_s - self.arrived_s
         self.total_deadline_s = now_s + self.endpoint.patience.total_s
@@ -224,13 +225,16 @@ class Exchange:
             return
         if head.status == 200 and not self.call.is_stream:
             self._answer_whole(head, body)
+        elif head.status == 404 and self.replica is not None and self.replica.route.seat_of:
+            recovery.unseated(self)
         else:
             if head.status < 500:
                 self.replica_answered()
             else:
                 self.replica_failed(Failure.BAD_ANSWER, f"engine answered {head.status}")
-                if head.status == 503 and recovery.retry(self, "engine answered 503"):
-                    return
+            may_retry = head.status == 503 or (head.status == 429 and not self.has_begun)
+            if may_retry and recovery.retry(self, f"engine answered {head.status}"):
+                return
             # Whoever has half of an answer cannot be told that the question was wrong.
             refusal = engine_errors.translate(head, body, self.endpoint.route.name)
             self.fail(errors.engine_lost() if self.has_begun else refusal)
@@ -427,9 +431,7 @@ class Exchange:
             billing.settle(
                 self, outcome, usage, now_s=now_s, is_estimated=is_estimated, units=units, unit=unit, then=say
             )
-        self.reservation.settle(
-            usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens or 0, now_s=now_s, units=units
-        )
+        billing.give_back(self, usage, units, now_s)
         gateway.memory.ended(self, outcome, usage, units, now_s)
         gateway.exchanges.discard(self)
         endpoint = self.endpoint

@@ -42,7 +42,7 @@ from modelyard.ids import KEY_LENGTH, RequestIds
 from modelyard.metering.journal import Journal
 from modelyard.observe.metrics import GatewayMetrics
 from modelyard.policy.dispatch import ReplicaLoad, Verdict
-from modelyard.policy.job import BANDS, Job
+from modelyard.policy.job import BANDS, NEVER_S, Job
 from modelyard.policy.overload import OverloadState, sheds
 from modelyard.policy.prefixes import chain
 from modelyard.policy.routing import stable_hash
@@ -214,7 +214,7 @@ class Gateway:
         reservation = self.catalog.accounts.reserve(
             key,
             model=endpoint.route.name,
-            price=endpoint.route.price,
+            price=endpoint.price_max if endpoint.prices else endpoint.route.price,
             prompt_tokens=prompt,
             output_tokens=output,
             now_s=now_s,
@@ -245,6 +245,8 @@ class Gateway:
         job = Job(tenant.id, tenant.weight, band, prompt, output, output, len(request.body))
         if output:
             job.output_tokens = endpoint.outputs.predict(tenant.id, output)
+        if endpoint.dispatcher.has_fallback:
+            job.fallback_s = self._fallback_s(call, endpoint, request.path)
         sticky = endpoint.route.serving.sticky
         if sticky is not _NOT_STICKY:
             group = call.user if sticky is Sticky.USER and call.user else key.record.id
@@ -254,6 +256,15 @@ class Gateway:
             if call.user and not job.session:
                 job.session = stable_hash(f"{tenant.id}/{call.user}")
         return job
+
+    def _fallback_s(self, call: Call, endpoint: EndpointState[Exchange], path: str) -> float:
+        """Return from when on a request may go to a fallback: never where one cannot do what it asks for."""
+        route = endpoint.route
+        able = route.fallback_extras
+        is_able = (call.engine_route or path) in route.fallback_routes
+        if not is_able or (call.choices > 1 and "n" not in able) or (call.needs and call.lacking(able) is not None):
+            return NEVER_S
+        return self.clock.monotonic_s() + route.serving.fallback_after_s
 
     def _output_tokens(self, call: Call, prompt: int, context_length: int) -> int:
         """Return the most the request can generate; a chat that names no limit gets the default."""
@@ -287,7 +298,7 @@ class Gateway:
             # The sweep leaves quiet endpoints alone.
             endpoint.dispatcher.wake(now_s)
         endpoint.last_request_s = now_s
-        is_cold = endpoint.dispatcher.is_cold
+        is_cold = endpoint.dispatcher.is_cold_for(exchange.job)
         if endpoint.is_gone:
             # It was kept meanwhile; nobody looks after the line of an endpoint that is in no table.
             exchange.fail(errors.model_not_found(exchange.call.model))
@@ -302,6 +313,9 @@ class Gateway:
         if wait_s_max is not None:
             wait_s = min(wait_s, wait_s_max)
         verdict = endpoint.dispatcher.arrive(exchange, now_s=now_s, deadline_s=now_s + wait_s)
+        if endpoint.dispatcher.is_asleep:
+            # Also where a fallback answers: those that it stands in for must wake.
+            self.presence.report_now()
         if isinstance(verdict, ReplicaLoad):
             exchange.dispatch(verdict)
         elif verdict is Verdict.FULL:
@@ -310,8 +324,6 @@ class Gateway:
             exchange.fail(errors.no_capacity(route.name))
         else:
             waiting.begin(exchange, is_cold=is_cold)
-            if is_cold:
-                self.presence.report_now()
 
     def _is_suspect(self, exchange: Exchange) -> bool:
         exchange.body = exchange.first_body = engine_request.body_of(exchange)
@@ -376,6 +388,7 @@ class Gateway:
                     # The one before it may have been all that it waited for.
                     if waiter in dispatcher.line:
                         waiting.expired(waiter)
+                dispatcher.spill(now_s=now_s)
             for replica in dispatcher.probes_due(now_s):
                 side_requests.probe(self, endpoint, replica)
         for request in list(self.side_requests):

@@ -23,6 +23,7 @@ from modelyard.policy.job import Look, Looks
 from modelyard.policy.pricing import billed
 from modelyard.policy.replica_load import ReplicaLoad
 from modelyard.policy.routing import UNKNOWN_ENGINE
+from modelyard.policy.stories import spill_text
 
 if TYPE_CHECKING:
     from modelyard.domain.tenants import Rates
@@ -68,6 +69,7 @@ class _Ended(NamedTuple):
     line: Line | None
     refusal: "Refused | None"
     was_sent: bool
+    spilled: tuple[int, int, int] | None
 
 
 class Refused(NamedTuple):
@@ -139,8 +141,9 @@ class RequestMemory:
                 exchange.arrived_unix_s, latency_s, exchange.queued_s, first_s, version_id, replica_id, job.beside,
                 outcome.http_status, outcome.code, usage.prompt_tokens,
                 usage.cached_tokens if usage.prompt_tokens_details is not None else 0,
-                completion, units, route.price, reservation.tokens, exchange.attempts,
+                completion, units, endpoint.price_of(version_id), reservation.tokens, exchange.attempts,
                 job.looks, exchange.moves, exchange.line, exchange.refusal, exchange.was_sent,
+                job.spilled,
             )
         )  # fmt: skip
 
@@ -230,6 +233,7 @@ class RequestMemory:
             line=ended.line,
             version_id=ended.version_id,
             replica_id=ended.replica_id,
+            fallback=spill_text(*ended.spilled) if ended.spilled is not None else "",
             beside=ended.beside if ended.attempts else None,
             considered=considered_of(ended.looks, ended.replica_id, names.get),
             moves=tuple(ended.moves or ()),

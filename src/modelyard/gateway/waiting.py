@@ -35,7 +35,7 @@ def comment(exchange: "Exchange") -> None:
     now_s = exchange.gateway.clock.monotonic_s()
     if not exchange.client.is_streaming:
         exchange.client.start_stream(answers.stream_headers(exchange))
-    if endpoint.dispatcher.is_cold:
+    if endpoint.dispatcher.is_cold_for(exchange.job):
         text = answers.loading_comment(endpoint.route.progress)
     elif exchange in endpoint.dispatcher.line:
         line = endpoint.dispatcher.line
@@ -52,7 +52,7 @@ def expired(exchange: "Exchange") -> None:
     waited_s = now_s - exchange.arrived_s
     endpoint = exchange.endpoint
     route = endpoint.route
-    if endpoint.dispatcher.is_cold:
+    if endpoint.dispatcher.is_cold_for(exchange.job):
         refuse(exchange, errors.model_loading(route.name, retry_after_s=route.progress.eta_s or 30.0))
     else:
         retry_after_s = endpoint.retry_after_s(now_s)

@@ -25,6 +25,16 @@ UNIT_USD_MAX = 10
 """Highest price of a unit, for the same reason."""
 
 
+def release_price(prices: Mapping[str, PriceConfig], name: str, version: str) -> Price | None:
+    """Return the price of one version of the endpoint ``name`` (``[prices."NAME@VERSION"]``), None where it has none.
+
+    Raises:
+        StartupError: the configured price is no amount of money.
+    """
+    key = f"{name}@{version}"
+    return price_of(prices, key) if key in prices else None
+
+
 def price_of(prices: Mapping[str, PriceConfig], name: str) -> Price:
     """Return the price of the endpoint ``name``: its own, else the one of ``"*"``, else free.
 

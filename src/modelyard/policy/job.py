@@ -33,8 +33,7 @@ class Job:
 
     ``output_tokens`` is what it will probably generate, ``output_max`` what it may. ``prefix`` are chained hashes of
     the blocks of its prompt, salted per tenant (``policy/prefixes.py``); ``session`` is a hash of what keeps requests
-    together, 0 for nothing; ``adapter`` is what must be resident beside the base model. ``due_s`` orders jobs of one
-    tenant (earliest first; ties: arrival).
+    together, 0 for nothing. ``due_s`` orders jobs of one tenant (earliest first; ties: arrival).
     """
 
     tenant_id: str
@@ -48,7 +47,6 @@ class Job:
     session: int = 0
     release_session: int = 0
     """The same for releases: only of an endpoint that is sticky, or one user would never meet a canary."""
-    adapter: str = ""
     due_s: float = NEVER_S
     pending_tokens: int = 0
     """Prompt tokens it adds to the replica it was sent to, until its first token comes."""
@@ -59,5 +57,10 @@ class Job:
     """What was seen of the replicas when it got one of several; for whoever asks why."""
     beside: int = 0
     """Requests that ran on its replica when it came."""
+    fallback_s: float = 0.0
+    """From when on it may go to a release that is there for what the others have no room for; never: not at all."""
+    spilled: tuple[int, int, int] | None = None
+    """Why it went to a fallback: replicas of releases with weight, those of them that were full, and those that
+    were left alone after failures. None: it did not."""
     was_first: bool = False
     """Whether nothing was pending on its replica when it came: then its first token tells how fast that is."""

@@ -25,6 +25,16 @@ def cost(price: Price, prompt: int, cached: int, completion: int, micro_units: i
     return _rounded(total * MICRO_PER_UNIT + micro_units * price.unit, TOKENS_PER_PRICE * MICRO_PER_UNIT)
 
 
+def dearest(one: Price, other: Price) -> Price:
+    """Return a price that is below neither, whatever is used how much."""
+    return Price(
+        max(one.input, other.input),
+        max(one.cached_input, other.cached_input),
+        max(one.output, other.output),
+        max(one.unit, other.unit),
+    )
+
+
 def micro_units(units: float) -> int:
     """Return ``units`` in whole millionths, within what can be billed; what is no number is nothing."""
     return round(min(units, UNITS_MAX) * MICRO_PER_UNIT) if units > 0 else 0

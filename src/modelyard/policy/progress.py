@@ -12,6 +12,7 @@ import msgspec
 from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress, Stage
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.policy.reconcile import crashes
+from modelyard.policy.rollouts import beside
 
 CRASHES_TO_FAIL = 3
 """Crashes in a row, none ready, until an endpoint counts as failed: one or two may be bad luck, and callers wait."""
@@ -35,7 +36,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     ``load_s``: expected seconds from start to ready. ``troubles``: why nothing can be started at all (a missing
     engine, a bad artifact), in our words, by version. ``waiting``: why the next start is not yet. ``size_reason``:
     why it has its size. ``is_proven``: it was ready once.
-    ``replicas`` may hold those of shadows, ``wanted`` does not count them: nobody waits for them.
+    ``replicas`` may hold those of shadows and fallbacks, ``wanted`` does not count them: nobody waits for them.
     """
 
     now_s: float
@@ -61,8 +62,8 @@ class Outlook(msgspec.Struct, frozen=True):
 
 def outlook(endpoint: Endpoint, view: View) -> Outlook:
     """Return status, progress and failure of ``endpoint``."""
-    shadows = {release.version_id for release in endpoint.releases if release.shadow}
-    replicas = [replica for replica in view.replicas if replica.version_id not in shadows]
+    others = beside(endpoint)
+    replicas = [replica for replica in view.replicas if replica.version_id not in others]
     states = [replica.state for replica in replicas]
     ready = states.count(ReplicaState.READY)
     if endpoint.is_deleted:

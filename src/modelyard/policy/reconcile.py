@@ -98,6 +98,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     size_reason: str = ""
     taken_ids: Collection[str] = ()
     """Ids of replicas that began here and belong to another endpoint now: never given again while they live."""
+    beside: Collection[str] = ()
+    """Versions whose replicas are there whatever the others have: they replace nothing."""
     is_deleted: bool = False
     is_first: bool = False
 
@@ -227,7 +229,8 @@ def _size(
     """Start, drain and forget so that the version has its number of replicas."""
     kept = _keep(places, situation.wanted.get(version_id, 0))
     # Replaced, or its traffic went to others: they must be there first.
-    is_replaced = not situation.wanted.get(version_id) and any(situation.wanted.values())
+    others = (number for other, number in situation.wanted.items() if other not in situation.beside)
+    is_replaced = not situation.wanted.get(version_id) and any(others)
     may_drain = not is_replaced or _is_served(situation)
     actions: list[Action] = []
     for ordinal in sorted({*places, *kept}):
@@ -258,7 +261,11 @@ def _is_served(situation: Situation) -> bool:
     ready: dict[str, int] = defaultdict(int)
     for seen in situation.replicas:
         ready[seen.record.version_id] += _is_ready(seen)
-    return all(ready[version_id] >= number for version_id, number in situation.wanted.items())
+    return all(
+        ready[version_id] >= number
+        for version_id, number in situation.wanted.items()
+        if version_id not in situation.beside
+    )
 
 
 def _keep(places: Mapping[int, list[ReplicaSeen]], number: int) -> set[int]:

@@ -1,7 +1,8 @@
 """Shares of traffic between the releases of an endpoint: however they change, weights sum to 100.
 
-A release either answers its share (``weight``) or gets copies that nobody
-waits for (``shadow``), never both.
+A release either answers its share (``weight``), or gets copies that nobody
+waits for (``shadow``), or answers what the others have no room for
+(``fallback``): one of the three.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ RELEASES_MAX = 16
 
 
 class SharesError(ValueError):
-    """Why shares cannot be so, in words for whoever asked; ``param`` is ``weight`` or ``shadow``."""
+    """Why shares cannot be so, in words for whoever asked; ``param`` is ``weight``, ``shadow`` or ``fallback``."""
 
     def __init__(self, param: str, reason: str) -> None:
         super().__init__(reason)
@@ -88,6 +89,10 @@ def check_shares(release: Release) -> None:
             raise SharesError(param, f"must be 0 to {WHOLE}")
     if release.weight and release.shadow:
         raise SharesError("shadow", "a release that answers requests gets no copies; one of 'weight' and 'shadow' is 0")
+    if not 0 <= release.fallback <= RELEASES_MAX:
+        raise SharesError("fallback", f"must be 0 (none), or its turn from 1 to {RELEASES_MAX}")
+    if release.fallback and (release.weight or release.shadow):
+        raise SharesError("fallback", "a fallback has no share of its own; 'weight' and 'shadow' are 0 beside it")
 
 
 def _rest(releases: Sequence[Release], whole: int) -> tuple[Release, ...]:

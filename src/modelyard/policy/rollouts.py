@@ -32,7 +32,9 @@ class NotPossibleError(ValueError):
 def sizes(replicas: int, endpoint: Endpoint, now: float) -> dict[str, int]:
     """Return the replicas of each release of an endpoint that should have ``replicas``."""
     rollout, releases = endpoint.rollout, endpoint.releases
-    plain = split(replicas, releases)
+    # A fallback is there also while the others sleep: it answers for them until they are awake.
+    fallbacks = {one.version_id: int(not endpoint.is_deleted) for one in releases if one.fallback}
+    plain = split(replicas, releases) | fallbacks
     if replicas <= 0 or rollout is None or not {rollout.stable_id, rollout.candidate_id} <= plain.keys():
         return plain
     if rollout.is_open:
@@ -55,13 +57,20 @@ def weight_of(endpoint: Endpoint, version_id: str) -> int:
 
 
 def spares(endpoint: Endpoint) -> frozenset[str]:
-    """Return the versions whose replicas come on top of the endpoint's size: a candidate's, and kept ones."""
+    """Return the versions whose replicas come on top of the endpoint's size for a while: a candidate's, and kept
+    ones."""
     rollout = endpoint.rollout
     if rollout is None or rollout.kind is RolloutKind.ROLLING:
         return frozenset()
     if rollout.is_open:
         return frozenset({rollout.candidate_id})
     return frozenset({rollout.stable_id}) if rollout.state is RolloutState.PROMOTED else frozenset()
+
+
+def beside(endpoint: Endpoint) -> frozenset[str]:
+    """Return the versions whose replicas never count for the endpoint's size: nobody waits for a shadow's, and a
+    fallback's are there whatever the size is."""
+    return frozenset(release.version_id for release in endpoint.releases if release.shadow or release.fallback)
 
 
 def carriers(endpoint: Endpoint) -> frozenset[str]:
@@ -205,7 +214,7 @@ def settled(endpoint: Endpoint, named: Collection[str] = ()) -> Endpoint:
     if rollout is None:
         return endpoint
     kept = rollout.stable_id if rollout.kept_until and rollout.stable_id not in named else ""
-    releases = tuple(one for one in endpoint.releases if one.version_id != kept or one.weight or one.shadow)
+    releases = tuple(one for one in endpoint.releases if one.version_id != kept or _is_of_use(one))
     return msgspec.structs.replace(endpoint, releases=releases, rollout=None)
 
 
@@ -247,6 +256,10 @@ def decided(endpoint: Endpoint, decision: Decision, now: float) -> Endpoint:
         rollout = msgspec.structs.replace(rollout, step=rollout.step + 1, asked_at=now)
         return msgspec.structs.replace(endpoint, rollout=rollout)
     return endpoint
+
+
+def _is_of_use(release: Release) -> bool:
+    return bool(release.weight or release.shadow or release.fallback)
 
 
 def _running(rollout: Rollout, now: float) -> Rollout:
@@ -291,9 +304,7 @@ def _reached(endpoint: Endpoint, weight: int, now: float) -> Endpoint:
 def _without_kept(endpoint: Endpoint, rollout: Rollout, now: float) -> Endpoint:
     if rollout.kept_until <= 0 or now < rollout.kept_until:
         return endpoint
-    releases = tuple(
-        one for one in endpoint.releases if one.version_id != rollout.stable_id or one.weight or one.shadow
-    )
+    releases = tuple(one for one in endpoint.releases if one.version_id != rollout.stable_id or _is_of_use(one))
     return msgspec.structs.replace(
         endpoint, releases=releases, rollout=msgspec.structs.replace(rollout, kept_until=0.0)
     )

@@ -94,6 +94,9 @@ def _line(story: RequestStory) -> Iterator[str]:
 def _place(story: RequestStory) -> Iterator[str]:
     if not story.replica_id:
         return
+    if story.fallback:
+        yield f"It went to {story.replica_id}, of a fallback: {story.fallback}."
+        return
     seen = story.considered
     if not seen:
         beside = f"; {_requests(story.beside)} of this gateway ran there" if story.beside is not None else ""
@@ -116,6 +119,15 @@ def _place(story: RequestStory) -> Iterator[str]:
         yield f"Without room, draining, or left alone after failures: {told}."
     if len(seen) > CROWD:
         yield "Of so many replicas only some are looked at."
+
+
+def spill_text(own: int, full: int, ejected: int) -> str:
+    """Return why a fallback had to answer, from what there was of the releases with weight."""
+    if not own:
+        return "no replica of the releases with weight was there"
+    parts = {"full": full, "left alone after failures": ejected, "without room for it": own - full - ejected}
+    told = ", ".join(f"{number} {what}" for what, number in parts.items() if number > 0)
+    return f"no room on the {own} replica{'' if own == 1 else 's'} of the releases with weight ({told})"
 
 
 def _moves(story: RequestStory) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 Whoever chooses a URL chooses where this machine connects to, and would love it
 to be a neighbour (``reference/security.md`` S1, S2). So: ``https`` only, names
-resolved once, all answers judged (``web/addresses.py``), the connection made
+resolved once, all answers judged (``policy/addresses.py``), the connection made
 to the very address that was judged, redirects followed by hand and judged
 anew, and everything bounded in size and time. Networks that the operator names
 in ``fetch.private_networks`` are allowed, there also ``http``.
@@ -10,7 +10,6 @@ in ``fetch.private_networks`` are allowed, there also ``http``.
 
 import asyncio
 import ipaddress
-import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -18,9 +17,18 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import SplitResult, urljoin, urlsplit
+from urllib.parse import urljoin
 
-from modelyard.web.addresses import Address, Network, is_private_network, may_connect
+from modelyard.policy.addresses import (
+    URL_LENGTH_MAX,
+    Address,
+    Network,
+    UrlError,
+    UrlParts,
+    is_private_network,
+    may_connect,
+    read_url,
+)
 from modelyard.web.downloads import Download, DownloadBounds, FetchError, NotPublicError, failure_of
 
 if TYPE_CHECKING:
@@ -39,7 +47,6 @@ __all__ = [
     "trust",
 ]
 
-URL_LENGTH_MAX = 2048
 LOCATION_LENGTH_MAX = 8192
 """Of a redirect of a download: stores sign their URLs at length."""
 RESOLVE_TIMEOUT_S = 5.0
@@ -47,12 +54,6 @@ ADDRESSES_MAX = 16
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Addresses of a host name, as text; raises ``OSError``."""
-
-_HOST = re.compile(
-    r"(?=.{1,253}\Z)(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
-)
-_NUMERIC = re.compile(r"(?:\d+|0x[0-9a-f]*)")
-_PORTS = {"https": 443, "http": 80}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +117,15 @@ class Fetcher:
         Raises:
             FetchError: it may not be fetched, or its host does not resolve.
         """
-        parts, host, port = _split(url, length_max)
-        address = _literal(host)
-        found = [address] if address is not None else await self._addresses(host, port)
+        parts = _read(url, length_max)
+        host, port = parts.host, parts.port
+        found = [parts.address] if parts.address is not None else await self._addresses(host, port)
         for one in found:
             if not may_connect(one, self._private):
                 raise NotPublicError(f"'{host}'")
         if parts.scheme == "http" and not all(is_private_network(one, self._private) for one in found):
             raise FetchError("use https")
-        return Target(parts._replace(fragment="").geturl(), parts.scheme, host, port, found[0])
+        return Target(parts.url, parts.scheme, host, port, found[0])
 
     async def fetch(
         self,
@@ -240,7 +241,7 @@ class Fetcher:
             is_redirect = answer.status in _REDIRECTS
             if not is_redirect and bounds.content_types and content_type not in bounds.content_types:
                 raise FetchError(f"its content type is none of {', '.join(bounds.content_types)}")
-            return Fetched(answer.status, content_type, await _read(answer, bounds), target.url), location
+            return Fetched(answer.status, content_type, await _body_of(answer, bounds), target.url), location
 
     @asynccontextmanager
     async def _asking(
@@ -303,42 +304,11 @@ def _location(answer: "aiohttp.ClientResponse") -> str | None:
     return answer.headers.get("location") if answer.status in _REDIRECTS else None
 
 
-def _split(url: str, length_max: int) -> tuple[SplitResult, str, int]:
-    """Take a URL apart, strictly: what parsers read differently is refused."""
-    if len(url) > length_max:
-        raise FetchError(f"it is longer than {length_max} characters")
-    if not url.isascii() or not url.isprintable() or any(sign in url for sign in ' \\"<>^`{|}'):
-        raise FetchError("it holds characters that a URL cannot have")
+def _read(url: str, length_max: int) -> UrlParts:
     try:
-        parts = urlsplit(url)
-        port = parts.port
-        host = (parts.hostname or "").lower()
-    except ValueError:
-        raise FetchError("it is no URL") from None
-    if parts.scheme not in _PORTS:
-        raise FetchError("use https")
-    if "@" in parts.netloc:
-        raise FetchError("it must not hold a user or password")
-    if not host or "%" in host or port == 0:
-        raise FetchError("it names no host")
-    return parts, host, port or _PORTS[parts.scheme]
-
-
-def _literal(host: str) -> Address | None:
-    """Return the address that ``host`` is, None for a name.
-
-    Raises:
-        FetchError: it is neither, or one of the old spellings of an IPv4 address (``127.1``, ``0x7f000001``).
-    """
-    try:
-        return ipaddress.ip_address(host)
-    except ValueError:
-        pass
-    name = host.removesuffix(".")
-    # As browsers do: a last label that is a number makes it an address, and ours must be the plain kind.
-    if not _HOST.fullmatch(name) or _NUMERIC.fullmatch(name.rpartition(".")[2]):
-        raise FetchError("it names no valid host")
-    return None
+        return read_url(url, length_max=length_max)
+    except UrlError as error:
+        raise FetchError(str(error)) from None
 
 
 def _pinned(target: Target) -> "AbstractResolver":
@@ -360,7 +330,7 @@ def _pinned(target: Target) -> "AbstractResolver":
     return Pinned()
 
 
-async def _read(answer: "aiohttp.ClientResponse", bounds: Bounds) -> bytes:
+async def _body_of(answer: "aiohttp.ClientResponse", bounds: Bounds) -> bytes:
     body = bytearray()
     async for part in answer.content.iter_any():
         body += part

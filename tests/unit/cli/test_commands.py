@@ -141,8 +141,8 @@ def test_a_time_out_that_means_nothing_is_refused(text: str) -> None:
 
 
 def test_a_change_names_only_what_was_given() -> None:
-    nothing: dict[str, Any] = {"scale": None, "idle_s": None, "weights": (), "shadows": (), "serving": {}}
-    nothing["autoscale"] = {}
+    nothing: dict[str, Any] = {"scale": None, "idle_s": None, "weights": (), "shadows": (), "fallbacks": ()}
+    nothing |= {"serving": {}, "autoscale": {}}
     assert change_body(**nothing) == {}
     assert change_body(**{**nothing, "autoscale": {"tier": "hot"}}) == {"autoscale": {"tier": "hot"}}
     assert change_body(**nothing | {"scale": (0, 4), "idle_s": 60.0}) == {
@@ -155,6 +155,8 @@ def test_a_change_names_only_what_was_given() -> None:
         "serving": {"sticky": "key"},
         "releases": [{"version": "v1", "weight": 0, "shadow": 20}, {"version": "v2", "weight": 100}],
     }
+    body = change_body(**nothing | {"fallbacks": (("v2", 1),), "serving": {"fallback_after_s": 2.0}})
+    assert body == {"serving": {"fallback_after_s": 2.0}, "releases": [{"version": "v2", "fallback": 1}]}
     for text in ("v2", "v2=", "=10", "v2=1000", "v2=x"):
         with pytest.raises(click.BadParameter):
             Share().convert(text, None, None)

@@ -29,9 +29,9 @@ from modelyard.domain.requests import (
 )
 from modelyard.domain.tenants import Tenant
 from modelyard.errors import ApiError
+from modelyard.policy.addresses import networks
 from modelyard.policy.webhooks import GIVE_UP_S
 from modelyard.stores.sql import SqlControlStore, SqlRequestStore, open_database
-from modelyard.web.addresses import networks
 from modelyard.web.fetcher import Fetcher
 
 PEPPER = b"p" * 32

@@ -20,6 +20,8 @@ from modelyard.domain.endpoints import Endpoint, Release, Scaling, Serving, Stic
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.routing_table import EndpointRoute, Heartbeat, RoutingTable
 from modelyard.domain.tenants import ApiKey, Scope, Tenant
+from modelyard.engines.providers.engines import OpenAIProviderEngine
+from modelyard.engines.providers.keys import ProviderKeys
 from modelyard.engines.simulated import SimulatedEngine
 from modelyard.stores import AlreadyExistsError, StoreUnavailableError
 from modelyard.stores.mirror import MirroredStore
@@ -154,6 +156,29 @@ async def test_gateways_are_told_how_to_serve_what_shadows_and_how_much_fits(
     ]
     assert [release.replicas[0].kv_tokens for release in route.releases] == [4096, 160]
     assert route.context_length == 2048, "the shadow's own bounds nobody"
+
+
+async def test_gateways_are_told_what_a_fallback_can_do_and_costs_and_it_never_gets_a_share(
+    store: SqlControlStore, feed: Recorder
+) -> None:
+    keys = ProviderKeys({"MODELYARD_PROVIDER_X": "k"})
+    engines = {"simulated": SimulatedEngine(), "openai": OpenAIProviderEngine(keys)}
+    prices = {"*": PriceConfig(input=1.0), "m@ver-b": PriceConfig(input=2.5, output=10)}
+    publisher = TablePublisher(store=store, engines=engines, prices=prices, feed=feed)
+    options: dict[str, str | int | float | bool] = {"model": "x", "key_env": "MODELYARD_PROVIDER_X"}
+    remote = msgspec.structs.replace(version("ver-b"), framework="openai", options=options)
+    await store.add_deployment(version("ver-a", context_length=64), ENDPOINT)
+    await store.add_version(remote)
+    both = (Release("ver-a"), Release("ver-b", 0, fallback=1))
+    await store.put_endpoint(msgspec.structs.replace(ENDPOINT, releases=both))
+    await store.put_replica(replica(ReplicaState.READY, 0, of="ver-b"))
+    route = await published(publisher, feed)
+    assert [(one.weight, one.fallback, len(one.replicas)) for one in route.releases] == [(100, 0, 0), (0, 1, 1)]
+    assert [one.price and one.price.output for one in route.releases] == [None, 10_000_000_000]
+    assert route.routes == SimulatedEngine.routes, "what a fallback cannot do waits for the others"
+    assert route.fallback_routes == {"/v1/chat/completions"}
+    assert route.fallback_extras == {"n", "dimensions"}
+    assert route.context_length == 64
 
 
 async def test_release_that_lost_its_traffic_keeps_it_until_another_is_ready_and_a_shadow_never_gets_any(

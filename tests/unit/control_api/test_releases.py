@@ -49,6 +49,7 @@ async def test_deployment_says_how_it_is_served(api: Management, manager: Identi
         "timeouts": {"connect_s": None, "first_token_s": 60.0, "token_s": None, "total_s": 900.5},
         "coalesce_ms": 20,
         "sticky": "user",
+        "fallback_after_s": 0.0,
     }
 
 
@@ -90,6 +91,7 @@ async def test_change_keeps_what_it_does_not_name(api: Management, manager: Iden
         "timeouts": {"connect_s": None, "first_token_s": 60.0, "token_s": 9.0, "total_s": None},
         "coalesce_ms": 20,
         "sticky": "key",
+        "fallback_after_s": 0.0,
     }
     answer = await api.call(manager, "PATCH", PATH, {"serving": {"timeouts": {"first_token_s": None}}})
     assert (await stored(api)).serving == Serving(Timeouts(token_s=9.0), 20, Sticky.KEY), "null is the gateway's own"

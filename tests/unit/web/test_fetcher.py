@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from modelyard.web.addresses import networks
+from modelyard.policy.addresses import networks
 from modelyard.web.fetcher import Bounds, DownloadBounds, Fetcher, FetchError
 
 HERE = networks(["127.0.0.0/8"])

@@ -50,6 +50,10 @@ class ShareBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         int | msgspec.UnsetType,
         msgspec.Meta(description="Percent of the requests that are copied to it; nobody gets its answers."),
     ] = msgspec.UNSET
+    fallback: Annotated[
+        int | msgspec.UnsetType,
+        msgspec.Meta(description="Its turn to answer what the releases with weight have no room for; 0: never."),
+    ] = msgspec.UNSET
 
 
 class ChangeEndpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -120,12 +124,13 @@ def _changed_releases(
 
 def _with_share(release: Release, share: ShareBody) -> Release:
     """Return the release with its new share; to ask for one kind of it alone gives up the other."""
-    weight, shadow = share.weight, share.shadow
-    if weight is msgspec.UNSET:
-        weight = 0 if shadow is not msgspec.UNSET and shadow > 0 else release.weight
-    if shadow is msgspec.UNSET:
-        shadow = 0 if weight > 0 else release.shadow
-    return Release(release.version_id, weight, shadow)
+    asked = {
+        name: value
+        for name, value in (("weight", share.weight), ("shadow", share.shadow), ("fallback", share.fallback))
+        if value is not msgspec.UNSET
+    }
+    before = Release(release.version_id, weight=0) if any(asked.values()) else release
+    return msgspec.structs.replace(before, **asked)
 
 
 def release_named(endpoint: Endpoint, reference: str, names: Mapping[str, str]) -> Release | None:

@@ -40,6 +40,8 @@ class ReleaseView(msgspec.Struct, frozen=True, kw_only=True):
     weight: int
     shadow: int
     """Percent of requests that are copied to it; nobody gets its answers."""
+    fallback: int
+    """Its turn (1 first) to answer what the releases with weight have no room for; 0: never."""
 
 
 class EventView(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,6 +214,7 @@ def _release_view(release: Release, version: ModelVersion | None) -> ReleaseView
         version=version.version if version else "",
         weight=release.weight,
         shadow=release.shadow,
+        fallback=release.fallback,
     )
 
 

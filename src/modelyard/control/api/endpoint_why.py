@@ -13,6 +13,7 @@ from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.tenants import Scope
 from modelyard.policy.progress import View, outlook
+from modelyard.policy.rollouts import beside
 from modelyard.policy.scaling import numbers
 from modelyard.policy.why import Answer, Happened, Known, explain
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
@@ -86,8 +87,8 @@ class EndpointWhy:
 
 def _loading(endpoint: Endpoint, replicas: Sequence[Replica], now_s: float, load_s: float) -> Progress | None:
     """Return how far those are that start, as if there were no others; nobody waits for shadows."""
-    shadows = {release.version_id for release in endpoint.releases if release.shadow}
-    starting = [one for one in replicas if one.state in _STARTING and one.version_id not in shadows]
+    others = beside(endpoint)
+    starting = [one for one in replicas if one.state in _STARTING and one.version_id not in others]
     view = View(now_s=now_s, wanted=len(starting), replicas=starting, load_s=load_s, is_proven=True)
     return outlook(endpoint, view).progress if starting else None
 

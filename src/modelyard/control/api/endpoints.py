@@ -81,7 +81,9 @@ class Endpoints:
                 raise refusal("This endpoint cannot be changed so.", faults)
             if after.releases != endpoint.releases:
                 _check_free(endpoint, names)
-                after = settled(after, {one.version_id for one in after.releases if one.weight or one.shadow})
+                after = settled(
+                    after, {one.version_id for one in after.releases if one.weight or one.shadow or one.fallback}
+                )
             if after != endpoint:
                 await store.put_endpoint(after)
                 reason = f"asked for with key {call.identity.key_id}"

@@ -1,4 +1,4 @@
-"""Releases: further versions under an endpoint's name, with a share of its traffic or copies of it."""
+"""Releases: further versions under an endpoint's name, with a share of its traffic, copies of it, or what is left."""
 
 from typing import Annotated
 
@@ -29,7 +29,7 @@ EXAMPLE = {
 
 
 class ReleaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A version to add to an endpoint; one with neither share runs no replica."""
+    """A version to add to an endpoint; one without a share, copies or a turn as fallback runs no replica."""
 
     framework: Annotated[
         str, msgspec.Meta(description="The engine, like 'llamacpp' or 'simulated'; a registered version has its own.")
@@ -47,6 +47,13 @@ class ReleaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 0
     shadow: Annotated[
         int, msgspec.Meta(description="Percent of the requests that are copied to it; nobody gets its answers.")
+    ] = 0
+    fallback: Annotated[
+        int,
+        msgspec.Meta(
+            description="Its turn (1 first) to answer what the releases with weight have no room for, or none of "
+            "them is there for; 0: never."
+        ),
     ] = 0
 
 
@@ -77,7 +84,7 @@ class Releases:
             await refuse_beside_rollout(context, endpoint)
             faults = list(findings.faults)
             try:
-                with_release(endpoint.releases, Release("", wanted.weight, wanted.shadow))
+                with_release(endpoint.releases, Release("", wanted.weight, wanted.shadow, wanted.fallback))
             except SharesError as error:
                 faults.append(Fault(error.param, str(error)))
             if wanted.weight == WHOLE:
@@ -85,6 +92,8 @@ class Releases:
             check_all("This release cannot be added.", call.flaws, faults)
             endpoint, version_name = await self._add(endpoint, wanted, findings)
             share = f"shadows {wanted.shadow} %" if wanted.shadow else f"weight {wanted.weight}"
+            if wanted.fallback:
+                share = f"fallback {wanted.fallback}"
             if wanted.weight == WHOLE:
                 share = "takes over replica by replica"
             await self._announce(endpoint, "release_added", f"version {version_name} on {wanted.framework}, {share}")
@@ -146,7 +155,9 @@ class Releases:
         if wanted.weight == WHOLE:
             endpoint = rolling(endpoint, version.id, context.clock.unix_s())
         else:
-            releases = with_release(endpoint.releases, Release(version.id, wanted.weight, wanted.shadow))
+            releases = with_release(
+                endpoint.releases, Release(version.id, wanted.weight, wanted.shadow, wanted.fallback)
+            )
             endpoint = msgspec.structs.replace(endpoint, releases=releases)
             endpoint = settled(endpoint) if wanted.weight else endpoint
         try:

@@ -41,6 +41,10 @@ class ServingBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str | msgspec.UnsetType,
         msgspec.Meta(description="What keeps requests on one release and replica: 'none', 'key' or 'user'."),
     ] = msgspec.UNSET
+    fallback_after_s: Annotated[
+        float | msgspec.UnsetType,
+        msgspec.Meta(description="Seconds that a request waits for a release with weight before a fallback has it."),
+    ] = msgspec.UNSET
 
 
 class ServingView(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,12 +53,18 @@ class ServingView(msgspec.Struct, frozen=True, kw_only=True):
     timeouts: dict[str, float | None]
     coalesce_ms: int
     sticky: Sticky
+    fallback_after_s: float
 
 
 def serving_view(serving: Serving) -> ServingView:
     """Return what is shown of ``serving``, defaults too."""
     timeouts = {name: getattr(serving.timeouts, name) for name in _NAMES}
-    return ServingView(timeouts=timeouts, coalesce_ms=serving.coalesce_ms, sticky=serving.sticky)
+    return ServingView(
+        timeouts=timeouts,
+        coalesce_ms=serving.coalesce_ms,
+        sticky=serving.sticky,
+        fallback_after_s=serving.fallback_after_s,
+    )
 
 
 def changed_serving(body: ServingBody, before: Serving, config: GatewayConfig) -> tuple[Serving, list[Fault]]:
@@ -71,7 +81,10 @@ def changed_serving(body: ServingBody, before: Serving, config: GatewayConfig) -
             sticky = Sticky(body.sticky)
         else:
             faults.append(Fault("serving.sticky", f"must be one of {', '.join(Sticky)}"))
-    return Serving(timeouts, coalesce_ms, sticky), faults
+    after_s = before.fallback_after_s if body.fallback_after_s is msgspec.UNSET else body.fallback_after_s
+    if not 0 <= after_s <= TIMEOUT_S_MAX:
+        faults.append(Fault("serving.fallback_after_s", f"must be 0 to {TIMEOUT_S_MAX} seconds"))
+    return Serving(timeouts, coalesce_ms, sticky, after_s), faults
 
 
 def _timeout_faults(timeouts: Timeouts, config: GatewayConfig) -> Iterator[Fault]:

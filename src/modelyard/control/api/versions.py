@@ -19,6 +19,7 @@ from modelyard.domain.uploads import SCHEME
 from modelyard.engines import Engine, Options, OptionsError, Settings
 from modelyard.errors import conflict
 from modelyard.ids import new_id
+from modelyard.policy.cluster import CPU
 
 
 class Order(Protocol):
@@ -73,6 +74,7 @@ async def examine(context: Context, identity: Identity, order: Order, *, is_depl
     faults = [
         *version_faults(order.version),
         *engine_faults(order.framework, engine, context.engines),
+        *_admin_faults(engine, "framework", is_admin=is_admin),
         *option_faults(order.options, is_admin=is_admin),
     ]
     source, settings = ArtifactSource(), None
@@ -113,6 +115,7 @@ async def _examine_registered(context: Context, identity: Identity, order: Order
         return Findings(faults, None, None)
     engine = context.engines.get(version.framework)
     faults += engine_faults(version.framework, engine, context.engines)
+    faults += _admin_faults(engine, "model_artifact", is_admin=identity.may(Scope.ADMIN))
     if engine is None:
         return Findings(faults, None, None, registered=version)
     if version.base_id and not engine.loads_adapters:
@@ -124,6 +127,14 @@ async def _examine_registered(context: Context, identity: Identity, order: Order
     except ValueError as error:
         return Findings([*faults, Fault("model_artifact", str(error))], engine, None, registered=version)
     return Findings(faults, engine, settings, registered=version)
+
+
+def _admin_faults(engine: Engine | None, param: str, *, is_admin: bool) -> list[Fault]:
+    """Return that an engine is the operator's alone, where it is."""
+    if engine is None or not engine.is_remote or is_admin:
+        return []
+    reason = f"the engine '{engine.name}' uses what is the operator's and needs a key with the scope 'admin'"
+    return [Fault(param, reason)]
 
 
 async def make_version(
@@ -138,7 +149,7 @@ async def make_version(
         return findings.registered
     assert findings.engine is not None, "an unknown engine is a fault"
     assert findings.settings is not None, "bad options are a fault"
-    gpu_type, gpu_count = gpus
+    gpu_type, gpu_count = (CPU, 1) if findings.engine.is_remote else gpus
     versions = await context.store.versions(tenant_id=tenant_id)
     parent = newest(versions, name, tenant_id=tenant_id)
     return ModelVersion(

@@ -96,7 +96,7 @@ class Why:
         moves = tuple(msgspec.structs.replace(move, replica_id="a replica") for move in story.moves)
         facts = {} if "slots" in story.facts else story.facts
         return msgspec.structs.replace(
-            story, replica_id="", version_id="", beside=None, considered=(), moves=moves, facts=facts
+            story, replica_id="", version_id="", fallback="", beside=None, considered=(), moves=moves, facts=facts
         )
 
 

@@ -202,6 +202,7 @@ def release_values(endpoint: Endpoint) -> list[Values]:
             "model_id": release.version_id,
             "weight": release.weight,
             "shadow": release.shadow,
+            "fallback": release.fallback,
         }
         for at, release in enumerate(endpoint.releases)
     ]
@@ -237,7 +238,7 @@ def endpoint_of(row: sa.RowMapping, releases: tuple[Release, ...]) -> Endpoint:
 
 def release_of(row: sa.RowMapping) -> Release:
     """Return the release of a row."""
-    return Release(row["model_id"], row["weight"], row["shadow"])
+    return Release(row["model_id"], row["weight"], row["shadow"], row["fallback"])
 
 
 def replica_values(replica: Replica) -> Values:

@@ -13,7 +13,7 @@ keys: it outlives everything that it bills. Times are unix seconds.
 
 import sqlalchemy as sa
 
-HEAD = "0006"
+HEAD = "0007"
 """The newest migration; a fresh database is created at it directly. A test holds it equal to Alembic's head."""
 
 metadata = sa.MetaData(
@@ -158,6 +158,7 @@ releases = sa.Table(
     _model(),
     sa.Column("weight", sa.Integer, nullable=False),
     sa.Column("shadow", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("fallback", sa.Integer, nullable=False, server_default="0"),
     sa.PrimaryKeyConstraint("endpoint_id", "position"),
 )
 

@@ -258,13 +258,14 @@ def _row(intent: Intent, settle: Settle) -> Values:
     prompt, completion = _tokens(settle.prompt_tokens), _tokens(settle.completion_tokens)
     cached = min(_tokens(settle.cached_tokens), prompt)
     units = micro_units(settle.units) if settle.unit else 0
+    price = intent.price if settle.price is None else settle.price
     return {
         "request_id": settle.request_id,
         "endpoint_id": intent.endpoint_id,
         "customer_id": intent.tenant_id,
         "api_key_id": intent.key_id,
         "model_name": intent.model,
-        "model_id": intent.version_id,
+        "model_id": settle.version_id or intent.version_id,
         "replica_id": settle.replica_id,
         "route": intent.route,
         "is_stream": intent.is_stream,
@@ -272,7 +273,7 @@ def _row(intent: Intent, settle: Settle) -> Values:
         "cached_tokens": cached,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "cost_nanousd": cost(intent.price, prompt, cached, completion, units),
+        "cost_nanousd": cost(price, prompt, cached, completion, units),
         "status": settle.status.value,
         "http_status": settle.http_status,
         "error_code": settle.error_code,

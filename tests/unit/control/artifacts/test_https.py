@@ -13,8 +13,8 @@ from modelyard.control.artifacts import ArtifactError, ArtifactStore, Sources
 from modelyard.control.artifacts import transfer as transfers
 from modelyard.domain.catalog import Artifact
 from modelyard.domain.endpoints import Stage
+from modelyard.policy.addresses import networks
 from modelyard.web import downloads
-from modelyard.web.addresses import networks
 from modelyard.web.fetcher import DownloadBounds, Fetcher, FetchError, trust
 
 PART = 64 * 1024

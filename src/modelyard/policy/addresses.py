@@ -1,4 +1,7 @@
-"""Which addresses a URL of somebody else's may lead to.
+"""Where a URL of somebody else's may lead: how it is read, and which addresses it may resolve to; pure.
+
+What resolves names and connects uses this and nothing else: ``web/fetcher.py`` for the platform, and
+``engines/providers`` for what goes to a provider.
 
 ``ipaddress`` alone is not enough (measured, ``reference/security.md`` S1): it
 calls multicast and NAT64 global, and does not look into addresses that carry
@@ -6,10 +9,22 @@ another one.
 """
 
 import ipaddress
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+from urllib.parse import urlsplit
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+URL_LENGTH_MAX = 2048
+SCHEMES = {"https": 443, "http": 80}
+"""With their ports; ``http`` is for networks of the operator's own."""
+
+_HOST = re.compile(
+    r"(?=.{1,253}\Z)(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+)
+_NUMERIC = re.compile(r"(?:\d+|0x[0-9a-f]*)")
 
 _NEVER = tuple(
     ipaddress.ip_network(text)
@@ -84,3 +99,60 @@ def _is_public(address: Address) -> bool:
         and getattr(address, "scope_id", None) is None
         and not any(address in network for network in _NEVER if network.version == address.version)
     )
+
+
+class UrlError(ValueError):
+    """Why a URL is not taken, in words that follow its name: "use https"."""
+
+
+class UrlParts(NamedTuple):
+    """A URL taken apart; ``address`` is None where the host is a name."""
+
+    url: str
+    scheme: str
+    host: str
+    port: int
+    address: Address | None
+
+
+def read_url(url: str, *, length_max: int = URL_LENGTH_MAX) -> UrlParts:
+    """Take a URL apart, strictly: what parsers read differently is refused. Its fragment is left out.
+
+    Raises:
+        UrlError: it is none of ours.
+    """
+    if len(url) > length_max:
+        raise UrlError(f"it is longer than {length_max} characters")
+    if not url.isascii() or not url.isprintable() or any(sign in url for sign in ' \\"<>^`{|}'):
+        raise UrlError("it holds characters that a URL cannot have")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+        host = (parts.hostname or "").lower()
+    except ValueError:
+        raise UrlError("it is no URL") from None
+    if parts.scheme not in SCHEMES:
+        raise UrlError("use https")
+    if "@" in parts.netloc:
+        raise UrlError("it must not hold a user or password")
+    if not host or "%" in host or port == 0:
+        raise UrlError("it names no host")
+    whole = parts._replace(fragment="").geturl()
+    return UrlParts(whole, parts.scheme, host, port or SCHEMES[parts.scheme], _literal(host))
+
+
+def _literal(host: str) -> Address | None:
+    """Return the address that ``host`` is, None for a name.
+
+    Raises:
+        UrlError: it is neither, or one of the old spellings of an IPv4 address (``127.1``, ``0x7f000001``).
+    """
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        pass
+    name = host.removesuffix(".")
+    # As browsers do: a last label that is a number makes it an address, and ours must be the plain kind.
+    if not _HOST.fullmatch(name) or _NUMERIC.fullmatch(name.rpartition(".")[2]):
+        raise UrlError("it names no valid host")
+    return None
