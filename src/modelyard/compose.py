@@ -255,9 +255,15 @@ def _fleet(settings: FleetConfig, data: DataDirectory, clock: Clock, fence: "Fen
 def _engines(config: EnginesConfig) -> "Engines":
     """Return every engine by its name."""
     from modelyard.engines.llamacpp import LlamaCppEngine
+    from modelyard.engines.sglang import SglangEngine
     from modelyard.engines.simulated import SimulatedEngine
+    from modelyard.engines.tensorrt_llm import TensorRtLlmEngine
+    from modelyard.engines.tgi import TgiEngine
+    from modelyard.engines.triton import TritonEngine
 
     engines: list[Engine] = [LlamaCppEngine(), SimulatedEngine()]
+    engines += [SglangEngine(config.sglang), TensorRtLlmEngine(config.tensorrt_llm)]
+    engines += [TgiEngine(config.tgi), TritonEngine(config.triton)]
     return {engine.name: engine for engine in engines}
 
 

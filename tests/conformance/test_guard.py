@@ -72,6 +72,10 @@ def started(command: EngineCommand, spec: LaunchSpec) -> Guarded:
     return Guarded(process, f"http://127.0.0.1:{spec.port}", log)
 
 
+def environment_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/environ").read_bytes()
+
+
 def with_inner_secret(words: tuple[str, ...]) -> tuple[str, ...]:
     return ("/bin/sh", "-c", 'ENGINE_SECRET="$INNER_KEY" exec "$@"', "sh", *words)
 
@@ -208,7 +212,7 @@ async def test_no_secret_is_in_any_command_line_and_the_callers_not_in_the_engin
     await ready(guarded_engine, session)
     for pid in (guarded_engine.process.pid, guarded_engine.child):
         assert SECRET not in " ".join(processes.command_of(pid))
-    environment = Path(f"/proc/{guarded_engine.child}/environ").read_bytes()
+    environment = environment_of(guarded_engine.child)
     assert SECRET.encode() not in environment
     assert b"INNER_KEY=@key@" not in environment
 

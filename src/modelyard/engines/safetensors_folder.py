@@ -20,8 +20,8 @@ def check_safetensors_folder(place: Path, *, engine: str, takes_adapters: bool =
     """
     if not place.is_dir():
         raise ArtifactInvalidError(
-            f"The artifact is one file ({kind_of_file(place)}). The engine '{engine}' loads a folder as Hugging Face has "
-            "it: safetensors beside config.json and the tokenizer. Name the folder, or hf://OWNER/NAME."
+            f"The artifact is one file ({kind_of_file(place)}). The engine '{engine}' loads a folder of Hugging "
+            "Face's form: safetensors beside config.json and the tokenizer. Name the folder, or hf://OWNER/NAME."
         )
     files = files_of(place)
     wanted = _CONFIGS if takes_adapters else _CONFIGS[:1]

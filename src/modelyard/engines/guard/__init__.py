@@ -19,6 +19,7 @@ machine on its own loopback port (docs/how-to/other-engines.md).
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -42,6 +43,8 @@ class Route(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     """Answered without the secret: readiness only."""
     guest_field: str = ""
     """Field of the body with the name of a guest: one that the engine lists already is answered with 200."""
+    dropped: tuple[str, ...] = ()
+    """Fields that the engine refuses on this path."""
 
 
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -50,17 +53,24 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     host: str
     port: int
     folder: str
-    """The replica's own folder, where ``files`` are written."""
+    """Where the engine runs, and finds ``files`` and ``links``; the guard makes it."""
     routes: tuple[Route, ...]
     ports: tuple[str, ...] = (HTTP,)
     """Names of the ports that the engine listens on."""
     files: dict[str, str] = {}
     """Texts by name, readable by this user only."""
+    links: dict[str, str] = {}
+    """Names in ``folder`` by which the engine finds what is elsewhere, like ``acme/model``."""
     has_key: bool = False
     """The engine is given ``@key@`` and wants it as its bearer."""
     model: str = ""
     adapter_field: str = ""
     """Where the engine wants the name of an adapter when ``model`` of a request is not ``model`` above; "": nowhere."""
+
+
+def folder_of(spec: LaunchSpec) -> Path:
+    """Return the folder for an engine behind a guard: within the replica's own, in which the fleet has files."""
+    return spec.work_dir / "engine"
 
 
 def guarded(spec: LaunchSpec, plan: Plan, words: Sequence[str], env: dict[str, str]) -> EngineCommand:

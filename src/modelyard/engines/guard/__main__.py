@@ -12,7 +12,7 @@ import msgspec
 import uvloop
 
 from modelyard.engines.guard import KEY, Plan
-from modelyard.engines.guard.child import Filling, end_like, start, write_files
+from modelyard.engines.guard.child import Filling, end_like, prepare, start
 from modelyard.engines.guard.proxy import Proxy
 from modelyard.engines.simulated.http import Connection
 from modelyard.fleet import FleetError
@@ -55,8 +55,8 @@ async def _run(plan: Plan, secret: str, ports: dict[str, int], words: Sequence[s
     # First, so that an address that is taken costs no start of the engine.
     server = await loop.create_server(lambda: Connection(proxy.handle, connections), plan.host, plan.port)
     try:
-        write_files(plan, fill)
-        child = start(words, os.environ, fill)
+        prepare(plan, fill)
+        child = start(plan, words, os.environ, fill)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, child.send_signal, signal.SIGTERM)
         return await _ended(child)

@@ -31,22 +31,30 @@ class Filling:
         return text
 
 
-def write_files(plan: Plan, fill: Filling) -> None:
-    """Write the engine's files, each readable by this user only.
+def prepare(plan: Plan, fill: Filling) -> None:
+    """Write the engine's files, each readable by this user only, and make its links.
 
     Raises:
         OSError: the disk fails, or something that is no file of ours stands in the way.
     """
+    Path(plan.folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name, target in plan.links.items():
+        _free(Path(plan.folder) / name).symlink_to(target)
     for name, text in plan.files.items():
-        file = Path(plan.folder) / name
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            file.unlink()  # of an earlier start
+        file = _free(Path(plan.folder) / name)
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as writer:
             writer.write(fill(text))
 
 
-def start(words: Sequence[str], env: Mapping[str, str], fill: Filling) -> "subprocess.Popen[bytes]":
+def _free(place: Path) -> Path:
+    """Return ``place`` after taking away what an earlier start left there."""
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        place.unlink()
+    return place
+
+
+def start(plan: Plan, words: Sequence[str], env: Mapping[str, str], fill: Filling) -> "subprocess.Popen[bytes]":
     """Start the engine; what it prints goes where the guard's own output goes.
 
     Raises:
@@ -55,6 +63,7 @@ def start(words: Sequence[str], env: Mapping[str, str], fill: Filling) -> "subpr
     return subprocess.Popen(
         [fill(word) for word in words],
         env={name: fill(value) for name, value in env.items()},
+        cwd=plan.folder,
         stdin=subprocess.DEVNULL,
         preexec_fn=partial(processes.die_with_parent, os.getpid()),  # noqa: PLW1509 - nothing else runs here yet
     )

@@ -56,7 +56,7 @@ class Proxy:
         if route.guest_field and await self._has_guest(request.body, route.guest_field):
             connection.respond(200, b'{"success":true}')
             return
-        body = self._with_adapter(request.body) if request.method == "POST" else request.body
+        body = self._body(request.body, route) if request.method == "POST" else request.body
         try:
             peer = await self._connect(route.port)
         except (OSError, TimeoutError):
@@ -82,18 +82,20 @@ class Proxy:
             lines.append(f"content-length: {length}")
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
-    def _with_adapter(self, body: bytes) -> bytes:
-        """Return ``body`` with the adapter named where the engine wants it, when another model than its own is meant."""
+    def _body(self, body: bytes, route: Route) -> bytes:
+        """Return ``body`` with the adapter named where the engine wants it, and without what it refuses there."""
         field = self._plan.adapter_field
-        if not field:
+        if not (field or route.dropped) or route.guest_field:
             return body
         try:
             fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
             model = msgspec.json.decode(fields["model"], type=str)
         except (msgspec.MsgspecError, KeyError):
             return body  # the engine says what is wrong with it
-        if model != self._plan.model:
+        if field and model != self._plan.model:
             fields[field] = msgspec.Raw(msgspec.json.encode(model))
+        for name in route.dropped:
+            fields.pop(name, None)
         return msgspec.json.encode(fields)
 
     async def _has_guest(self, body: bytes, field: str) -> bool:
