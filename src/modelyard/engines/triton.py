@@ -146,7 +146,8 @@ def _routes(name: str, model: str) -> tuple[Route, ...]:
         Route("GET", TritonEngine.ready_path, is_open=True),
         Route("GET", "/v2/health/live"),
         Route("GET", TritonEngine.load_path, port="metrics"),
-        Route("POST", f"{said}/infer", f"{real}/infer"),
+        # It answers 500 to data that does not fit its own shape.
+        Route("POST", f"{said}/infer", f"{real}/infer", caller_fault='{"error":"Unable to parse'),
         Route("GET", said, real),
         Route("GET", f"{said}/ready", f"{real}/ready"),
         Route("GET", f"{said}/stats", f"{real}/stats"),

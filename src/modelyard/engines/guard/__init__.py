@@ -43,6 +43,8 @@ class Route(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     """Answered without the secret: readiness only."""
     guest_field: str = ""
     """Field of the body with the name of a guest: one that the engine lists already is answered with 200."""
+    caller_fault: str = ""
+    """How the body of a 500 begins that is the caller's fault: it becomes a 400, which speaks against no replica."""
     dropped: tuple[str, ...] = ()
     """Fields that the engine refuses on this path."""
 

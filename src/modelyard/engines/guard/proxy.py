@@ -26,6 +26,7 @@ LIST_TIMEOUT_S = 10.0
 LIST_BYTES_MAX = 4 * 1024 * 1024
 _READ_BYTES = 64 * 1024
 _PASSED_ON = ("content-type", "accept", "x-request-id")
+_FAILED = b"HTTP/1.1 500"
 _NEVER_BODY = frozenset({"GET", "HEAD"})
 
 _Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -64,7 +65,7 @@ class Proxy:
             return
         try:
             peer[1].write(self._head(request, route, len(body)) + body)
-            await _relay(peer[0], connection)
+            await _relay(peer[0], connection, route.caller_fault.encode())
         finally:
             # At once, also in the middle of an answer: the engine must see that nobody reads any more.
             peer[1].transport.abort()
@@ -142,10 +143,10 @@ class _Answer:
         self.body = bytearray()
         self._keeps_body = True
 
-    def without_body(self) -> "_Answer":
-        """Return it; it forgets what it reads."""
+    def forget_body(self) -> None:
+        """Keep nothing of it: only where it ends matters."""
         self._keeps_body = False
-        return self
+        self.body.clear()
 
     def feed(self, data: bytes) -> None:
         self._parser.feed_data(data)
@@ -160,27 +161,41 @@ class _Answer:
         self.is_whole = self._parser.get_status_code() >= 200
 
 
-async def _relay(reader: asyncio.StreamReader, connection: Connection) -> None:
+async def _relay(reader: asyncio.StreamReader, connection: Connection, caller_fault: bytes) -> None:
     """Pass the answer on as it comes; whatever ends it early ends the caller's connection, too."""
-    answer = _Answer().without_body()
+    answer = _Answer()
     has_begun = False
+    held = b""
     while not answer.is_whole:
-        try:
-            async with asyncio.timeout(SILENT_MAX_S):
-                data = await reader.read(_READ_BYTES)
-            answer.feed(data)
-        except (OSError, TimeoutError, httptools.HttpParserError):
-            data = b""
-        if not data:
+        if not (data := await _piece(reader, answer)):
             if not has_begun:
                 connection.respond(502, _error("the engine closed the connection without an answer", 502))
             connection.close()
             return
+        if caller_fault and not has_begun and (held or data.startswith(_FAILED)):
+            held += data
+            if not answer.is_whole and len(held) < _READ_BYTES:
+                continue
+            data, held = held, b""
+            if answer.body.startswith(caller_fault):
+                data = data.replace(_FAILED, b"HTTP/1.1 400", 1)
         has_begun = True
+        answer.forget_body()
         connection.write(data)
         await connection.drain()
     if answer.is_last:
         connection.close()
+
+
+async def _piece(reader: asyncio.StreamReader, answer: _Answer) -> bytes:
+    """Return the next bytes of an answer, b"" when they end, make no sense or do not come."""
+    try:
+        async with asyncio.timeout(SILENT_MAX_S):
+            data = await reader.read(_READ_BYTES)
+        answer.feed(data)
+    except (OSError, TimeoutError, httptools.HttpParserError):
+        return b""
+    return data
 
 
 def _error(message: str, code: int) -> bytes:
