@@ -273,3 +273,95 @@ async def test_a_large_body_passes_whole(guarded_engine: Guarded, session: aioht
     status, answer = await call(guarded_engine, session, "POST", "/v1/chat/completions", body)
     assert status == 200, answer
     assert answer["usage"]["prompt_tokens"] >= 150_000
+
+
+ECHO = """
+import http.server, json, sys
+class Echo(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["content-length"]))
+        if self.path == "/cut":
+            self.connection.shutdown(2)
+            self.close_connection = True
+            return
+        status, answer = 200, json.dumps({"headers": dict(self.headers), "body": json.loads(body)}).encode()
+        if self.path == "/fails":
+            status, answer = 500, body
+        self.send_response(status)
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer[:3])
+        self.wfile.flush()
+        self.wfile.write(answer[3:])
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Echo).serve_forever()
+"""
+
+
+@pytest.fixture
+def echo(tmp_path: Path) -> Iterator[Guarded]:
+    """An engine that says what it was sent, since no real one does."""
+    spec = spec_of(tmp_path)
+    routes = (
+        Route("GET", "/health", is_open=True),
+        Route("POST", "/v1/chat/completions"),
+        Route("POST", "/v1/completions", dropped=("cache_salt",)),
+        Route("POST", "/fails", caller_fault='{"error":"Unable'),
+        Route("POST", "/cut"),
+    )
+    plan = Plan(spec.host, spec.port, str(tmp_path), routes, has_key=True, model="acme/tiny", adapter_field="lora_path")
+    running = started(guarded(spec, plan, (sys.executable, "-c", ECHO, "@http@"), {}), spec)
+    yield running
+    if running.process.poll() is None:
+        os.killpg(running.process.pid, signal.SIGKILL)
+    running.process.wait(10)
+
+
+async def test_an_adapter_is_named_where_the_engine_wants_it(echo: Guarded, session: aiohttp.ClientSession) -> None:
+    await ready(echo, session)
+    sent = {"model": "mine@1f", "messages": [], "big": 12345678901234567890, "lora_path": "../elsewhere"}
+    _, told = await call(echo, session, "POST", "/v1/chat/completions", sent)
+    assert told["body"] == {**sent, "lora_path": "mine@1f"}
+    _, told = await call(echo, session, "POST", "/v1/chat/completions", {"model": "acme/tiny", "messages": []})
+    assert told["body"] == {"model": "acme/tiny", "messages": []}
+
+
+async def test_an_engine_gets_its_own_key_and_only_headers_that_it_needs(
+    echo: Guarded, session: aiohttp.ClientSession
+) -> None:
+    await ready(echo, session)
+    headers = {"authorization": f"Bearer {SECRET}", "x-request-id": "req_1", "cookie": "a=b", "x-lora": "x"}
+    async with session.post(echo.url + "/v1/completions", json={"model": "acme/tiny"}, headers=headers) as response:
+        told = {name.lower(): value for name, value in (await response.json(content_type=None))["headers"].items()}
+    assert told["x-request-id"] == "req_1"
+    assert told["authorization"].startswith("Bearer ")
+    assert SECRET not in told["authorization"]
+    assert set(told) <= {"host", "authorization", "x-request-id", "content-type", "content-length", "accept"}
+
+
+async def test_a_field_that_the_engine_refuses_on_a_path_is_dropped_there(
+    echo: Guarded, session: aiohttp.ClientSession
+) -> None:
+    await ready(echo, session)
+    sent = {"model": "acme/tiny", "cache_salt": "s"}
+    assert (await call(echo, session, "POST", "/v1/completions", sent))[1]["body"] == {"model": "acme/tiny"}
+    assert (await call(echo, session, "POST", "/v1/chat/completions", sent))[1]["body"] == sent
+
+
+async def test_a_failure_that_is_the_callers_is_told_apart(echo: Guarded, session: aiohttp.ClientSession) -> None:
+    await ready(echo, session)
+    for error, expected in (("Unable to parse", 400), ("Out of memory", 500)):
+        status, answer = await call(echo, session, "POST", "/fails", {"error": error, "model": "acme/tiny"})
+        assert (status, answer["error"]) == (expected, error)
+
+
+async def test_an_engine_that_closes_without_an_answer_is_told_of(
+    echo: Guarded, session: aiohttp.ClientSession
+) -> None:
+    await ready(echo, session)
+    status, answer = await call(echo, session, "POST", "/cut", {"model": "acme/tiny"})
+    assert (status, answer["error"]["type"]) == (502, "server_error")
