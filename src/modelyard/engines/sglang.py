@@ -66,8 +66,6 @@ class SglangOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Keep prompts' beginnings in a tree (RadixAttention), each tenant's apart by ``cache_salt``."""
     schedule: Literal["fcfs", "lpm"] = "fcfs"
     """Who is next: first come, or the longest prefix that is cached."""
-    priority_scheduling: bool = False
-    """Honour ``priority`` of requests."""
     queue_max: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
     """Most requests in SGLang's own queue; 0: as many as come. The gateway's queue comes first anyway."""
     chunked_prefill_tokens: Annotated[int, msgspec.Meta(ge=0, le=131_072)] = 0
@@ -240,7 +238,6 @@ def _words(read: SglangOptions, spec: LaunchSpec) -> list[str]:
         words += [flag, str(value)] if value else []
     set_ = {
         "--disable-radix-cache": not read.prefix_caching,
-        "--enable-priority-scheduling": read.priority_scheduling,
         "--is-embedding": read.embedding,
     }
     words += [flag for flag, is_set in set_.items() if is_set]

@@ -98,13 +98,13 @@ def test_sglang_takes_adapters_in_while_it_runs() -> None:
 def test_sglangs_techniques_are_flags() -> None:
     options: dict[str, Any] = {
         "quantisation": "fp8", "kv_type": "fp8_e4m3", "prefix_caching": False, "schedule": "lpm", "tensor_parallel": 4,
-        "priority_scheduling": True, "queue_max": 9, "chunked_prefill_tokens": 2048, "speculative_tokens": 6,
+        "queue_max": 9, "chunked_prefill_tokens": 2048, "speculative_tokens": 6,
         "tool_parser": "qwen25", "reasoning_parser": "qwen3", "dtype": "bfloat16", "memory_share": 0.7,
     }  # fmt: skip
     words = " ".join(rendered(ENGINES["sglang"], **options)[1])
     for said in (
         "--quantization fp8", "--kv-cache-dtype fp8_e4m3", "--disable-radix-cache", "--schedule-policy lpm",
-        "--tp-size 4", "--enable-priority-scheduling", "--max-queued-requests 9", "--chunked-prefill-size 2048",
+        "--tp-size 4", "--max-queued-requests 9", "--chunked-prefill-size 2048",
         "--speculative-algorithm NGRAM --speculative-num-draft-tokens 6", "--tool-call-parser qwen25",
         "--reasoning-parser qwen3", "--dtype bfloat16", "--mem-fraction-static 0.7",
     ):  # fmt: skip
