@@ -1,6 +1,7 @@
 """Prepare a real Triton Inference Server for the tests: NVIDIA's server as PyPI has it, without Docker and GPU.
 
-    python tools/pytriton.py
+    python tools/pytriton.py            # once; what was found stays
+    python tools/pytriton.py --again    # also where it could not be had before
 
 ``nvidia-pytriton`` brings ``tritonserver`` and its Python backend (370 MB). That
 backend embeds a Python of its own, which works with the standard library of
@@ -91,13 +92,16 @@ def main() -> None:
     """Prepare, and say what came of it; failing here fails nothing else."""
     if is_prepared():
         return
+    if REFUSAL.exists() and "--again" not in sys.argv[1:]:
+        print(f"==> The tests with a real Triton are skipped: {REFUSAL.read_text()}")
+        return
     began = time.monotonic()
     print("==> Preparing Triton (370 MB)", flush=True)
     REFUSAL.parent.mkdir(exist_ok=True)
     REFUSAL.unlink(missing_ok=True)
     if reason := prepare():
-        REFUSAL.write_text(f"no Triton on this machine: {reason}")
-        print(f"==> The tests with a real Triton are skipped: {reason}")
+        REFUSAL.write_text(f"no Triton on this machine ({reason}); to try again: python tools/pytriton.py --again")
+        print(f"==> The tests with a real Triton are skipped: {REFUSAL.read_text()}")
         return
     (FOLDER / ".prepared").write_text(digest())
     print(f"==> Prepared Triton in {time.monotonic() - began:.0f} s")

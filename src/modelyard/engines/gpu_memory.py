@@ -28,7 +28,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
     weights_bytes: int
     kv_bytes_per_token: int
     kv_tokens: int
-    """Tokens that were counted in: of all slots with a full context."""
+    """Tokens that were counted in."""
     total_bytes: int
 
 
@@ -39,14 +39,14 @@ def gpu_memory(
     slots: int,
     context_length: int,
     parallel: int,
+    kv_tokens: int = 0,
     kv_share: Fraction = Fraction(1),
     weights_share: Fraction = Fraction(1),
-    overhead_bytes: int = OVERHEAD_BYTES,
 ) -> GpuMemory:
     """Return what a replica needs: computed from ``facts``, estimated from the size of the artifact without.
 
-    ``kv_share``: bits of the KV cache over 16. ``weights_share``: what is left of the weights when the engine quantises
-    them as it loads.
+    ``kv_tokens``: the size of the KV cache; 0: a full context for each slot. ``kv_share``: bits of the KV cache over 16.
+    ``weights_share``: what is left of the weights when the engine quantises them as it loads.
     """
     known = facts or ModelFacts()
     weights = ceil((known.weights_bytes or artifact_bytes) * weights_share)
@@ -57,9 +57,11 @@ def gpu_memory(
     else:
         per_token = ceil(_KV_BYTES_8B * (max(artifact_bytes, 1) / _WEIGHTS_8B) ** _KV_GROWTH * kv_share)
         cache = per_token * context_length
+    # A sequence with a sliding window needs less than its tokens say, which holds of whole sequences only.
+    all_of_it = per_token * kv_tokens if kv_tokens else cache * slots
     return GpuMemory(
         weights_bytes=weights,
         kv_bytes_per_token=per_token,
-        kv_tokens=slots * context_length,
-        total_bytes=weights + cache * slots + overhead_bytes * parallel,
+        kv_tokens=kv_tokens or slots * context_length,
+        total_bytes=weights + all_of_it + OVERHEAD_BYTES * parallel,
     )

@@ -60,6 +60,9 @@ class SglangOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         "compressed-tensors", "modelopt_fp8", "modelopt_fp4", "mxfp4",
     ] = ""  # fmt: skip
     """As the checkpoint has it; fp8 and bitsandbytes also quantise 16-bit weights while loading. "": as it says."""
+    kv_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+    """Tokens that fit the KV cache, running and kept; 0: a full context for each slot. Never more than the share of
+    memory has room for."""
     kv_type: Literal["auto", "fp8_e5m2", "fp8_e4m3"] = "auto"
     """Precision of the KV cache; auto: the model's."""
     prefix_caching: bool = True
@@ -128,6 +131,7 @@ class SglangEngine(EngineDefaults):
             slots=read.slots,
             context_length=read.context_length,
             parallel=max(1, read.tensor_parallel),
+            kv_tokens=read.kv_tokens,
             kv_share=Fraction(1) if read.kv_type == "auto" else Fraction(1, 2),
             weights_share=_WEIGHTS_SHARE.get(read.quantisation, Fraction(1)) if _is_wide(facts) else Fraction(1),
         )
@@ -223,6 +227,8 @@ def _words(read: SglangOptions, spec: LaunchSpec) -> list[str]:
     """Return the flags of ``read``; what is SGLang's default has none."""
     words = ["--tp-size", str(read.tensor_parallel or max(1, len(spec.accelerators)))]
     words += ["--context-length", str(spec.context_length), "--max-running-requests", str(spec.slots)]
+    # No larger than what the replica was placed for: others may be on the same accelerator.
+    words += ["--max-total-tokens", str(read.kv_tokens or spec.slots * spec.context_length)]
     words += ["--mem-fraction-static", f"{read.memory_share:g}", "--dtype", read.dtype]
     words += ["--kv-cache-dtype", read.kv_type, "--schedule-policy", read.schedule]
     # The text of a prompt is nobody's business; usage tells what was cached.

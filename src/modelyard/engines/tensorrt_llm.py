@@ -50,6 +50,9 @@ class TensorRtLlmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """Groups of accelerators that the layers are divided among."""
     memory_share: Annotated[float, msgspec.Meta(ge=0.1, le=0.98)] = 0.9
     """Share, of the memory that weights leave free, for the KV cache."""
+    kv_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+    """Tokens that fit the KV cache, running and kept; 0: a full context for each slot. Never more than the share of
+    memory has room for."""
     kv_type: Literal["auto", "fp8"] = "auto"
     """Precision of the KV cache; auto: the model's."""
     prefix_caching: bool = True
@@ -107,6 +110,7 @@ class TensorRtLlmEngine(EngineDefaults):
             slots=read.slots,
             context_length=read.context_length,
             parallel=max(1, read.tensor_parallel) * read.pipeline_parallel,
+            kv_tokens=read.kv_tokens,
             kv_share=Fraction(1) if read.kv_type == "auto" else Fraction(1, 2),
         )
         return Settings(
@@ -127,7 +131,7 @@ class TensorRtLlmEngine(EngineDefaults):
         if _COMPLETIONS_ROUTE in self.routes_for(spec.options):
             # It refuses fields that it does not know, and knows the salt in chats only.
             routes = (*routes, Route("POST", _COMPLETIONS_ROUTE, dropped=("cache_salt",)))
-        config = msgspec.json.encode(_config(read)).decode()
+        config = msgspec.json.encode(_config(read, read.kv_tokens or spec.slots * spec.context_length)).decode()
         plan = Plan(spec.host, spec.port, str(folder_of(spec)), routes, files={_CONFIG: config})
         parallel = read.tensor_parallel or max(1, len(spec.accelerators) // read.pipeline_parallel)
         words = [*self._command, str(spec.artifact), "--backend", "pytorch", "--host", "127.0.0.1", "--port", "@http@"]
@@ -160,7 +164,7 @@ class TensorRtLlmEngine(EngineDefaults):
         )
 
 
-def _config(read: TensorRtLlmOptions) -> dict[str, Any]:
+def _config(read: TensorRtLlmOptions, kv_tokens: int) -> dict[str, Any]:
     """Return what has no flag. The whole of ``kv_cache_config``, since a file's replaces what flags say of it."""
     config: dict[str, Any] = {
         "enable_iter_perf_stats": True,
@@ -169,6 +173,8 @@ def _config(read: TensorRtLlmOptions) -> dict[str, Any]:
         "trust_remote_code": False,
         "kv_cache_config": {
             "free_gpu_memory_fraction": read.memory_share,
+            # No larger than what the replica was placed for: others may be on the same accelerator.
+            "max_tokens": kv_tokens,
             "enable_block_reuse": read.prefix_caching,
             "dtype": read.kv_type,
         },

@@ -54,6 +54,9 @@ class TgiOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         "bitsandbytes-fp4",
     ] = ""  # fmt: skip
     """Of the checkpoint (awq, gptq, marlin, compressed-tensors) or done while loading. "": as the checkpoint says."""
+    kv_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+    """Tokens that fit the KV cache, running and kept; 0: a full context for each slot. Never more than the share of
+    memory has room for."""
     kv_type: Literal["auto", "fp8_e4m3fn", "fp8_e5m2"] = "auto"
     """Precision of the KV cache; auto: the model's."""
     prefix_caching: bool = False
@@ -101,6 +104,7 @@ class TgiEngine(EngineDefaults):
             slots=read.slots,
             context_length=read.context_length,
             parallel=max(1, read.tensor_parallel),
+            kv_tokens=read.kv_tokens,
             kv_share=Fraction(1) if read.kv_type == "auto" else Fraction(1, 2),
             weights_share=_WEIGHTS_SHARE.get(read.quantisation, Fraction(1)) if is_wide else Fraction(1),
         )
@@ -157,6 +161,8 @@ def _words(read: TgiOptions, spec: LaunchSpec) -> list[str]:
     words = ["--num-shard", str(read.tensor_parallel or max(1, len(spec.accelerators)))]
     words += ["--max-concurrent-requests", str(spec.slots), "--max-total-tokens", str(spec.context_length)]
     words += ["--max-input-tokens", str(spec.context_length - 1), "--cuda-memory-fraction", f"{read.memory_share:g}"]
+    # No larger than what the replica was placed for: others may be on the same accelerator.
+    words += ["--max-batch-total-tokens", str(read.kv_tokens or spec.slots * spec.context_length)]
     words += ["--payload-limit", str(_PAYLOAD_BYTES_MAX), "--usage-stats", "off", "--json-output"]
     valued = {
         "--quantize": read.quantisation,

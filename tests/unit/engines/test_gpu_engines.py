@@ -1,6 +1,7 @@
 """SGLang, TensorRT-LLM and TGI up to the wire: options, memory, the rendered command, the page, the artifact."""
 
 import json
+import re
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,8 @@ def test_sglang_is_called_like_this() -> None:
     assert words == [
         "python3", "-m", "sglang.launch_server", "--config", f"{FOLDER}/sglang.yaml",
         "--host", "127.0.0.1", "--port", "@http@", "--model-path", "/models/tiny", "--served-model-name", "acme/tiny",
-        "--tp-size", "2", "--context-length", "4096", "--max-running-requests", "16", "--mem-fraction-static", "0.85",
+        "--tp-size", "2", "--context-length", "4096", "--max-running-requests", "16", "--max-total-tokens",
+        "65536", "--mem-fraction-static", "0.85",
         "--dtype", "auto", "--kv-cache-dtype", "auto", "--schedule-policy", "fcfs",
         "--enable-metrics", "--enable-cache-report", "--log-level", "info",
     ]  # fmt: skip
@@ -127,7 +129,12 @@ def test_trtllm_is_called_like_this() -> None:
         "return_perf_metrics": True,
         "enable_chunked_prefill": True,
         "trust_remote_code": False,
-        "kv_cache_config": {"free_gpu_memory_fraction": 0.9, "enable_block_reuse": True, "dtype": "auto"},
+        "kv_cache_config": {
+            "free_gpu_memory_fraction": 0.9,
+            "max_tokens": 65_536,
+            "enable_block_reuse": True,
+            "dtype": "auto",
+        },
         "guided_decoding_backend": "xgrammar",
     }
     # Not /metrics: whoever reads it takes what it tells away from everybody else.
@@ -157,7 +164,8 @@ def test_tgi_is_called_like_this() -> None:
         "text-generation-launcher", "--model-id", "acme/tiny", "--hostname", "127.0.0.1", "--port", "@http@",
         "--master-addr", "127.0.0.1", "--master-port", "@master@", "--shard-uds-path", f"{FOLDER}/shard",
         "--num-shard", "2", "--max-concurrent-requests", "16", "--max-total-tokens", "4096",
-        "--max-input-tokens", "4095", "--cuda-memory-fraction", "0.9", "--payload-limit", "67108864",
+        "--max-input-tokens", "4095", "--cuda-memory-fraction", "0.9", "--max-batch-total-tokens", "65536",
+        "--payload-limit", "67108864",
         "--usage-stats", "off", "--json-output", "--quantize", "awq", "--kv-cache-dtype", "fp8_e5m2",
         "--speculate", "3",
     ]  # fmt: skip
@@ -250,6 +258,16 @@ def test_memory_comes_from_the_models_shape(name: str) -> None:
     estimated = engine.settings(options, artifact_bytes=16_060_000_000)
     assert engine.settings(options, artifact_bytes=16_060_000_000, facts=ModelFacts()) == estimated
     assert estimated.memory_bytes == pytest.approx(exact.memory_bytes, rel=0.02), "the curve goes through this model"
+
+
+@pytest.mark.parametrize("name", list(ENGINES))
+def test_the_kv_cache_is_as_large_as_the_replica_was_placed_for(name: str) -> None:
+    engine = ENGINES[name]
+    settings = engine.settings({"kv_tokens": 100_000}, artifact_bytes=0, facts=LLAMA_8B)
+    assert settings.kv_tokens == 100_000
+    assert settings.memory_bytes == LLAMA_8B.weights_bytes + 100_000 * 131_072 + OVERHEAD_BYTES
+    plan, words, _ = rendered(engine, kv_tokens=100_000)
+    assert "100000" in [*words, *(f"{part}" for text in plan.files.values() for part in re.findall(r"[0-9]+", text))]
 
 
 def test_quantising_while_loading_halves_the_weights_of_16_bits_only() -> None:

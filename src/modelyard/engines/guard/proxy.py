@@ -113,7 +113,7 @@ class Proxy:
             peer[1].write(self._head(Request(method="GET", path="/v1/models"), Route("GET", "/v1/models"), 0))
             answer = _Answer()
             content = bytearray()
-            while not answer.is_whole and (data := await peer[0].read(_READ_BYTES)):
+            while not answer.has_ended() and (data := await peer[0].read(_READ_BYTES)):
                 answer.feed(data)
                 content += data
                 if len(content) > LIST_BYTES_MAX:
@@ -137,7 +137,7 @@ class _Answer:
 
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
-        self.is_whole = False
+        self._is_whole = False
         self.is_last = False
         """The engine closes the connection after it."""
         self.body = bytearray()
@@ -147,6 +147,10 @@ class _Answer:
         """Keep nothing of it: only where it ends matters."""
         self._keeps_body = False
         self.body.clear()
+
+    def has_ended(self) -> bool:
+        """Say whether all of it was read."""
+        return self._is_whole
 
     def feed(self, data: bytes) -> None:
         self._parser.feed_data(data)
@@ -158,7 +162,7 @@ class _Answer:
     def on_message_complete(self) -> None:
         self.is_last = not self._parser.should_keep_alive()
         # An interim answer (100 Continue) is followed by the real one.
-        self.is_whole = self._parser.get_status_code() >= 200
+        self._is_whole = self._parser.get_status_code() >= 200
 
 
 async def _relay(reader: asyncio.StreamReader, connection: Connection, caller_fault: bytes) -> None:
@@ -166,7 +170,7 @@ async def _relay(reader: asyncio.StreamReader, connection: Connection, caller_fa
     answer = _Answer()
     has_begun = False
     held = b""
-    while not answer.is_whole:
+    while not answer.has_ended():
         if not (data := await _piece(reader, answer)):
             if not has_begun:
                 connection.respond(502, _error("the engine closed the connection without an answer", 502))
@@ -174,7 +178,7 @@ async def _relay(reader: asyncio.StreamReader, connection: Connection, caller_fa
             return
         if caller_fault and not has_begun and (held or data.startswith(_FAILED)):
             held += data
-            if not answer.is_whole and len(held) < _READ_BYTES:
+            if not answer.has_ended() and len(held) < _READ_BYTES:
                 continue
             data, held = held, b""
             if answer.body.startswith(caller_fault):
