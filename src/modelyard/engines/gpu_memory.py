@@ -45,7 +45,7 @@ def gpu_memory(
 ) -> GpuMemory:
     """Return what a replica needs: computed from ``facts``, estimated from the size of the artifact without.
 
-    ``kv_tokens``: the size of the KV cache; 0: a full context for each slot. ``kv_share``: bits of the KV cache over 16.
+    ``kv_tokens``: the size of the KV cache; 0: a full context for each slot. ``kv_share``: its bits over 16.
     ``weights_share``: what is left of the weights when the engine quantises them as it loads.
     """
     known = facts or ModelFacts()
