@@ -10,7 +10,7 @@ DEMO_DIR ?= .demo
 PYTEST_FLAGS ?= -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo stop test check format docs bench conformance-setup conformance conformance-all clean
+.PHONY: help demo stop test check format docs bench conformance-setup conformance conformance-all triton-setup clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,7 +21,7 @@ demo: $(VENV)/.demo-installed ## From nothing to a streamed answer and its bill
 stop: ## Stop the demo
 	@if [ -x $(BIN)/modelyard ]; then $(BIN)/modelyard down --data-dir $(DEMO_DIR); else echo "Nothing to stop."; fi
 
-test: check conformance-setup ## Run every check and every test
+test: check conformance-setup triton-setup ## Run every check and every test
 	$(BIN)/pytest $(PYTEST_FLAGS)
 
 check: $(VENV)/.dev-installed ## Lint, format, types, layers
@@ -49,6 +49,9 @@ conformance: conformance-setup ## Run them against a platform
 conformance-all: $(VENV)/.dev-installed ## The same for longer, and clients that others wrote
 	@$(BIN)/python tools/conformance.py all
 	FUZZ_SECONDS=420 FUZZ_EXAMPLES=30 $(BIN)/pytest tests/conformance/outside
+
+triton-setup: $(VENV)/.dev-installed ## Fetch a real Triton server, where this machine can run one
+	@$(BIN)/python tools/pytriton.py
 
 clean: stop ## Remove everything that was made here
 	rm -rf $(VENV) $(DEMO_DIR) .cache build dist site

@@ -256,7 +256,11 @@ def _engines(config: Config, data: DataDirectory) -> "Engines":
     """Return every engine by its name."""
     from modelyard.engines.llamacpp import LlamaCppEngine
     from modelyard.engines.providers.engines import provider_engines
+    from modelyard.engines.sglang import SglangEngine
     from modelyard.engines.simulated import SimulatedEngine
+    from modelyard.engines.tensorrt_llm import TensorRtLlmEngine
+    from modelyard.engines.tgi import TgiEngine
+    from modelyard.engines.triton import TritonEngine
 
     engines: list[Engine] = [LlamaCppEngine(), SimulatedEngine()]
     engines += provider_engines(
@@ -265,6 +269,8 @@ def _engines(config: Config, data: DataDirectory) -> "Engines":
         private_networks=config.fetch.private_networks,
         authorities=config.fetch.ca_file,
     )
+    engines += [SglangEngine(config.engines.sglang), TensorRtLlmEngine(config.engines.tensorrt_llm)]
+    engines += [TgiEngine(config.engines.tgi), TritonEngine(config.engines.triton)]
     return {engine.name: engine for engine in engines}
 
 

@@ -99,6 +99,9 @@ class Executor:
             threads=self._threads_at(placement),
             options=supplied.version.options,
             work_dir=Path(address.work_dir),
+            accelerators=placement.parts[0].accelerators if placement.parts else (),
+            accelerator_kind=self._kind_at(placement),
+            memory_bytes=placement.parts[0].memory_bytes if placement.parts else 0,
         )
         command = supplied.engine.command(spec)
         order = StartOrder(replica.id, endpoint.id, replica.host, replica.port, replica.secret, command, placement)
@@ -116,15 +119,20 @@ class Executor:
     def _threads_at(self, placement: Placement) -> int:
         """Return the threads of an engine there: its share of this machine's cores beside a GPU, all on a CPU."""
         seen = self._nodes().get(placement.node_id)
-        mine = set(placement.parts[0].accelerators) if placement.parts else set()
         accelerators = seen.node.accelerators if seen else ()
         return threads_for(
             cores=len(os.sched_getaffinity(0)),
             most=self._threads,
-            kind=next((one.kind for one in accelerators if one.index in mine), CPU),
-            count=len(mine),
+            kind=self._kind_at(placement),
+            count=len(set(placement.parts[0].accelerators)) if placement.parts else 0,
             accelerators=sum(one.kind != CPU for one in accelerators),
         )
+
+    def _kind_at(self, placement: Placement) -> str:
+        """Return the kind of accelerator that a replica was given there; where nothing is known it is a CPU."""
+        seen = self._nodes().get(placement.node_id)
+        mine = set(placement.parts[0].accelerators) if placement.parts else set()
+        return next((one.kind for one in (seen.node.accelerators if seen else ()) if one.index in mine), CPU)
 
     async def carry_out(self, action: act.Action, endpoint_id: str, records: Records) -> bool:  # noqa: C901 - one line a case
         """Do ``action`` or begin it; say whether anything changed. Starting has a method of its own."""

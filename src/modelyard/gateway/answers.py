@@ -198,8 +198,7 @@ def answer_probe(gateway: "Gateway", client: "ClientConnection", request: "Reque
     if request.path == "/healthz":
         client.respond(200, head, b'{"status":"ok"}')
     elif request.path == "/readyz":
-        now_s = gateway.clock.monotonic_s()
-        is_ready = gateway.catalog.table is not None and gateway.catalog.accounts.shares.is_settled(now_s)
+        is_ready = gateway.is_ready()
         client.respond(200 if is_ready else 503, head, b'{"status":"ready"}' if is_ready else b'{"status":"starting"}')
     else:
         if not gateway.has_public_metrics:

@@ -23,7 +23,7 @@ from modelyard.domain.routing_table import Tidings
 from modelyard.domain.tenants import Scope
 from modelyard.domain.why import Ask, Told
 from modelyard.errors import ApiError
-from modelyard.gateway import answers, engine_request, preferences, recovery, side_requests, waiting
+from modelyard.gateway import answers, engine_request, inference_protocol, preferences, recovery, side_requests, waiting
 from modelyard.gateway.accounts import KeyState
 from modelyard.gateway.catalog import QUIET_S, Catalog, EndpointState
 from modelyard.gateway.control_proxy import ControlProxy
@@ -397,6 +397,10 @@ class Gateway:
         self.suspects.forget_old(now_s)
         self.memory.tidy(now_s)
 
+    def is_ready(self) -> bool:
+        """Say whether it knows whom to serve, and how much."""
+        return self.catalog.table is not None and self.catalog.accounts.shares.is_settled(self.clock.monotonic_s())
+
     def note_refusal(self, refusal: ApiError, request_id: str) -> None:
         """Count a refusal, and log it under its id so that a caller's report can be found."""
         self.metrics.refuse(refusal.code or "error")
@@ -413,6 +417,8 @@ class Gateway:
             answers.answer_models(self, client, request, request_id)
         elif path.startswith("/v1/models/") and request.method in (b"GET", b"HEAD"):
             answers.answer_model(self, client, request, request_id)
+        elif inference_protocol.is_question(request):
+            inference_protocol.answer_question(self, client, request, request_id)
         else:
             self.control.forward(client, request, request_id)
 

@@ -77,6 +77,7 @@ async def test_an_engine_gets_the_cores_of_its_share(
 ) -> None:
     spec, _ = await started(tmp_path, {}, kind=kind, indices=indices, most=most)
     assert spec.threads == threads
+    assert (spec.accelerators, spec.accelerator_kind, spec.memory_bytes) == (indices, kind, GIB)
 
 
 @pytest.mark.parametrize(

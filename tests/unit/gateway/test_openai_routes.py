@@ -356,6 +356,22 @@ def test_a_bad_tensor_is_refused(change: dict[str, object], param: str) -> None:
     assert (caught.value.param or "").startswith(param)
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [{"outputs": [{"name": "y", "parameters": {"binary_data": True}}]}, {"parameters": {"binary_data_output": True}}],
+)
+def test_outputs_are_given_as_json_and_who_asks_for_that_gets_it(asked: dict[str, Any]) -> None:
+    decoder = decoder_of("/v2/models/m/infer")
+    assert decoder is not None
+    body = {"inputs": [TENSOR], **asked}
+    with pytest.raises(ApiError, match="JSON only"):
+        decoder(Asked("/v2/models/m/infer", json.dumps(body).encode()))
+    wanted = json.loads(json.dumps(body).replace("true", "false"))
+    sent = json.loads(decoder(Asked("/v2/models/m/infer", json.dumps(wanted).encode())).payload or b"")
+    assert "parameters" not in json.dumps(sent), "engines need not know it"
+    assert sent.get("outputs") == ([{"name": "y"}] if "outputs" in asked else None)
+
+
 def test_tensors_behind_the_json_are_refused() -> None:
     decoder = decoder_of("/v2/models/m/infer")
     assert decoder is not None

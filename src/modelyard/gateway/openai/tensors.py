@@ -2,7 +2,8 @@
 
 Tensors in binary behind the JSON (``Inference-Header-Content-Length``) are
 refused, and so are parameters, which in real servers name shared memory,
-sequences and priorities.
+sequences and priorities. The one that is taken says that outputs are wanted as
+JSON, as they are anyway; clients like ``tritonclient`` send it.
 """
 
 import math
@@ -40,10 +41,23 @@ class InputTensor(msgspec.Struct, forbid_unknown_fields=True):
     data: msgspec.Raw
 
 
-class OutputTensor(msgspec.Struct, forbid_unknown_fields=True):
+class OutputParameters(msgspec.Struct, forbid_unknown_fields=True):
+    """How an output is wanted."""
+
+    binary_data: bool = False
+
+
+class RequestParameters(msgspec.Struct, forbid_unknown_fields=True):
+    """How all outputs are wanted."""
+
+    binary_data_output: bool = False
+
+
+class OutputTensor(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """An output that is wanted."""
 
     name: Name
+    parameters: OutputParameters | None = None
 
 
 class InferRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -52,6 +66,7 @@ class InferRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkn
     id: Annotated[str, msgspec.Meta(max_length=256)] | None = None
     inputs: Annotated[list[InputTensor], msgspec.Meta(min_length=1, max_length=TENSORS_MAX)]
     outputs: Annotated[list[OutputTensor], msgspec.Meta(max_length=TENSORS_MAX)] | None = None
+    parameters: RequestParameters | None = None
 
 
 _decoder = msgspec.json.Decoder(InferRequest)
@@ -80,6 +95,7 @@ def decode_infer(incoming: Incoming) -> Call:
             raise errors.invalid_value(f"inputs[{place}].data", "it is no array", code="invalid_type")
         if math.prod(tensor.shape) > ELEMENTS_MAX:
             raise errors.invalid_value(f"inputs[{place}].shape", f"it has more than {ELEMENTS_MAX} elements")
+    _refuse_binary(request)
     body = _encode(request)
     return Call(
         model=model,
@@ -92,3 +108,17 @@ def decode_infer(incoming: Incoming) -> Call:
         payload_for=lambda _name: body,
         meter=not_counted(),
     )
+
+
+def _refuse_binary(request: InferRequest) -> None:
+    """Refuse outputs in binary, and forget that JSON was asked for: not every engine knows the parameter."""
+    reason = "tensors are given as JSON only; leave it out, or say false"
+    if request.parameters is not None:
+        if request.parameters.binary_data_output:
+            raise errors.unsupported_parameter("parameters.binary_data_output", reason)
+        request.parameters = None
+    for place, output in enumerate(request.outputs or ()):
+        if output.parameters is not None:
+            if output.parameters.binary_data:
+                raise errors.unsupported_parameter(f"outputs[{place}].parameters.binary_data", reason)
+            output.parameters = None
