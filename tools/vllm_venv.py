@@ -56,7 +56,8 @@ def folder() -> Path:
 
 def recipe() -> str:
     """Return what tells one way of making it from another."""
-    told = (WHEEL, *DISTRIBUTION, TORCH, *EXTRAS, LEFT_OUT.pattern, f"{sys.version_info.major}.{sys.version_info.minor}")
+    ours = f"{sys.version_info.major}.{sys.version_info.minor}"
+    told = (WHEEL, *DISTRIBUTION, TORCH, *EXTRAS, LEFT_OUT.pattern, ours)
     return hashlib.sha256("\n".join(told).encode()).hexdigest()
 
 
