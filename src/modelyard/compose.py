@@ -256,8 +256,10 @@ def _engines(config: EnginesConfig) -> "Engines":
     """Return every engine by its name."""
     from modelyard.engines.llamacpp import LlamaCppEngine
     from modelyard.engines.simulated import SimulatedEngine
+    from modelyard.engines.vllm import VllmEngine
 
     engines: list[Engine] = [LlamaCppEngine(), SimulatedEngine()]
+    engines += [VllmEngine(config.vllm)]
     return {engine.name: engine for engine in engines}
 
 

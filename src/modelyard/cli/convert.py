@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import shutil
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import click
@@ -62,7 +63,7 @@ def _check_packages(names: tuple[str, ...]) -> None:
         )
 
 
-def _fill(module: object, source: Path, dest: Path) -> None:
+def _fill(module: ModuleType, source: Path, dest: Path) -> None:
     """Make ``dest`` whole or not at all."""
     from modelyard.formats import ArtifactInvalidError
     from modelyard.formats.convert import ConvertError
@@ -82,7 +83,7 @@ def _fill(module: object, source: Path, dest: Path) -> None:
         # Half of one that was killed.
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        module.convert(source, part, show)  # type: ignore[attr-defined] - each Form's module has it
+        module.convert(source, part, show)
         part.rename(dest)
     except (ConvertError, ArtifactInvalidError) as error:
         raise Failure(f"{source}: {error}") from error

@@ -99,6 +99,7 @@ class Executor:
             threads=self._threads_at(placement),
             options=supplied.version.options,
             work_dir=Path(address.work_dir),
+            kv_cache_bytes=supplied.settings.kv_tokens * supplied.settings.kv_bytes_per_token,
         )
         command = supplied.engine.command(spec)
         order = StartOrder(replica.id, endpoint.id, replica.host, replica.port, replica.secret, command, placement)

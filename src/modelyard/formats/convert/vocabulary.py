@@ -122,7 +122,7 @@ def _beginning(source: GgufSource, tokens: list[str], pre: str) -> str:
     number = source.get("tokenizer.ggml.bos_token_id")
     if number is None or not source.get("tokenizer.ggml.add_bos_token", pre in _BEGINS):
         return ""
-    return tokens[number]
+    return tokens[int(number)]
 
 
 def _beginning_with(token: str, number: int) -> Any:
