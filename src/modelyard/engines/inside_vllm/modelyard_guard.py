@@ -68,9 +68,7 @@ class Guard:
         elif path not in OPEN_WITH_SECRET:
             await _refuse(send, 404, "not_found", f"There is no {path} here.")
         elif path in (LOAD, UNLOAD):
-            await self.app(
-                scope, receive, _Settled(send, 400 if path == LOAD else 404, _ALREADY if path == LOAD else b"")
-            )
+            await self.app(scope, receive, _Settled(send, *_SETTLED[path]))
         else:
             await self.app(scope, receive, send)
 
