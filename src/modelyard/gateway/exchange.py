@@ -225,6 +225,8 @@ class Exchange:
         if head.status == 200 and not self.call.is_stream:
             self._answer_whole(head, body)
         else:
+            if engine_errors.is_full(head, body) and recovery.put_back(self):
+                return
             if head.status < 500:
                 self.replica_answered()
             else:
