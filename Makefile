@@ -25,11 +25,11 @@ test: check conformance-setup ## Run every check and every test
 	$(BIN)/pytest $(PYTEST_FLAGS)
 
 test-vllm: vllm-setup conformance-setup ## Prove vLLM on this machine's CPUs
-	VLLM_LANE=1 $(BIN)/pytest tests/engines_vllm
+	MODELYARD_TEST_VLLM=1 $(BIN)/pytest tests/engines_vllm
 
 test-all: check conformance-setup vllm-setup ## Run everything, the lane of vLLM too
 	$(BIN)/pytest $(PYTEST_FLAGS)
-	VLLM_LANE=1 $(BIN)/pytest tests/engines_vllm
+	MODELYARD_TEST_VLLM=1 $(BIN)/pytest tests/engines_vllm
 
 vllm-setup: $(VENV)/.dev-installed ## Make vLLM's environment: 3.5 GB, once
 	@$(BIN)/python tools/vllm_venv.py
