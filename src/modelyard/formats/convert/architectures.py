@@ -178,7 +178,7 @@ def _scaling(source: GgufSource, theta: float, head_size: int) -> Config:
         raise ConvertError(f"The GGUF file has factors of rotation ('{_FREQUENCIES}') that are not those of Llama 3.")
     return {
         "rope_type": "llama3",
-        "factor": factor,
+        "factor": _short(factor),
         "low_freq_factor": _LOW,
         "high_freq_factor": _HIGH,
         "original_max_position_embeddings": _ORIGINAL,
