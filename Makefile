@@ -24,12 +24,11 @@ stop: ## Stop the demo
 test: check conformance-setup ## Run every check and every test
 	$(BIN)/pytest $(PYTEST_FLAGS)
 
-test-vllm: vllm-setup conformance-setup ## Prove vLLM on this machine's CPUs
-	MODELYARD_TEST_VLLM=1 $(BIN)/pytest tests/engines_vllm
+test-vllm: vllm-setup ## Prove vLLM on this machine's CPUs
+	MODELYARD_TEST_VLLM=1 $(BIN)/pytest -s tests/engines_vllm
+	MODELYARD_TEST_VLLM=1 $(BIN)/pytest tests/conformance/test_engines.py -k vllm
 
-test-all: check conformance-setup vllm-setup ## Run everything, the lane of vLLM too
-	$(BIN)/pytest $(PYTEST_FLAGS)
-	MODELYARD_TEST_VLLM=1 $(BIN)/pytest tests/engines_vllm
+test-all: test test-vllm ## Run everything, the lane of vLLM too
 
 vllm-setup: $(VENV)/.dev-installed ## Make vLLM's environment: 3.5 GB, once
 	@$(BIN)/python tools/vllm_venv.py
