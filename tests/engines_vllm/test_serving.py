@@ -16,7 +16,6 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.support.engines import secret_of
-from tests.support.ledger import check_ledger
 from tests.support.load import Exchange, Load, Outcome, chat
 from tests.support.loras import shape_of, write_lora
 from tests.support.vllm import COMMAND, READY_S, converted_smollm, lane, run_inside, vllm_command
@@ -48,8 +47,11 @@ OPTIONS: dict[str, object] = {
     "dtype": "bfloat16", "speculative": "ngram", "max_loras": 4, "max_lora_rank": 8, "loras_held": LORAS,
 }  # fmt: skip
 LONG = " ".join(f"The {n}th rule of the house is to leave the {n}th door as it was found." for n in range(1, 41))
-FINGERPRINT = "The capital of France is Paris, and the capital of Italy is Rome. A cat sat on the mat."
+FINGERPRINT = "The capital of France is Paris, and the capital of Italy is"
+TOP = 20
+"""Tokens whose logprobs tell one adapter from another."""
 SEEN: list[Exchange] = []
+Logprobs = dict[str, float]
 
 
 class Server:
@@ -85,12 +87,13 @@ class Server:
     async def guests(self) -> frozenset[str]:
         return self.engine.read_guests(await self.get("/v1/models"))
 
-    async def fingerprint(self, model: str) -> list[float]:
-        """Return the logprobs of the tokens of a text: what tells one adapter from another."""
-        body = {"model": model, "prompt": FINGERPRINT, "max_tokens": 1, "echo": True, "logprobs": 1, "temperature": 0}
-        status, answer = await self.post("/v1/completions", body)
+    async def fingerprint(self, model: str) -> Logprobs:
+        """Return the logprobs of the likeliest next tokens of a text, by their ids."""
+        body = {"model": model, "prompt": FINGERPRINT, "max_tokens": 1, "logprobs": TOP, "temperature": 0}
+        status, answer = await self.post("/v1/completions", body | {"return_tokens_as_token_ids": True})
         assert status == 200, answer
-        return [float(value) for value in answer["choices"][0]["logprobs"]["token_logprobs"][1:-1]]
+        (top,) = answer["choices"][0]["logprobs"]["top_logprobs"]
+        return {token.removeprefix("token_id:"): float(value) for token, value in top.items()}
 
 
 @pytest.fixture(scope="module")
@@ -227,15 +230,15 @@ PEFT = """
 import json, sys, torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
-folder, text, adapters = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+folder, text, adapters, tokens = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
 tokenizer = AutoTokenizer.from_pretrained(folder)
 base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 ids = tokenizer(text, return_tensors="pt").input_ids
 
 def fingerprint(model):
     with torch.no_grad():
-        logprobs = torch.log_softmax(model(ids).logits[0, :-1].float(), -1)
-    return logprobs.gather(1, ids[0, 1:, None])[:, 0].tolist()
+        logprobs = torch.log_softmax(model(ids).logits[0, -1].float(), -1)
+    return {token: logprobs[int(token)].item() for token in tokens}
 
 found = {"": fingerprint(base)}
 model = None
@@ -250,9 +253,9 @@ print(json.dumps(found))
 """
 
 
-def distance(one: list[float], other: list[float]) -> float:
-    """Return the mean difference of two fingerprints."""
-    return statistics.fmean(abs(a - b) for a, b in zip(one, other, strict=True))
+def distance(found: Logprobs, expected: Logprobs) -> float:
+    """Return the mean difference of the logprobs of the tokens that were found."""
+    return statistics.fmean(abs(logprob - expected[token]) for token, logprob in found.items())
 
 
 async def test_two_dozen_adapters_of_one_base_are_told_apart_and_equal_peft(
@@ -271,14 +274,14 @@ async def test_two_dozen_adapters_of_one_base_are_told_apart_and_equal_peft(
 
     some = asyncio.Semaphore(PLACES - 1)
 
-    async def one(name: str) -> list[float]:
+    async def one(name: str) -> Logprobs:
         async with some:
             return await server.fingerprint(name)
 
     found = dict(zip(places, await asyncio.gather(*map(one, places)), strict=True))
-    expected = await asyncio.to_thread(
-        run_inside, PEFT, str(folder), FINGERPRINT, json.dumps({name: str(place) for name, place in places.items()})
-    )
+    tokens = sorted({token for one in (base, *found.values()) for token in one})
+    adapters = json.dumps({name: str(place) for name, place in places.items()})
+    expected = await asyncio.to_thread(run_inside, PEFT, str(folder), FINGERPRINT, adapters, json.dumps(tokens))
     own = {name: distance(found[name], expected[name]) for name in places}
     others = {
         name: min(distance(found[name], theirs) for other, theirs in expected.items() if other != name)
@@ -289,7 +292,7 @@ async def test_two_dozen_adapters_of_one_base_are_told_apart_and_equal_peft(
     assert distance(base, expected[""]) < 0.1
     assert max(own.values()) < 0.2
     assert all(own[name] < others[name] / 2 for name in places)
-    assert await server.fingerprint(MODEL) == pytest.approx(base, abs=0.05), "the base is as it was"
+    assert distance(await server.fingerprint(MODEL), expected[""]) < 0.1, "the base is as it was"
 
 
 async def test_an_adapter_that_is_unloaded_is_gone_and_its_neighbours_stay(server: Server) -> None:
@@ -313,4 +316,8 @@ async def test_what_is_streamed_when_the_endpoint_goes_is_streamed_to_its_end(
     await eventually_async(lambda: stream.outcome is not None, 300, "it ends")
     assert stream.outcome is Outcome.COMPLETE, stream
     await eventually_async(lambda: not yard.engines(), 120, "the replica is gone")
-    check_ledger(yard, [*SEEN, *load.exchanges])
+    for exchange in (*SEEN, *load.exchanges):
+        if exchange.outcome is Outcome.COMPLETE and (usage := exchange.usage) is not None:
+            row = await asyncio.to_thread(yard.row_of, exchange.request_id)
+            assert row["prompt_tokens"] == usage["prompt_tokens"]
+            assert row["completion_tokens"] == usage["completion_tokens"]

@@ -83,11 +83,12 @@ class VllmEngine(EngineDefaults):
 
     name = "vllm"
     routes = frozenset[str]().union(*_ROUTES.values())
-    # Without "suffix", "best_of" and "dimensions": it refuses the first two, and the third for most models.
+    # Without "suffix", "best_of" and "dimensions": it refuses the first two, and the third for most models. Without
+    # "echo": with logprobs it asks for those of the prompt, and two of that with adapters end vLLM 0.32 on a CPU.
     request_extras = frozenset(
         {
             "n", "cache_salt", "top_k", "min_p", "min_tokens", "ignore_eos", "repetition_penalty",
-            "continue_final_message", "token_arrays", "echo",
+            "continue_final_message", "token_arrays",
         }
     )  # fmt: skip
     loads_adapters = True

@@ -81,10 +81,10 @@ class ReplicaLoad:
         self.full_until_s = now_s + FULL_S
 
     def relieved(self, now_s: float) -> bool:
-        """Try it with more, twice as many at a time, when it is time; say whether it was."""
+        """Try it with a quarter more when it is time; say whether it was."""
         if not self.full_until_s or now_s < self.full_until_s:
             return False
-        self.slots = min(self.slots_given, max(1, 2 * self.slots))
+        self.slots = min(self.slots_given, self.slots + max(1, self.slots // 4))
         self.full_until_s = 0.0 if self.slots == self.slots_given else now_s + FULL_S
         return True
 

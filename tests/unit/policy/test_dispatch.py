@@ -246,10 +246,12 @@ def test_a_replica_that_was_full_is_tried_with_more_as_time_goes() -> None:
         story.dispatcher.put_back(story.waiters[str(n)], replicas[n], now_s=0.0, deadline_s=9.0)
     story.table(("a", 8))
     assert replicas[0].slots == 1, "a new table does not make it larger"
-    for now_s, slots in ((FULL_S / 2, 1), (FULL_S, 2), (1.5 * FULL_S, 2), (2 * FULL_S, 4), (3 * FULL_S, 8)):
+    for now_s, slots in ((FULL_S / 2, 1), (FULL_S, 2), (1.5 * FULL_S, 2), (2 * FULL_S, 3), (3 * FULL_S, 4)):
         story.dispatcher.relieve(now_s=now_s)
         assert (replicas[0].slots, replicas[0].running) == (slots, slots)
-    assert not story.dispatcher.has_full
+    for step in range(4, 9):
+        story.dispatcher.relieve(now_s=step * FULL_S)
+    assert (replicas[0].slots, story.dispatcher.has_full) == (8, False)
 
 
 def test_a_replica_that_is_full_of_others_requests_is_tried_again_after_a_pause() -> None:
