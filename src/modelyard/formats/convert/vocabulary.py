@@ -97,10 +97,10 @@ def _tokenizer(source: GgufSource, tokens: list[str]) -> "Tokenizer":
     kinds: list[int] = source.get("tokenizer.ggml.token_type") or [1] * len(tokens)
     vocabulary = {token: number for number, token in enumerate(tokens) if kinds[number] != _UNUSED}
     merges = [_pair(merge) for merge in source.get("tokenizer.ggml.merges", [])]
-    try:
-        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre == "llama-bpe"))
-    except Exception as error:
-        raise ConvertError(f"The GGUF file has a vocabulary that does not fit its merges: {error}.") from error
+    # The library raises a plain Exception for it, with no word on what is wrong.
+    if odd := next((m for m in merges if not {*m, "".join(m)} <= vocabulary.keys()), None):
+        raise ConvertError(f"The GGUF file has the merge {odd}, which is not of tokens of its vocabulary.")
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre == "llama-bpe"))
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(list(_CUTS[pre]()))
