@@ -289,10 +289,10 @@ async def test_two_dozen_adapters_of_one_base_are_told_apart_and_equal_peft(
     }
     print(f"adapters: the base is {distance(base, expected['']):.3f} away from PEFT's")
     print(f"adapters: at most {max(own.values()):.3f} from their own, at least {min(others.values()):.3f} from others")
-    assert distance(base, expected[""]) < 0.1
+    assert distance(base, expected[""]) < 0.15, "bfloat16 beside 32 bits"
     assert max(own.values()) < 0.2
     assert all(own[name] < others[name] / 2 for name in places)
-    assert distance(await server.fingerprint(MODEL), expected[""]) < 0.1, "the base is as it was"
+    assert distance(await server.fingerprint(MODEL), expected[""]) < 0.15, "the base is as it was"
 
 
 async def test_an_adapter_that_is_unloaded_is_gone_and_its_neighbours_stay(server: Server) -> None:
