@@ -50,6 +50,10 @@ _CONFIG = "config.json"
 _SHUTDOWN_S = 20
 """For what is still in it at SIGTERM, should a drain have been cut short; the fleet's own grace is the last word."""
 _KV_SHARE = {"fp8": Fraction(1, 2), "fp8_e4m3": Fraction(1, 2), "fp8_e5m2": Fraction(1, 2)}
+_KV_OF_32_BITS = Fraction(2)
+"""Where the cache is as precise as the arithmetic."""
+_SPARE_TOKENS = 256
+"""Two blocks of the largest usual size: whole blocks are given out, and one of them is never used."""
 _POOL_SHARE = Fraction(1, 2)
 """Of what all slots could use at full context: requests rarely do, and blocks are given as they are needed."""
 _PROCESS_BYTES = 3 * 1024**3
@@ -141,7 +145,7 @@ class VllmEngine(EngineDefaults):
         known = facts or ModelFacts()
         _check(read, known)
         context = _context_length(read, known, is_given="context_length" in options)
-        share = _KV_SHARE.get(read.kv_type, Fraction(1))
+        share = _KV_SHARE.get(read.kv_type, _KV_OF_32_BITS if read.dtype == "float32" else Fraction(1))
         has_facts = bool(known.kv_bytes_per_token or known.heads or known.state_bytes)
         per_token = ceil((known.kv_bytes_per_token if has_facts else _kv_bytes_per_token(artifact_bytes)) * share)
         sequence = kv_bytes(known, context, precision=share) if has_facts else per_token * context
@@ -272,7 +276,7 @@ def _pool_bytes(read: VllmOptions, context: int, sequence: int, per_token: int) 
         return read.kv_blocks * read.block_size * per_token
     if read.kv_cache_gib:
         return int(read.kv_cache_gib * 1024**3) * max(read.tensor_parallel, 1) * read.pipeline_parallel
-    return max(sequence, ceil(sequence * read.slots * _POOL_SHARE))
+    return max(sequence + _SPARE_TOKENS * per_token, ceil(sequence * read.slots * _POOL_SHARE))
 
 
 def _pool_tokens(read: VllmOptions, pool: int, per_token: int) -> int:

@@ -151,7 +151,9 @@ def test_memory_is_weights_and_a_cache_of_half_of_what_all_slots_could_use() -> 
     assert found.kv_bytes_per_token == 131_072
     assert 23 < found.memory_bytes / 1e9 < 24
     one = ENGINE.settings({"slots": 1, "context_length": 4096}, artifact_bytes=1, facts=LLAMA_8B)
-    assert one.kv_tokens == 4096, "one at full context always fits"
+    assert one.kv_tokens == 4096 + 256, "one at full context always fits, with a block to spare"
+    wide = ENGINE.settings({"slots": 1, "dtype": "float32"}, artifact_bytes=1, facts=LLAMA_8B)
+    assert (wide.kv_tokens, wide.kv_bytes_per_token) == (4096 + 256, 262_144)
     halved = ENGINE.settings({"slots": 16, "context_length": 4096, "kv_type": "fp8"}, artifact_bytes=1, facts=LLAMA_8B)
     assert (halved.kv_tokens, halved.kv_bytes_per_token) == (found.kv_tokens, 65_536)
     blocks = ENGINE.settings({"kv_blocks": 100, "block_size": 16}, artifact_bytes=1, facts=LLAMA_8B)
