@@ -34,7 +34,7 @@ ENGINES: dict[str, tuple[Engine, Options]] = {
     "llamacpp": (LlamaCppEngine(), {"slots": 2, "context_length": 512, "embedding": True}),
     "vllm": (
         VllmEngine((vllm.COMMAND,)),
-        {"slots": 2, "context_length": 512, "dtype": "bfloat16", "block_size": 16, "kv_blocks": 128},
+        {"slots": 2, "context_length": 512, "dtype": "bfloat16", "block_size": 32, "kv_blocks": 64},
     ),
 }
 READY_S = {"vllm": vllm.READY_S}
@@ -164,7 +164,9 @@ async def ready(fleet: LocalFleet, session: aiohttp.ClientSession, url: str, wit
     statuses: list[int] = []
 
     async def look() -> bool:
-        assert (await fleet.observe())[0].is_running, [line async for line in fleet.log_lines("r-1", follow=False)]
+        if not (await fleet.observe())[0].is_running:
+            # Not an assertion, which would mean "not yet".
+            pytest.fail("\n".join([line async for line in fleet.log_lines("r-1", follow=False)]))
         try:
             async with session.get(url) as response:
                 statuses.append(response.status)

@@ -46,7 +46,8 @@ class VllmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_blocks: Count = 0
     """KV blocks, of 'block_size' tokens each; 0: as many as fit the cache [--num-gpu-blocks-override]."""
     block_size: Literal[0, 8, 16, 32, 64, 128, 256] = 0
-    """Tokens of a KV block, and the grain of the prefix cache; 0: as suits the machine [--block-size]."""
+    """Tokens of a KV block, and the grain of the prefix cache; 0: as suits the machine; on CPUs a multiple
+    of 32 [--block-size]."""
     prefix_caching: bool = True
     """Keep the beginnings of prompts, apart for each tenant [--enable-prefix-caching]."""
     tensor_parallel: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
