@@ -10,7 +10,7 @@ DEMO_DIR ?= .demo
 PYTEST_FLAGS ?= -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo stop test check format docs bench conformance-setup conformance conformance-all triton-setup clean
+.PHONY: help demo stop test test-vllm test-all vllm-setup check format docs bench conformance-setup conformance conformance-all triton-setup clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,15 @@ stop: ## Stop the demo
 
 test: check conformance-setup triton-setup ## Run every check and every test
 	$(BIN)/pytest $(PYTEST_FLAGS)
+
+test-vllm: vllm-setup ## Prove vLLM on this machine's CPUs
+	MODELYARD_TEST_VLLM=1 $(BIN)/pytest -s tests/engines_vllm
+	MODELYARD_TEST_VLLM=1 $(BIN)/pytest tests/conformance/test_engines.py -k vllm
+
+test-all: test test-vllm ## Run everything, the lane of vLLM too
+
+vllm-setup: $(VENV)/.dev-installed ## Make vLLM's environment: 3.5 GB, once
+	@$(BIN)/python tools/vllm_venv.py
 
 check: $(VENV)/.dev-installed ## Lint, format, types, layers
 	$(BIN)/ruff check .

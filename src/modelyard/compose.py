@@ -261,8 +261,9 @@ def _engines(config: Config, data: DataDirectory) -> "Engines":
     from modelyard.engines.tensorrt_llm import TensorRtLlmEngine
     from modelyard.engines.tgi import TgiEngine
     from modelyard.engines.triton import TritonEngine
+    from modelyard.engines.vllm import VllmEngine
 
-    engines: list[Engine] = [LlamaCppEngine(), SimulatedEngine()]
+    engines: list[Engine] = [LlamaCppEngine(), SimulatedEngine(), VllmEngine(config.engines.vllm)]
     engines += provider_engines(
         os.environ,
         data.provider_keys,

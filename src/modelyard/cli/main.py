@@ -24,7 +24,7 @@ _COMMANDS = {
     "canary": "Try a new version on a part of the traffic.",
     "rollback": "Give the previous version all traffic again.",
     "rollout": "Show, pause, resume or undo a change of versions.",
-    "models": "List, inspect, upload and remove models.",
+    "models": "List, inspect, convert, upload and remove models.",
     "fit": "Say what fits a model: precision, accelerators, speed, price.",
     "bench": "Measure an endpoint under load.",
     "nodes": "List nodes, what runs on their accelerators, and what is free.",

@@ -2,7 +2,7 @@
 
 import click
 
-from modelyard.cli import model_inspect, model_upload, model_versions
+from modelyard.cli import convert, model_inspect, model_upload, model_versions
 from modelyard.cli.http import Platform, connected
 from modelyard.cli.nouns import NounGroup
 from modelyard.cli.output import age, listing, show_list
@@ -13,7 +13,7 @@ from modelyard.cli.output import age, listing, show_list
     cls=NounGroup,
     epilog="\b\nExample:\n  modelyard models\n  modelyard models inspect ./model.gguf\n"
     "  modelyard models upload ./model.gguf\n  modelyard models versions smol",
-    short_help="List, inspect, upload and remove models.",
+    short_help="List, inspect, convert, upload and remove models.",
 )
 def command() -> None:
     """List the models that this key may call, look into one, send one to the platform, list or remove its versions."""
@@ -34,5 +34,11 @@ def list_models(*, platform: Platform, is_json: bool, is_quiet: bool) -> None:
     show_list(models, columns, is_json=is_json, is_quiet=is_quiet, empty=empty)
 
 
-for _verb in (model_inspect.command, model_upload.command, model_versions.versions, model_versions.remove):
+for _verb in (
+    model_inspect.command,
+    convert.command,
+    model_upload.command,
+    model_versions.versions,
+    model_versions.remove,
+):
     command.add_command(_verb)

@@ -102,6 +102,7 @@ class Executor:
             accelerators=placement.parts[0].accelerators if placement.parts else (),
             accelerator_kind=self._kind_at(placement),
             memory_bytes=placement.parts[0].memory_bytes if placement.parts else 0,
+            kv_cache_bytes=supplied.settings.kv_tokens * supplied.settings.kv_bytes_per_token,
         )
         command = supplied.engine.command(spec)
         order = StartOrder(replica.id, endpoint.id, replica.host, replica.port, replica.secret, command, placement)

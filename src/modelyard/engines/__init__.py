@@ -51,6 +51,8 @@ class LaunchSpec(msgspec.Struct, frozen=True):
     accelerator_kind: str = "cpu"
     memory_bytes: int = 0
     """What it was given of each; 0: it was not placed."""
+    kv_cache_bytes: int = 0
+    """What ``Settings`` counted for the KV cache of the whole replica; 0 is unknown, or none."""
 
 
 class EngineCommand(msgspec.Struct, frozen=True):

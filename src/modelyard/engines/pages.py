@@ -1,8 +1,10 @@
 """Reading an engine's Prometheus page: only the values, only as much grammar as engines use."""
 
+import contextlib
 import re
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^\n]*\})?[ \t]+(\S+)", re.MULTILINE)
+_LABELLED = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)\{([^\n]*)\}[ \t]+(\S+)", re.MULTILINE)
 
 
 def read_samples(page: str) -> dict[str, float]:
@@ -25,3 +27,13 @@ def count_of(samples: dict[str, float], name: str) -> int | None:
     """Return a gauge that counts requests, or None when the page lacks it."""
     value = samples.get(name)
     return None if value is None else int(value)
+
+
+def read_labelled(page: str, name: str) -> list[tuple[str, float]]:
+    """Return the labels, as they stand in the page, and the value of each series of one metric."""
+    found = []
+    for series, labels, text in _LABELLED.findall(page):
+        if series == name:
+            with contextlib.suppress(ValueError):
+                found.append((labels, float(text)))
+    return found

@@ -64,6 +64,12 @@ class _Texts(msgspec.Struct):
     choices: list[_TextChoice] = []
 
 
+_FULL = (
+    b"currently busy and cannot accept new requests", b"prefill token backlog limit",  # vLLM
+    b"The request queue is full",  # SGLang
+    b"Model is overloaded",  # TGI
+)  # fmt: skip
+"""How engines say that their queue has no place; a 503 for another reason is a failure."""
 _REFUSAL, _LOGPROBS = b'"refusal":', b'"logprobs":'
 _answer = msgspec.json.Decoder(_Answer)
 _error_body = msgspec.json.Decoder(_ErrorBody)
@@ -123,6 +129,11 @@ def count_tokens(body: bytes) -> int:
         len((choice.text or "").split()) + len(((choice.message and choice.message.content) or "").split())
         for choice in texts.choices
     )
+
+
+def is_full(head: ResponseHead, body: bytes) -> bool:
+    """Say whether an engine refused a request only because it has too many: it may come again a little later."""
+    return head.status in (429, 503) and any(words in body for words in _FULL)
 
 
 def translate(head: ResponseHead, body: bytes, model: str) -> ApiError:

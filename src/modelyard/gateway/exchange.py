@@ -228,6 +228,8 @@ class Exchange:
         elif head.status == 404 and self.replica is not None and self.replica.route.seat_of:
             recovery.unseated(self)
         else:
+            if engine_errors.is_full(head, body) and recovery.put_back(self):
+                return
             if head.status < 500:
                 self.replica_answered()
             else:

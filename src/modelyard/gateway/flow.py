@@ -383,6 +383,7 @@ class Gateway:
                 exchange.check_time(now_s)
         for endpoint in [endpoint for endpoint in self.catalog.endpoints if not endpoint.is_quiet(now_s)]:
             dispatcher = endpoint.dispatcher
+            dispatcher.relieve(now_s=now_s)
             if dispatcher.line:
                 for waiter in dispatcher.line.expired(now_s):
                     # The one before it may have been all that it waited for.

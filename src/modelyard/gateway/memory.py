@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 STRANGERS_MAX = 500
 """Requests without a good key that are remembered."""
+MOVES_MAX = 16
+"""Replicas that had no room for a request, of which so many are remembered."""
 INDEX_S = 1.0
 """How old an index may be: who asks in a loop must not have everything searched each time."""
 INDEX_KEPT_S = 5.0
@@ -277,6 +279,14 @@ def moved(exchange: "Exchange", replica: ReplicaLoad, reason: str, service_s: fl
     if tally is None:
         tally = endpoint.tallies[replica.version_id] = ReleaseTally()
     tally.moved(service_s, now_s)
+
+
+def put_back(exchange: "Exchange", replica: ReplicaLoad, now_s: float) -> None:
+    """Note that a replica had no room for the request; that is nobody's failure."""
+    if exchange.moves is None:
+        exchange.moves = []
+    if len(exchange.moves) < MOVES_MAX:
+        exchange.moves.append(Move(replica.route.id, replica.version_id, now_s - exchange.arrived_s, "it was full"))
 
 
 def joined(exchange: "Exchange", *, is_cold: bool) -> None:

@@ -194,7 +194,7 @@ def retry(exchange: "Exchange", reason: str) -> bool:
     replica = exchange.replica
     if _is_complete(exchange):
         return True
-    if replica is None or exchange.attempts >= ATTEMPTS_MAX:
+    if replica is None or len(exchange.failed_on) + 1 >= ATTEMPTS_MAX:
         return False
     dispatcher = exchange.endpoint.dispatcher
     gateway = exchange.gateway
@@ -230,6 +230,30 @@ def retry(exchange: "Exchange", reason: str) -> bool:
         exchange.dispatch(verdict)
         return True
     return verdict is Verdict.WAIT
+
+
+def put_back(exchange: "Exchange") -> bool:
+    """Let a request wait whose engine has no room for it; False when there is nothing to put back."""
+    replica = exchange.replica
+    if replica is None or exchange.has_begun:
+        return False
+    exchange.drop_connection()
+    exchange.replica = exchange.relay = None
+    exchange.is_reopening = False
+    exchange.deadline_s = NEVER_S
+    now_s = _now_s(exchange)
+    memory.put_back(exchange, replica, now_s)
+    # From the first time that it was sent: each new try must not begin the wait anew.
+    sent_s = exchange.total_deadline_s - exchange.endpoint.patience.total_s
+    deadline_s = sent_s + exchange.gateway.settings.queue_wait_s
+    verdict = exchange.endpoint.dispatcher.put_back(exchange, replica, now_s=now_s, deadline_s=deadline_s)
+    if isinstance(verdict, ReplicaLoad):
+        exchange.dispatch(verdict)
+    elif verdict is Verdict.WAIT:
+        waiting.begin(exchange, is_cold=False)
+    else:
+        waiting.turned_away(exchange, verdict)
+    return True
 
 
 def _is_complete(exchange: "Exchange") -> bool:

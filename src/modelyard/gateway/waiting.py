@@ -86,6 +86,6 @@ def refuse(exchange: "Exchange", error: ApiError) -> None:
     """End a request that waits. ``error`` says that no engine had it; one that an engine failed is told so instead."""
     if exchange.has_begun:
         error = errors.engine_lost()
-    elif exchange.has_intent:
+    elif exchange.has_intent and exchange.failed_on:
         error = errors.engine_unavailable(exchange.endpoint.route.name)
     exchange.fail(error)

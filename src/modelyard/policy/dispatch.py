@@ -77,7 +77,7 @@ class Dispatcher(ReplicaSet, Generic[W]):
     taken; when it returns False the slot is given on.
     """
 
-    __slots__ = ("_deliver", "_stands", "drain", "endpoint_id", "line")
+    __slots__ = ("_deliver", "_stands", "drain", "endpoint_id", "has_full", "line")
 
     def __init__(
         self,
@@ -98,6 +98,8 @@ class Dispatcher(ReplicaSet, Generic[W]):
         self.endpoint_id = endpoint_id
         self.line: WaitingLine[W] = WaitingLine(rules.places, rules.bytes_max)
         self.drain = DrainRate()
+        self.has_full = False
+        """A replica said so and does not bear all its slots yet."""
         self._deliver = deliver
         self._stands: dict[Occupancy, None] = {}
         """Shared replicas that somebody here waits for."""
@@ -178,6 +180,28 @@ class Dispatcher(ReplicaSet, Generic[W]):
         verdict = self._arrive(waiter, now_s, deadline_s)
         self._serve_all(now_s, seat.occupancy)
         return verdict
+
+    def put_back(self, waiter: W, replica: ReplicaLoad, *, now_s: float, deadline_s: float) -> ReplicaLoad | Verdict:
+        """Take a request off a replica that said it is full, to another one or into the line.
+
+        It did not fail, so this is no retry and costs nothing of their budget; and it makes no storm, since the
+        replica gets no more than it has until some of that is done or it has had time to.
+        """
+        self._give_up(replica, waiter.job)
+        replica.filled(now_s)
+        self.has_full = True
+        verdict = self._arrive(waiter, now_s, deadline_s)
+        self._serve_all(now_s, replica.occupancy)
+        return verdict
+
+    def relieve(self, *, now_s: float) -> None:
+        """Try replicas that were full with more; called a few times a second."""
+        if not self.has_full:
+            return
+        relieved = [replica.relieved(now_s) for replica in self._by_id.values()]
+        self.has_full = any(replica.full_until_s for replica in self._by_id.values())
+        if any(relieved):
+            self._serve_all(now_s)
 
     def leave(self, waiter: W, *, now_s: float) -> bool:
         """Forget a waiter that went away; say whether it was waiting."""

@@ -13,6 +13,8 @@ from modelyard.policy.routing import UNKNOWN_ENGINE, stable_hash
 if TYPE_CHECKING:
     from modelyard.policy.occupancy import Occupancy
 
+FULL_S = 0.5
+"""After it said that it is full: the pause before it is tried with more than it had then."""
 BLOCKS_UNKNOWN = 4000
 """Blocks of prompts that a replica is thought to keep while its cache's size is unknown: about a million tokens."""
 
@@ -42,6 +44,10 @@ class ReplicaLoad:
     is_draining: bool = False
     is_gone: bool = False
     ejected_until_s: float = 0.0
+    full_until_s: float = 0.0
+    """Until then ``slots`` is what it bore when it last said that it is full; 0: it did not, or bears all again."""
+    slots_given: int = 0
+    """The slots of the table."""
     failures: int = 0
     failure_reason: str = ""
     last_dispatch: int = 0
@@ -62,6 +68,7 @@ class ReplicaLoad:
 
     def __post_init__(self) -> None:
         self.identity = stable_hash(self.route.id)
+        self.slots_given = self.slots
 
     def __repr__(self) -> str:
         state = "gone" if self.is_gone else "draining" if self.is_draining else "ready"
@@ -93,7 +100,8 @@ class ReplicaLoad:
 
     def take_route(self, route: ReplicaRoute, slots: int) -> None:
         """Take over what a new table says."""
-        self.route, self.slots = route, slots
+        self.route, self.slots_given = route, slots
+        self.slots = min(self.slots, slots) if self.full_until_s else slots
         self.is_draining, self.is_gone = route.is_draining, False
         self.kv.capacity = route.kv_tokens
         if route.kv_tokens:
@@ -146,3 +154,16 @@ class ReplicaLoad:
     def note_health(self) -> None:
         """Take over from the health whether it may be used."""
         self.ejected_until_s = 0.0 if self.health.is_closed else NEVER_S
+
+    def filled(self, now_s: float) -> None:
+        """Take its word that it has no room: what runs there now is all that it bears for a while."""
+        self.slots = min(self.running, self.slots_given)
+        self.full_until_s = now_s + FULL_S
+
+    def relieved(self, now_s: float) -> bool:
+        """Try it with a quarter more when it is time; say whether it was."""
+        if not self.full_until_s or now_s < self.full_until_s:
+            return False
+        self.slots = min(self.slots_given, self.slots + max(1, self.slots // 4))
+        self.full_until_s = 0.0 if self.slots == self.slots_given else now_s + FULL_S
+        return True

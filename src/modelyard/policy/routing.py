@@ -139,7 +139,7 @@ def added_seconds(candidate: Candidate, job: Job, model: EngineModel, *, now_s: 
     ``behind`` is ``behind_share`` of all replicas.
     """
     batch = candidate.running + candidate.running_elsewhere
-    load = batch / candidate.slots
+    load = batch / max(1, candidate.slots)
     ahead_s = candidate.pending_tokens / model.prefill_tokens_per_s
     wait_s = min(ahead_s, max(AHEAD_SHARE_MIN * ahead_s, ahead_s - now_s + candidate.reading_since_s))
     need_s = need_tokens(job, candidate.prefixes.matched(job.prefix), model) / model.prefill_tokens_per_s
@@ -265,7 +265,7 @@ def _some(
 
 
 def _fill(replica: Candidate) -> float:
-    return (replica.running + replica.running_elsewhere) / replica.slots
+    return (replica.running + replica.running_elsewhere) / max(1, replica.slots)
 
 
 def _has_room(replica: Candidate, now_s: float) -> bool:

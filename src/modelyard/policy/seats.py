@@ -91,6 +91,23 @@ class Seat(ReplicaLoad):
         self.base.slots = slots
 
     @property
+    def full_until_s(self) -> float:
+        """Until when the replica is not tried with more than it had when it said that it is full."""
+        return self.base.full_until_s
+
+    @full_until_s.setter
+    def full_until_s(self, until_s: float) -> None:
+        self.base.full_until_s = until_s
+
+    def filled(self, now_s: float) -> None:
+        """Take the replica's word that it has no room."""
+        self.base.filled(now_s)
+
+    def relieved(self, now_s: float) -> bool:
+        """Try the replica with more when it is time; say whether it was."""
+        return self.base.relieved(now_s)
+
+    @property
     def running_elsewhere(self) -> int:
         """Requests that come from other gateways."""
         return self.base.running_elsewhere

@@ -8,6 +8,7 @@ from modelyard.domain.routing_table import ReplicaRoute, ReplicaSnapshot
 from modelyard.policy.breaker import EJECTION_S_MAX, Failure, ejection_s
 from modelyard.policy.dispatch import LOOK_AHEAD, Dispatcher, DispatchRules, ReplicaLoad, Verdict
 from modelyard.policy.job import Job
+from modelyard.policy.replica_load import FULL_S
 from modelyard.policy.routing import pick_release
 
 PRIORITY, STANDARD, BATCH = range(3)
@@ -225,6 +226,49 @@ def test_one_that_waits_for_another_replica_than_it_failed_on_holds_nobody_up() 
     assert story.delivered == [("4", first)]
     story.finish("2", second)
     assert story.delivered[1:] == [("1", second)]
+
+
+def test_what_a_replica_has_no_room_for_waits_until_something_there_is_done() -> None:
+    story = Story(("a", 3))
+    first, _, third = start(story, "1"), start(story, "2"), start(story, "3")
+    assert story.dispatcher.put_back(story.waiters["3"], third, now_s=0.0, deadline_s=9.0) is Verdict.WAIT
+    assert story.arrive("4") is Verdict.WAIT, "two are all that it bears"
+    assert first.health.is_closed
+    assert story.dispatcher.retries.retries == 0
+    story.finish("1", first, 0.1)
+    assert [name for name, _ in story.delivered] == ["3"]
+
+
+def test_a_replica_that_was_full_is_tried_with_more_as_time_goes() -> None:
+    story = Story(("a", 8), places=9)
+    replicas = [start(story, str(n)) for n in range(8)]
+    for n in (7, 6, 5, 4, 3, 2, 1):
+        story.dispatcher.put_back(story.waiters[str(n)], replicas[n], now_s=0.0, deadline_s=9.0)
+    story.table(("a", 8))
+    assert replicas[0].slots == 1, "a new table does not make it larger"
+    for now_s, slots in ((FULL_S / 2, 1), (FULL_S, 2), (1.5 * FULL_S, 2), (2 * FULL_S, 3), (3 * FULL_S, 4)):
+        story.dispatcher.relieve(now_s=now_s)
+        assert (replicas[0].slots, replicas[0].running) == (slots, slots)
+    for step in range(4, 9):
+        story.dispatcher.relieve(now_s=step * FULL_S)
+    assert (replicas[0].slots, story.dispatcher.has_full) == (8, False)
+
+
+def test_a_replica_that_is_full_of_others_requests_is_tried_again_after_a_pause() -> None:
+    story = Story(("a", 2))
+    replica = start(story, "1")
+    assert story.dispatcher.put_back(story.waiters["1"], replica, now_s=0.0, deadline_s=9.0) is Verdict.WAIT
+    assert story.delivered == []
+    story.dispatcher.relieve(now_s=FULL_S)
+    assert story.delivered == [("1", replica)]
+
+
+def test_another_replica_takes_what_one_has_no_room_for() -> None:
+    story = Story(("a", 2), ("b", 2))
+    first = start(story, "1")
+    other = story.dispatcher.put_back(story.waiters["1"], first, now_s=0.0, deadline_s=9.0)
+    assert isinstance(other, ReplicaLoad)
+    assert other is not first
 
 
 def test_a_shadow_is_no_replica_to_wait_for() -> None:
@@ -454,6 +498,18 @@ class DispatchMachine(RuleBasedStateMachine):
         elif got is Verdict.WAIT and waiter not in self.running:
             self.waiting.add(waiter)
 
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def put_back(self, data: st.DataObject) -> None:
+        waiter = self._one(data, self.running)
+        replica = self.running.pop(waiter)
+        got = self.dispatcher.put_back(waiter, replica, now_s=self.now_s, deadline_s=self.now_s + 5)
+        if isinstance(got, ReplicaLoad):
+            assert got is not replica, "it has just said that it is full"
+            self.running[waiter] = got
+        elif got is Verdict.WAIT and waiter not in self.running:
+            self.waiting.add(waiter)
+
     @rule(seconds=st.floats(0, 40), is_good=st.booleans())
     def time(self, seconds: float, is_good: bool) -> None:
         self.now_s += seconds
@@ -463,6 +519,7 @@ class DispatchMachine(RuleBasedStateMachine):
         for replica in self.dispatcher.probes_due(self.now_s):
             replica.health.probe_began()
             self.dispatcher.probed(replica, is_good=is_good, reason="probe", now_s=self.now_s)
+        self.dispatcher.relieve(now_s=self.now_s)
 
     @invariant()
     def every_slot_and_token_is_accounted_for(self) -> None:

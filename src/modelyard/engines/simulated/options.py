@@ -30,6 +30,8 @@ class SimulatedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_blocks: Annotated[int, msgspec.Meta(ge=0, le=100_000_000)] = 0
     """KV blocks of 16 tokens; when they run out, the newest request is preempted. 0: enough for all slots at full
     context."""
+    queued_max: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
+    """Requests in the engine, running and waiting, above which it answers 503 as vLLM does; 0: no limit."""
     embedding_dimensions: Annotated[int, msgspec.Meta(ge=1, le=8192)] = 64
     """Length of embedding vectors."""
     memory_gib: Annotated[float, msgspec.Meta(ge=0, le=100_000)] = 0.0

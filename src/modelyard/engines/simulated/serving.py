@@ -20,6 +20,9 @@ from modelyard.engines.simulated.requests import (
 from modelyard.engines.simulated.stream import Chunks, EventStream, encode, usage_of
 from modelyard.engines.simulated.tokens import split
 
+_FULL = "The engine is currently busy and cannot accept new requests. Please try again later."
+"""In vLLM's words."""
+
 
 @dataclass(slots=True)
 class Answer:
@@ -49,6 +52,7 @@ class Serving:
         self._attempts = attempts
         self._cache = cache
         self._answers = 0
+        self._in_flight = 0
 
     async def chat(self, request: Request, connection: Connection) -> None:
         """Answer ``POST /v1/chat/completions``."""
@@ -92,6 +96,24 @@ class Serving:
         return context - prompt_tokens
 
     async def _generate(
+        self,
+        request: Request,
+        connection: Connection,
+        asked: ChatRequest | CompletionRequest,
+        prompt: list[bytes],
+        choices: list[Choice],
+        faults: Faults,
+    ) -> None:
+        limit = self._attempts.accelerator.options.queued_max
+        if limit and self._in_flight >= limit:
+            raise Refused(503, _FULL, "ServiceUnavailableError")
+        self._in_flight += 1
+        try:
+            await self._answer(request, connection, asked, prompt, choices, faults)
+        finally:
+            self._in_flight -= 1
+
+    async def _answer(
         self,
         request: Request,
         connection: Connection,

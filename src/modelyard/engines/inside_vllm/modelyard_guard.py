@@ -1,0 +1,116 @@
+"""The door of a vLLM server: an ASGI middleware that vLLM is told to put around itself (``--middleware``).
+
+vLLM's own key protects ``/v1`` and no more: metrics, tokenizer, sleep, and what
+its developers' mode adds (``/collective_rpc`` calls any method of a worker)
+answer whoever finds the port. Here nothing but readiness is answered without
+the secret, and nothing at all that the platform does not use.
+
+It also says what the platform's contract says of adapters: loading one that is
+there, and forgetting one that is not, is done and no error.
+
+It imports nothing beyond the standard library: it runs under vLLM's Python.
+"""
+
+import hmac
+import json
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+Message = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+READY = "/health"
+METRICS = "/metrics"
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+OPEN_WITH_SECRET = frozenset(
+    {
+        READY, METRICS, LOAD, UNLOAD, "/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/embeddings",
+        "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/v1/classify", "/classify", "/pooling",
+        "/tokenize", "/detokenize", "/version", "/sleep", "/wake_up", "/is_sleeping", "/pause", "/resume", "/is_paused",
+        "/reset_prefix_cache",
+    }
+)  # fmt: skip
+"""Paths that are passed on; all others do not exist."""
+SECRET_VARIABLE = "ENGINE_SECRET"  # noqa: S105 - its name
+
+_SETTLED = {LOAD: (400, b"has already been loaded"), UNLOAD: (404, b"cannot be found")}
+"""The status and the words of vLLM's refusals that mean that it is so already."""
+_ANSWER_BYTES_MAX = 64 * 1024
+
+
+class Guard:
+    """The middleware; vLLM makes it with the application that it protects."""
+
+    def __init__(self, app: App) -> None:
+        secret = os.environ.get(SECRET_VARIABLE, "")
+        if not secret:
+            raise RuntimeError(f"set {SECRET_VARIABLE}: what callers must send as 'Authorization: Bearer'")
+        self.app = app
+        self.expected = f"Bearer {secret}".encode()
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            # A websocket that is closed before it was accepted is refused with 403.
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        path = scope["path"]
+        if path == READY and scope["method"] == "GET":
+            await self.app(scope, receive, send)
+        elif not self._has_secret(scope):
+            await _refuse(send, 401, "invalid_api_key", "Send 'Authorization: Bearer' with the replica's secret.")
+        elif path not in OPEN_WITH_SECRET:
+            await _refuse(send, 404, "not_found", f"There is no {path} here.")
+        elif path in (LOAD, UNLOAD):
+            await self.app(scope, receive, _Settled(send, *_SETTLED[path]))
+        else:
+            await self.app(scope, receive, send)
+
+    def _has_secret(self, scope: Message) -> bool:
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        return len(given) == 1 and hmac.compare_digest(given[0], self.expected)
+
+
+class _Settled:
+    """Passes an answer on, unless it says in other words that what was asked for is so: then 200."""
+
+    def __init__(self, send: Send, status: int, text: bytes) -> None:
+        self.send = send
+        self.status = status
+        self.text = text
+        self.held: Message | None = None
+        self.body = b""
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] == self.status:
+            self.held = message
+            return
+        if self.held is None:
+            await self.send(message)
+            return
+        self.body += message.get("body", b"")
+        if message.get("more_body") and len(self.body) < _ANSWER_BYTES_MAX:
+            return
+        held, self.held = self.held, None
+        if self.text in self.body:
+            await _answer(self.send, 200, {"status": "as it was"})
+            return
+        await self.send(held)
+        await self.send({**message, "body": self.body})
+
+
+async def _refuse(send: Send, status: int, code: str, message: str) -> None:
+    await _answer(send, status, {"error": {"message": message, "type": "invalid_request_error", "code": code}})
+
+
+async def _answer(send: Send, status: int, content: Message) -> None:
+    body = json.dumps(content).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,44 @@
+"""``modelyard models convert``: what is said when it cannot be, and that a folder is made whole or not at all."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from modelyard.cli import convert
+from modelyard.cli.exits import Exit, Failure
+
+
+def run(*arguments: object) -> None:
+    CliRunner().invoke(convert.command, [str(one) for one in arguments], catch_exceptions=False, standalone_mode=False)
+
+
+def test_a_source_that_is_not_there_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="needs the extra 'convert'")
+    with pytest.raises(Failure, match="no file") as told:
+        run(tmp_path / "none.gguf", tmp_path / "out")
+    assert told.value.exit_code is Exit.NOT_FOUND
+
+
+def test_nothing_that_is_there_is_written_over(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="needs the extra 'convert'")
+    source, place = tmp_path / "m.gguf", tmp_path / "out"
+    source.write_bytes(b"GGUF")
+    place.mkdir()
+    with pytest.raises(Failure, match="is there already"):
+        run(source, place)
+
+
+def test_a_file_that_is_no_model_leaves_nothing_behind(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="needs the extra 'convert'")
+    source = tmp_path / "m.gguf"
+    source.write_bytes(b"GGUF\x03\x00\x00\x00")
+    with pytest.raises(Failure, match="truncated"):
+        run(source, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_missing_package_is_told_with_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(Failure, match=r"pip install 'modelyard\[convert\]'"):
+        run(tmp_path / "m.gguf", tmp_path / "out")
