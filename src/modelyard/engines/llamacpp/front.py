@@ -147,7 +147,9 @@ class Front:
                 f"'{order.lora_name}' stands for another adapter already; a name stands for one content.", "lora_name"
             )
         try:
-            await self._generations.load(known or await self._admitted(order.lora_name, source, self._base))
+            with self._generations.expecting():
+                adapter = known or await self._admitted(order.lora_name, source, self._base)
+            await self._generations.load(adapter)
         except AdapterMissingError as error:
             return _error(404, str(error), "NotFoundError", param="lora_path")
         except (ArtifactInvalidError, OSError) as error:

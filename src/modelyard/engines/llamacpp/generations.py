@@ -8,7 +8,8 @@ stops naming the adapter; its memory goes with the next generation.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 import aiohttp
@@ -21,6 +22,8 @@ from modelyard.engines.llamacpp.page import added, counters, joined
 
 GATHER_S = 0.05
 """How long the first of several loads waits for the others."""
+GATHER_S_MAX = 2.0
+"""How long it waits for those that are already being read."""
 
 Launch = Callable[[Sequence[Adapter]], Awaitable[Child]]
 
@@ -43,6 +46,9 @@ class Generations:
         """What the current process was started with: what is wanted, and what was unloaded since."""
         self._asked: dict[str, tuple[Adapter, asyncio.Future[None]]] = {}
         self._has_asked = asyncio.Event()
+        self._expected = 0
+        self._none_expected = asyncio.Event()
+        self._none_expected.set()
         self._leaving: list[Child] = []
         self._has_left = asyncio.Event()
         self._ended: dict[str, float] = {}
@@ -69,6 +75,18 @@ class Generations:
             ChildError: it did not come up.
         """
         self._serve_with(await self._launch(()))
+
+    @contextmanager
+    def expecting(self) -> Iterator[None]:
+        """Tell that a load is about to come: the next generation waits for it."""
+        self._expected += 1
+        self._none_expected.clear()
+        try:
+            yield
+        finally:
+            self._expected -= 1
+            if not self._expected:
+                self._none_expected.set()
 
     async def load(self, adapter: Adapter) -> None:
         """Return when requests may name ``adapter``.
@@ -99,6 +117,9 @@ class Generations:
         while True:
             await self._has_asked.wait()
             await asyncio.sleep(GATHER_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GATHER_S_MAX):
+                    await self._none_expected.wait()
             self._has_asked.clear()
             asked = list(self._asked)
             if not await self._replace(asked):
