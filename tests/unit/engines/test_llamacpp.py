@@ -153,6 +153,23 @@ def test_embeddings_are_served_only_when_asked_for() -> None:
     assert engine.routes_for({"embedding": True}) == engine.routes
 
 
+def test_an_encoder_answers_embeddings_only_and_unknown_models_everything() -> None:
+    engine = LlamaCppEngine()
+    encoder = msgspec.structs.replace(SMOL, kv_bytes_per_token=0)
+    assert engine.routes_of({"embedding": True}, encoder) == {"/v1/embeddings"}
+    assert engine.routes_of({}, encoder) == frozenset()
+    assert engine.routes_of({"embedding": True}, SMOL) == engine.routes
+    assert engine.routes_of({"embedding": True}, ModelFacts()) == engine.routes
+
+
+def test_a_call_of_a_tool_can_be_demanded_of_models_whose_template_knows_tools() -> None:
+    engine = LlamaCppEngine()
+    able = msgspec.structs.replace(SMOL, chat_template="{% if tools %}{{ tools }}{% endif %}{{ messages }}")
+    assert "tools.required" in engine.extras_of(able)
+    assert engine.extras_of(SMOL) == engine.request_extras
+    assert "tools.required" in SimulatedEngine().extras_of(ModelFacts())
+
+
 def test_memory_grows_with_slots_context_and_precision() -> None:
     engine = LlamaCppEngine()
 

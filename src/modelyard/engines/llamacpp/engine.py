@@ -184,6 +184,17 @@ class LlamaCppEngine(EngineDefaults):
         """Return chat and completions, and embeddings when the option ``embedding`` is set."""
         return self.routes if options.get("embedding") is True else _CHAT_ROUTES
 
+    def routes_of(self, options: Options, facts: ModelFacts) -> frozenset[str]:
+        """Return embeddings only of an encoder: llama.cpp answers a chat with it by an error of its own (500)."""
+        routes = self.routes_for(options)
+        return routes & {_EMBEDDINGS_ROUTE} if _is_encoder(facts) else routes
+
+    def extras_of(self, facts: ModelFacts) -> frozenset[str]:
+        """Return the extras, and that tools are called where they must be if the model's template knows of tools:
+        without one llama.cpp answers in plain text whatever it was asked (tried).
+        """
+        return self.request_extras | ({"tools.required"} if "tools" in facts.chat_template else frozenset())
+
     def sleeps_after_s(self, options: Options) -> float:
         """Return the option ``sleep_idle_s``. Looks at health and metrics do not wake a replica (tried)."""
         return float(read_options(options).sleep_idle_s)
@@ -221,6 +232,11 @@ def _context_length(read: LlamaCppOptions, facts: ModelFacts, *, is_given: bool)
 def _kv_bytes_per_token(weights_bytes: int) -> float:
     """Guess the f16 KV bytes of a token: a curve through SmolLM2-135M, Llama-3-8B and Llama-3-70B at 4 bits."""
     return float(_KV_BYTES_BASE * (max(weights_bytes, 1) / _KV_WEIGHTS_BASE) ** _KV_GROWTH)
+
+
+def _is_encoder(facts: ModelFacts) -> bool:
+    """Say whether a model reads only: it keeps nothing of the tokens before."""
+    return facts.heads > 0 and not facts.kv_bytes_per_token and not facts.state_bytes
 
 
 def _adapter_bytes(facts: ModelFacts, weights_bytes: int, rank: int) -> int:
