@@ -15,12 +15,13 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.support import vllm
+from tests.support.peft import peft_adapter
 from tests.support.waiting import eventually_async
 from tools.smollm import ModelMissing, model_file
 
 from modelyard.clock import SystemClock
 from modelyard.domain.facts import ModelFacts
-from modelyard.engines import Engine, EngineLoad, LaunchSpec, Options
+from modelyard.engines import Engine, EngineCall, EngineLoad, Guest, GuestKind, LaunchSpec, Options
 from modelyard.engines.llamacpp import LlamaCppEngine
 from modelyard.engines.simulated import SimulatedEngine
 from modelyard.engines.vllm import VllmEngine
@@ -36,6 +37,7 @@ ENGINES: dict[str, tuple[Engine, Options]] = {
         VllmEngine((vllm.COMMAND,)),
         {"slots": 2, "context_length": 512, "dtype": "bfloat16", "block_size": 32, "kv_blocks": 64},
     ),
+    "llamacpp-adapters": (LlamaCppEngine(), {"slots": 2, "context_length": 512, "max_adapters": 2}),
 }
 READY_S = {"vllm": vllm.READY_S}
 """Longest start of those that take their time."""
@@ -141,6 +143,33 @@ async def started(fleet: LocalFleet, engine: Engine, options: Options, artifact:
     async with aiohttp.ClientSession() as session:
         saw_loading = await ready(fleet, session, url + engine.ready_path, READY_S.get(engine.name, 60))
     return Running(engine, options, url, saw_loading)
+
+
+async def order(replica: Replica, call: EngineCall, *, may_fail: bool = False) -> int:
+    status, body = await replica.call(call.path, call.body)
+    assert status == 200 or may_fail, body
+    return status
+
+
+async def logprob(replica: Replica, model: str) -> float:
+    """Return how sure ``model`` is of the first word of an answer."""
+    body = chat("What is the capital of France?", max_tokens=1, logprobs=True) | {"model": model}
+    status, answer = await replica.call("/v1/chat/completions", body)
+    assert status == 200, answer
+    assert answer["model"] == model
+    return float(answer["choices"][0]["logprobs"]["content"][0]["logprob"])
+
+
+async def guests_of(replica: Replica) -> frozenset[str]:
+    """Return the guests that are listed; the test is skipped where there are none."""
+    if not replica.engine.guests_max(replica.options):
+        pytest.skip("it takes no guests in")
+    if replica.engine.guests is not GuestKind.ADAPTER:
+        pytest.skip("its guests are no adapters")
+    async with replica.session.get(
+        replica.url + "/v1/models", headers={"authorization": f"Bearer {SECRET}"}
+    ) as response:
+        return replica.engine.read_guests(await response.text())
 
 
 def artifact_of(engine: Engine, root: Path) -> Path | None:
@@ -342,6 +371,45 @@ async def test_a_schema_is_followed(replica: Replica) -> None:
     assert isinstance(found["count"], int)
 
 
+async def test_a_guest_is_listed_answers_under_its_name_and_is_forgotten(replica: Replica, tmp_path: Path) -> None:
+    assert await guests_of(replica) == frozenset()
+    base = await logprob(replica, MODEL)
+    call = replica.engine.load_guest(Guest("a@1", peft_adapter(tmp_path / "a", 1)))
+    assert call.timeout_s > 0
+    await order(replica, call)
+    try:
+        assert await guests_of(replica) == {"a@1"}
+        assert abs(await logprob(replica, "a@1") - base) > 0.1
+        assert await logprob(replica, MODEL) == pytest.approx(base, abs=0.02), "the base is not changed by its guest"
+        await order(replica, call)
+        assert await guests_of(replica) == {"a@1"}, "asking again is no error"
+        body = chat("Count to five, please", max_tokens=4) | {"model": "a@1"}
+        chunks, _ = await replica.stream("/v1/chat/completions", body)
+        assert {chunk["model"] for chunk in chunks} == {"a@1"}
+        assert chunks[-1]["usage"]["completion_tokens"] == 4
+    finally:
+        await order(replica, replica.engine.unload_guest("a@1"))
+    assert await guests_of(replica) == frozenset()
+    status, body = await replica.call("/v1/chat/completions", chat("Hi") | {"model": "a@1"})
+    assert status == 404
+    assert "a@1" in body["error"]["message"]
+    assert await logprob(replica, MODEL) == pytest.approx(base, abs=0.02)
+
+
+async def test_a_broken_guest_is_refused_and_the_base_goes_on(replica: Replica, tmp_path: Path) -> None:
+    before = await guests_of(replica)
+    wrong_size = {"self_attn.q_proj": (64, 64)}
+    wrong = peft_adapter(tmp_path / "wrong", 1, modules=tuple(wrong_size), shapes=wrong_size)
+    cut = peft_adapter(tmp_path / "cut", 1)
+    weights = cut / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    for name, artifact in (("wrong@1", wrong), ("cut@1", cut), ("missing@1", tmp_path / "nothing")):
+        status = await order(replica, replica.engine.load_guest(Guest(name, artifact)), may_fail=True)
+        assert 400 <= status < 500, name
+    assert await guests_of(replica) == before
+    assert (await replica.call("/v1/chat/completions", chat("Hi", max_tokens=1)))[0] == 200
+
+
 @pytest.mark.parametrize("name", list(ENGINES))
 def test_what_a_page_does_not_say_is_none_and_never_zero(name: str) -> None:
     engine, _ = ENGINES[name]
@@ -379,6 +447,6 @@ def test_facts_of_the_model_are_optional_and_empty_ones_are_as_none(name: str) -
 @pytest.mark.parametrize("name", list(ENGINES))
 def test_routes_are_a_subset_and_the_name_is_the_key(name: str) -> None:
     engine, options = ENGINES[name]
-    assert engine.name == name
+    assert engine.name == name.partition("-")[0]
     assert engine.routes_for({}) <= engine.routes
     assert engine.routes_for(options) <= engine.routes

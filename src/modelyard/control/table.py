@@ -223,8 +223,8 @@ class TablePublisher:
         for version in versions:
             if (engine := self._engines.get(version.framework)) is None:
                 continue
-            routes.append(engine.routes_for(version.options))
-            extras.append(engine.request_extras)
+            routes.append(engine.routes_of(version.options, version.facts))
+            extras.append(engine.extras_of(version.facts))
             try:
                 settings = engine.settings(
                     version.options, artifact_bytes=version.artifact.size_bytes, facts=version.facts

@@ -199,6 +199,14 @@ class Engine(Protocol):
         """Return the API paths that a version with ``options`` serves: a subset of ``routes``."""
         ...
 
+    def routes_of(self, options: Options, facts: ModelFacts) -> frozenset[str]:
+        """Return those of ``routes_for`` that a model of these facts can answer; empty facts rule nothing out."""
+        ...
+
+    def extras_of(self, facts: ModelFacts) -> frozenset[str]:
+        """Return ``request_extras``, and ``tools.required`` when it makes such a model call the tool that it must."""
+        ...
+
     def sleeps_after_s(self, options: Options) -> float:
         """Return the seconds without a request after which a replica gives its memory back by itself, and wakes at
         the next one; 0 for one that never does."""

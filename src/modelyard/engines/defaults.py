@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from modelyard.domain.facts import ModelFacts
 from modelyard.engines import EngineCall, Guest, GuestKind, Options
 
 
@@ -29,6 +30,14 @@ class EngineDefaults:
     def routes_for(self, options: Options) -> frozenset[str]:
         """Return all routes, whatever the options."""
         return self.routes
+
+    def routes_of(self, options: Options, facts: ModelFacts) -> frozenset[str]:
+        """Return all that the options leave, whatever the model."""
+        return self.routes_for(options)
+
+    def extras_of(self, facts: ModelFacts) -> frozenset[str]:
+        """Return all extras, and that a tool is called where one must be."""
+        return self.request_extras | {"tools.required"}
 
     def sleeps_after_s(self, options: Options) -> float:
         """Return 0: it never sleeps by itself."""

@@ -62,6 +62,15 @@ def read(cursor: Cursor) -> ModelFacts:
     Raises:
         ArtifactInvalidError: it is broken, or could break an engine.
     """
+    return read_shapes(cursor)[0]
+
+
+def read_shapes(cursor: Cursor) -> tuple[ModelFacts, dict[str, tuple[int, ...]]]:
+    """Return what the header says, and the dims of each tensor as GGUF has them (the fastest first).
+
+    Raises:
+        ArtifactInvalidError: it is broken, or could break an engine.
+    """
     tensor_count, key_count = _counts(cursor)
     values: dict[str, Value] = {}
     lengths: dict[str, int] = {}
@@ -76,7 +85,7 @@ def read(cursor: Cursor) -> ModelFacts:
             raise ArtifactInvalidError("The GGUF file describes more than one model.")
     _check_vocabulary(lengths)
     tensors = _tensors(cursor, tensor_count, _alignment(values))
-    return facts_from(values, lengths.get("tokenizer.ggml.tokens", 0), tensors)
+    return facts_from(values, lengths.get("tokenizer.ggml.tokens", 0), tensors), tensors.shapes
 
 
 def _counts(cursor: Cursor) -> tuple[int, int]:
@@ -224,16 +233,16 @@ def _alignment(values: dict[str, Value]) -> int:
 
 
 def _tensors(cursor: Cursor, count: int, alignment: int) -> Tensors:
-    seen: set[str] = set()
+    shapes: dict[str, tuple[int, ...]] = {}
     found: list[tuple[int, int]] = []
     bytes_of_type: Counter[str] = Counter()
     parameters = adapter_rank = 0
     for _ in range(count):
         name = _string(cursor, _NAME_BYTES_MAX, "tensor name")
-        if name in seen:
+        if name in shapes:
             raise ArtifactInvalidError(f"The GGUF file has the tensor '{name}' twice.")
-        seen.add(name)
         dims, kind, size, offset = _tensor(cursor, name)
+        shapes[name] = dims
         if offset % alignment:
             raise ArtifactInvalidError(
                 f"The GGUF file has the tensor '{name}' at {offset}, not aligned to {alignment}."
@@ -244,9 +253,7 @@ def _tensors(cursor: Cursor, count: int, alignment: int) -> Tensors:
         if name.endswith(".lora_a"):
             adapter_rank = max(adapter_rank, dims[1] if len(dims) > 1 else 1)
     _check_places(cursor, found, alignment)
-    return Tensors(
-        frozenset(seen), parameters, sum(bytes_of_type.values()), bytes_of_type.most_common(1)[0][0], adapter_rank
-    )
+    return Tensors(shapes, parameters, sum(bytes_of_type.values()), bytes_of_type.most_common(1)[0][0], adapter_rank)
 
 
 def _tensor(cursor: Cursor, name: str) -> tuple[tuple[int, ...], str, int, int]:

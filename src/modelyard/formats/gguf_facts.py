@@ -20,7 +20,8 @@ _TOKENS_MAX = 1 << 31
 class Tensors(NamedTuple):
     """All tensors of a file together."""
 
-    names: frozenset[str]
+    shapes: dict[str, tuple[int, ...]]
+    """Dims by name, as GGUF has them: the fastest first."""
     parameters: int
     weights_bytes: int
     main_type: str

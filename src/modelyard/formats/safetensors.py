@@ -31,7 +31,9 @@ _BITS = {
 _LORA_A = re.compile(r"(?:lora_A|lora_down)(?:\.\w+)?\.weight")
 
 
-class _Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """What the header says of a tensor; ``data_offsets`` count from ``Header.data_at``."""
+
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
@@ -41,11 +43,18 @@ class Header(NamedTuple):
     """What one file holds."""
 
     facts: ModelFacts
-    names: frozenset[str]
+    tensors: dict[str, Tensor]
+    data_at: int
+    """Where in the file the numbers begin."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Return the names of the tensors."""
+        return frozenset(self.tensors)
 
 
 _decode_entries = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_decode_tensor = msgspec.json.Decoder(_Tensor).decode
+_decode_tensor = msgspec.json.Decoder(Tensor).decode
 
 
 def read(cursor: Cursor) -> Header:
@@ -84,10 +93,10 @@ def read(cursor: Cursor) -> Header:
         is_adapter=rank > 0,
         adapter_rank=rank,
     )
-    return Header(facts, frozenset(tensors))
+    return Header(facts, tensors, data_at=cursor.at)
 
 
-def _entries(raw: bytes) -> dict[str, _Tensor]:
+def _entries(raw: bytes) -> dict[str, Tensor]:
     if raw[:1] != b"{":
         raise ArtifactInvalidError("The artifact is no safetensors file: its header is no JSON object.")
     tensor_count = raw.count(b'"dtype"')
@@ -138,7 +147,7 @@ def _check_metadata(raw: bytes) -> None:
     json.loads(raw, object_pairs_hook=once)
 
 
-def _size_of(name: str, tensor: _Tensor) -> tuple[int, int]:
+def _size_of(name: str, tensor: Tensor) -> tuple[int, int]:
     """Return how many numbers it has, and in how many bytes."""
     bits = _BITS.get(tensor.dtype)
     if bits is None:
@@ -155,7 +164,7 @@ def _size_of(name: str, tensor: _Tensor) -> tuple[int, int]:
     return elements, end - begin
 
 
-def _check_places(cursor: Cursor, tensors: dict[str, _Tensor]) -> None:
+def _check_places(cursor: Cursor, tensors: dict[str, Tensor]) -> None:
     expected = 0
     for begin, end in sorted(tensor.data_offsets for tensor in tensors.values()):
         if begin != expected or end < begin:

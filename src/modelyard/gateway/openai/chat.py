@@ -137,7 +137,7 @@ def call_of(request: ChatRequest, ignored: tuple[str, ...] = ()) -> Call:
     if request.metadata and not is_stream:
         translation = MetadataTranslation(request.metadata, translation)
     if request.tools is not None or request.tool_choice is not None:
-        _settle_tools(request)
+        needs += _settle_tools(request)
     if request.top_logprobs is not None and not request.logprobs:
         raise errors.invalid_value("top_logprobs", "it needs 'logprobs': true")
     tier = request.service_tier
@@ -192,8 +192,8 @@ def _with_key(error: ApiError, body: bytes) -> ApiError:
     return error
 
 
-def _settle_tools(request: ChatRequest) -> None:
-    """Make of the tools and the choice among them what every engine knows.
+def _settle_tools(request: ChatRequest) -> Needs:
+    """Make of the tools and the choice among them what every engine knows; return what not every one can do.
 
     Raises:
         ApiError: 400 for a choice without tools, or of a tool that is not there.
@@ -203,7 +203,7 @@ def _settle_tools(request: ChatRequest) -> None:
         if choice not in (None, "none", "auto"):
             raise errors.invalid_value("tool_choice", "it needs 'tools'")
         request.tool_choice = None
-        return
+        return ()
     named = {tool.function.name for tool in tools}
     chosen: set[str] = set()
     if isinstance(choice, AllowedToolsChoice):
@@ -214,6 +214,8 @@ def _settle_tools(request: ChatRequest) -> None:
         chosen = {choice.function.name}
     if not chosen <= named:
         raise errors.invalid_value("tool_choice", "it names a tool that is not in 'tools'")
+    must_call = request.tool_choice == "required" or isinstance(request.tool_choice, ToolChoice)
+    return (("tools.required", "tool_choice"),) if must_call else ()
 
 
 def _can_resume(request: ChatRequest) -> bool:

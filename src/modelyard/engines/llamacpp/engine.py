@@ -1,6 +1,6 @@
-"""llama.cpp: language models in GGUF files on CPU, as the prebuilt wheel ``xllamacpp`` brings it.
+"""The contract for llama.cpp: its commands, its memory and its metrics.
 
-Each replica is a process of its own (``llamacpp_server.py``): a bad model file
+Each replica is a process of its own (``server.py``): a bad model file
 aborts the process that loads it. What was found and must stay so
 (``reference/engines.md`` sections 1 and 2): threads are the cores given to the
 replica and OpenMP waits passively, else two replicas on shared cores slow each
@@ -13,20 +13,33 @@ import sys
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Any
 
 import msgspec
 
 from modelyard.domain.attention import kv_bytes
 from modelyard.domain.facts import ModelFacts
-from modelyard.engines import EngineCommand, EngineLoad, LaunchSpec, Options, OptionsError, Settings
+from modelyard.engines import (
+    EngineCall,
+    EngineCommand,
+    EngineLoad,
+    Guest,
+    GuestKind,
+    LaunchSpec,
+    Options,
+    OptionsError,
+    Settings,
+)
 from modelyard.engines.defaults import EngineDefaults
-from modelyard.engines.options import read_options
+from modelyard.engines.llamacpp.options import NAME, LlamaCppOptions, read_options
 from modelyard.engines.pages import count_of, read_samples
 from modelyard.formats import ArtifactInvalidError
 from modelyard.formats.folder import facts_of, kind_of_file
 from modelyard.formats.sniff import Kind
 
+_SERVER, _FRONT = "modelyard.engines.llamacpp.server", "modelyard.engines.llamacpp.front"
+_GUEST_S_MAX = 900.0
+"""Longest that a load may take: the process beside must read the whole model again, if not from the disk."""
 _CHAT_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
 _EMBEDDINGS_ROUTE = "/v1/embeddings"
 _NO_MODELS = frozenset({"clip"})
@@ -39,34 +52,35 @@ _KV_SHARE = {"f16": Fraction(1), "q8_0": Fraction(34, 64), "q4_0": Fraction(18, 
 """Of 16 bits: ggml's blocks of 32 numbers have 34 and 18 bytes."""
 _WINDOW_SPARE = 512
 """Tokens that llama.cpp keeps beyond a sliding window: it writes a batch before it forgets."""
+_ADAPTER_ROWS = 20
+"""Rows and columns of a layer's seven matrices together, in sizes of its embedding: 4 of attention's own width, less
+for KV heads, and three matrices of about 3.5."""
+_RANKS_OF_WEIGHTS = 128
+"""Ranks of an adapter in 32 bits that take as much as weights of 4 bits: SmolLM2's 90 MB at rank 64 are nearly so."""
 _OVERHEAD_BYTES = 96 * 1024 * 1024
+_FRONT_BYTES = 48 * 1024 * 1024
 _LOAD_BYTES_PER_S = 150_000_000
 _PROCESS_START_S = 0.8
 
 
-class LlamaCppOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a deploy may set."""
+class _Model(msgspec.Struct, frozen=True):
+    id: str
+    parent: str | None = None
 
-    slots: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
-    """Sequences decoded at once."""
-    context_length: Annotated[int, msgspec.Meta(ge=256, le=1_048_576)] = 2048
-    """Most tokens of prompt and answer together, of each slot."""
-    embedding: bool = False
-    """Serve embeddings too."""
-    pooling: Literal["", "mean", "cls", "last"] = ""
-    """How token vectors become one; "": as the model file says, else the mean."""
-    kv_type: Literal["f16", "q8_0", "q4_0"] = "f16"
-    """Precision of the KV cache: less memory, slightly other answers."""
-    cache_ram_mib: Annotated[int, msgspec.Meta(ge=0, le=1_048_576)] = 0
-    """Memory for prompts that lost their slot. Off: it counts against the replica's memory."""
-    sleep_idle_s: Annotated[int, msgspec.Meta(ge=0, le=30 * 86_400)] = 0
-    """Seconds without a request after which the replica gives its memory back; the next request wakes it. 0: never."""
+
+class _Models(msgspec.Struct, frozen=True):
+    data: list[_Model] = []
+
+
+_decode_models = msgspec.json.Decoder(_Models).decode
 
 
 class LlamaCppEngine(EngineDefaults):
-    """The ``Engine`` contract for ``python -m modelyard.engines.llamacpp_server``."""
+    """The ``Engine`` contract for ``llamacpp/server.py``, and for ``llamacpp/front.py`` where adapters may come."""
 
-    name = "llamacpp"
+    name = NAME
+    loads_adapters = True
+    guests = GuestKind.ADAPTER
     routes = _CHAT_ROUTES | {_EMBEDDINGS_ROUTE}
     # Without "n": its usage covers only one of several choices, so they could not be billed. Without "echo", "suffix"
     # and "dimensions": it ignores them. A trailing assistant message is always continued (see the conformance tests).
@@ -103,7 +117,7 @@ class LlamaCppEngine(EngineDefaults):
         Raises:
             ValueError: an unknown option or a bad value, naming it, or a longer context than the model's own.
         """
-        read = read_options(LlamaCppOptions, options, engine=self.name)
+        read = read_options(options)
         known = facts or ModelFacts()
         context = _context_length(read, known, is_given="context_length" in options)
         share = _KV_SHARE[read.kv_type]
@@ -114,10 +128,15 @@ class LlamaCppEngine(EngineDefaults):
             per_token = int(_kv_bytes_per_token(artifact_bytes) * share)
             cache = per_token * context
         weights = known.weights_bytes or artifact_bytes
+        adapters = read.max_adapters * _adapter_bytes(known, weights, read.max_adapter_rank)
+        # While a load replaces its process two stand side by side, on one mapping of the weights.
+        processes = 2 if read.max_adapters else 1
+        each = cache * read.slots + _OVERHEAD_BYTES + adapters
+        front = _FRONT_BYTES if read.max_adapters else 0
         return Settings(
             slots=read.slots,
             context_length=context,
-            memory_bytes=weights + cache * read.slots + _OVERHEAD_BYTES + read.cache_ram_mib * 1024 * 1024,
+            memory_bytes=weights + processes * each + front + read.cache_ram_mib * 1024 * 1024,
             load_s=_PROCESS_START_S + artifact_bytes / _LOAD_BYTES_PER_S,
             kv_tokens=read.slots * context,
             weights_bytes=weights,
@@ -127,18 +146,23 @@ class LlamaCppEngine(EngineDefaults):
     def command(self, spec: LaunchSpec) -> EngineCommand:
         """Return the process to start; the secret travels in the environment, which other users cannot read."""
         assert spec.artifact is not None, "needs_artifact is set"
-        argv = [sys.executable, "-P", "-m", "modelyard.engines.llamacpp_server"]
+        read = read_options(spec.options)
+        threads = str(max(1, spec.threads))
+        argv = [sys.executable, "-P", "-m", _FRONT if read.max_adapters else _SERVER]
         argv += ["--model", str(spec.artifact), "--model-name", spec.model_name]
-        argv += ["--host", spec.host, "--port", str(spec.port), "--threads", str(max(1, spec.threads))]
+        argv += ["--host", spec.host, "--port", str(spec.port), "--threads", threads]
         argv += ["--slots", str(spec.slots), "--context-length", str(spec.context_length)]
-        read = read_options(LlamaCppOptions, spec.options, engine=self.name)
         argv += ["--kv-type", read.kv_type, "--cache-ram-mib", str(read.cache_ram_mib)]
         if read.sleep_idle_s:
             argv += ["--sleep-idle-s", str(read.sleep_idle_s)]
+        if read.speculative:
+            argv += ["--speculative", read.speculative, "--draft-tokens", str(read.draft_tokens)]
         if read.embedding:
             argv += ["--embedding", "--pooling", read.pooling]
-        threads = str(max(1, spec.threads))
-        environment = {"ENGINE_SECRET": spec.secret, "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": threads}
+        if read.max_adapters:
+            argv += ["--max-adapters", str(read.max_adapters), "--max-adapter-rank", str(read.max_adapter_rank)]
+            argv += ["--work-dir", str(spec.work_dir)]
+        environment = {"ENGINE_SECRET": spec.secret, "OMP_WAIT_POLICY": read.spin, "OMP_NUM_THREADS": threads}
         return EngineCommand(argv=tuple(argv), env={**environment, "PYTHONUNBUFFERED": "1"})
 
     def read_load(self, page: str) -> EngineLoad:
@@ -152,15 +176,46 @@ class LlamaCppEngine(EngineDefaults):
             # llama.cpp counts only what it computed; the contract counts prompts.
             prompt_tokens_total=None if prompt is None else prompt + (cached or 0.0),
             generation_tokens_total=samples.get("llamacpp:tokens_predicted_total"),
+            draft_tokens_total=samples.get("llamacpp:spec_decode_num_draft_tokens_total"),
+            accepted_tokens_total=samples.get("llamacpp:spec_decode_num_accepted_tokens_total"),
         )
 
     def routes_for(self, options: Options) -> frozenset[str]:
         """Return chat and completions, and embeddings when the option ``embedding`` is set."""
         return self.routes if options.get("embedding") is True else _CHAT_ROUTES
 
+    def routes_of(self, options: Options, facts: ModelFacts) -> frozenset[str]:
+        """Return embeddings only of an encoder: llama.cpp answers a chat with it by an error of its own (500)."""
+        routes = self.routes_for(options)
+        return routes & {_EMBEDDINGS_ROUTE} if _is_encoder(facts) else routes
+
+    def extras_of(self, facts: ModelFacts) -> frozenset[str]:
+        """Return the extras, and that tools are called where they must be if the model's template knows of tools:
+        without one llama.cpp answers in plain text whatever it was asked (tried).
+        """
+        return self.request_extras | ({"tools.required"} if "tools" in facts.chat_template else frozenset())
+
     def sleeps_after_s(self, options: Options) -> float:
         """Return the option ``sleep_idle_s``. Looks at health and metrics do not wake a replica (tried)."""
-        return float(read_options(LlamaCppOptions, options, engine=self.name).sleep_idle_s)
+        return float(read_options(options).sleep_idle_s)
+
+    def guests_max(self, options: Options) -> int:
+        """Return the option ``max_adapters``."""
+        return read_options(options).max_adapters
+
+    def load_guest(self, guest: Guest) -> EngineCall:
+        """Return the call that starts the next process with the adapter; a PEFT folder or a GGUF file."""
+        body: dict[str, Any] = {"lora_name": guest.name, "lora_path": str(guest.artifact)}
+        return EngineCall("/v1/load_lora_adapter", body, timeout_s=_GUEST_S_MAX)
+
+    def unload_guest(self, name: str) -> EngineCall:
+        """Return the call that makes the name unknown at once; the memory goes with the next load."""
+        return EngineCall("/v1/unload_lora_adapter", {"lora_name": name})
+
+    def read_guests(self, models: str) -> frozenset[str]:
+        """Return the models that have a parent."""
+        listed = _decode_models(models).data
+        return frozenset(one.id for one in listed if one.parent)
 
 
 def _context_length(read: LlamaCppOptions, facts: ModelFacts, *, is_given: bool) -> int:
@@ -177,3 +232,15 @@ def _context_length(read: LlamaCppOptions, facts: ModelFacts, *, is_given: bool)
 def _kv_bytes_per_token(weights_bytes: int) -> float:
     """Guess the f16 KV bytes of a token: a curve through SmolLM2-135M, Llama-3-8B and Llama-3-70B at 4 bits."""
     return float(_KV_BYTES_BASE * (max(weights_bytes, 1) / _KV_WEIGHTS_BASE) ** _KV_GROWTH)
+
+
+def _is_encoder(facts: ModelFacts) -> bool:
+    """Say whether a model reads only: it keeps nothing of the tokens before."""
+    return facts.heads > 0 and not facts.kv_bytes_per_token and not facts.state_bytes
+
+
+def _adapter_bytes(facts: ModelFacts, weights_bytes: int, rank: int) -> int:
+    """Return the bytes of an adapter of all matrices of a model, in 32 bits; without its shape, from its size."""
+    if facts.layers and facts.embedding_size:
+        return 4 * rank * facts.layers * facts.embedding_size * _ADAPTER_ROWS
+    return weights_bytes * rank // _RANKS_OF_WEIGHTS

@@ -1,4 +1,5 @@
-"""The process of a llama.cpp replica: flags become ``xllamacpp`` parameters, then its own HTTP server runs.
+"""The process of a llama.cpp replica, or of a front's child: flags become ``xllamacpp`` parameters, then its own HTTP
+server runs.
 
 It listens on the given address only, answers nothing but ``/health`` without
 the secret, and has no web page and no cross-origin access. SIGTERM ends it at
@@ -6,6 +7,7 @@ once (Python's default action): the platform drains before it asks.
 """
 
 import argparse
+import ctypes
 import os
 import signal
 import sys
@@ -15,11 +17,14 @@ from typing import Any
 _METADATA_BYTES = 4 * 1024 * 1024
 _BATCH_TOKENS = 2048
 _PING_S = 15
+_PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
     """Run the server; return the exit code."""
-    arguments = _read_arguments()
+    arguments = read_arguments(sys.argv[1:])
+    if arguments.parent:
+        _die_with(arguments.parent)
     # Out of the environment at once, so that nothing that this process starts inherits it.
     secret = os.environ.pop("ENGINE_SECRET", "")
     if not secret:
@@ -33,12 +38,16 @@ def main() -> int:
     except (RuntimeError, ValueError) as error:
         return _refuse(f"the model cannot be loaded or the address not be used: {error}", 1)
     print(f"ready on {server.listening_address}", flush=True)  # noqa: T201 - the log
+    if arguments.ready_fd:
+        with os.fdopen(arguments.ready_fd, "w") as pipe:
+            pipe.write(f"{server.listening_address}\n")
     while True:
         signal.pause()
 
 
-def _read_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m modelyard.engines.llamacpp_server", description=__doc__)
+def read_arguments(argv: list[str]) -> argparse.Namespace:
+    """Return the flags of a process."""
+    parser = argparse.ArgumentParser(prog="python -m modelyard.engines.llamacpp.server", description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--model-name", required=True)
     parser.add_argument("--host", default="127.0.0.1")
@@ -51,7 +60,12 @@ def _read_arguments() -> argparse.Namespace:
     parser.add_argument("--sleep-idle-s", type=int, default=0)
     parser.add_argument("--embedding", action="store_true")
     parser.add_argument("--pooling", choices=("", "mean", "cls", "last"), default="")
-    return parser.parse_args()
+    parser.add_argument("--speculative", choices=("", "ngram"), default="")
+    parser.add_argument("--draft-tokens", type=int, default=0)
+    parser.add_argument("--lora", type=Path, action="append", default=[], help="a GGUF adapter, off until asked for")
+    parser.add_argument("--ready-fd", type=int, default=0, help="descriptor to write the address to")
+    parser.add_argument("--parent", type=int, default=0, help="pid of the process to end with")
+    return parser.parse_args(argv)
 
 
 def _parameters(xllamacpp: Any, arguments: argparse.Namespace, secret: str) -> Any:
@@ -84,9 +98,24 @@ def _parameters(xllamacpp: Any, arguments: argparse.Namespace, secret: str) -> A
     parameters.use_jinja = True
     parameters.warmup = True
     parameters.sse_ping_interval = _PING_S
+    if arguments.parent:
+        # Weights that are packed anew for the CPU would be in memory twice while a front replaces one child by another.
+        parameters.no_extra_bufts = True
+    if arguments.lora:
+        parameters.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(str(file), 0.0) for file in arguments.lora]
+        # A scale of 0 for who does not ask.
+        parameters.lora_init_without_apply = True
+    if arguments.speculative:
+        _speculate(xllamacpp, parameters, arguments)
     if arguments.embedding:
         _embed(xllamacpp, parameters, arguments)
     return parameters
+
+
+def _speculate(xllamacpp: Any, parameters: Any, arguments: argparse.Namespace) -> None:
+    kinds = xllamacpp.common_speculative_type
+    parameters.speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_NGRAM_CACHE]
+    parameters.speculative.draft.n_max = arguments.draft_tokens
 
 
 def _embed(xllamacpp: Any, parameters: Any, arguments: argparse.Namespace) -> None:
@@ -105,6 +134,13 @@ def _says_pooling(model: Path) -> bool:
     """Say whether the model file names its pooling (a GGUF key like ``bert.pooling_type``, near the file's start)."""
     with model.open("rb") as file:
         return b".pooling_type" in file.read(_METADATA_BYTES)
+
+
+def _die_with(parent: int) -> None:
+    """Make the kernel end this process when the front dies; it may have died before this call."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM), 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _refuse(why: str, code: int) -> int:
