@@ -15,9 +15,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from modelyard.clock import Clock
 from modelyard.control.tasks import boundary
 from modelyard.domain.demand import ReplicaReport
+from modelyard.domain.fleet import replica_of
 from modelyard.domain.routing_table import ReplicaSnapshot
 from modelyard.engines import Engine, EngineLoad
 from modelyard.policy.reconcile import Vital
@@ -38,6 +41,7 @@ IDLE_SHARE_MAX = 0.7
 PAUSE_MIN_S = 0.02
 PROBES_IN_TIMEOUT = 3
 """Looks at a ready replica within one hang timeout; each may take as long as the pause between two."""
+MODELS_PATH = "/v1/models"
 PAGE_BYTES_MAX = 1024 * 1024
 _NO_LOAD = EngineLoad()
 
@@ -52,6 +56,8 @@ class Target:
     secret: str
     engine: Engine
     load_timeout_s: float
+    has_guests: bool = False
+    """It takes guests in, and is asked which it has."""
 
 
 @dataclass(slots=True)
@@ -64,6 +70,8 @@ class _Watch:
     reason: str = ""
     load: EngineLoad = _NO_LOAD
     looked_s: float = 0.0
+    guests: tuple[float, frozenset[str]] | None = None
+    """The guests that it said it has, and when it was asked."""
     has_news: bool = False
     """``load`` was not told to gateways yet."""
     has_served: bool = False
@@ -121,6 +129,11 @@ class Observer:
         watch = self._watches.get(replica_id)
         return (watch.looked_s, watch.load) if watch is not None and watch.looked_s else None
 
+    def guests(self, replica_id: str) -> tuple[float, frozenset[str]] | None:
+        """Return the guests that a replica said it has and the (monotonic) moment at which it was asked."""
+        watch = self._watches.get(replica_id)
+        return watch.guests if watch is not None else None
+
     def snapshots(self) -> list[ReplicaSnapshot]:
         """Return what metrics pages said since the last call; each is told once, for an old one would mislead."""
         now_s = self._clock.monotonic_s()
@@ -141,6 +154,7 @@ class Observer:
     def note(self, gateway_id: str, reports: Sequence[ReplicaReport]) -> bool:
         """Take a gateway's view of replicas into account; say whether one got worse since its last report."""
         before = self._reports.get(gateway_id, {})
+        reports = by_replica(reports)
         self._reports[gateway_id] = {report.replica_id: report for report in reports}
         if not reports:
             del self._reports[gateway_id]  # it may have left for good
@@ -204,6 +218,8 @@ class Observer:
         ready, page = await self._pages(session, watch)
         watch.load = _NO_LOAD if page is None else target.engine.read_load(page)
         watch.is_answering = ready is not None
+        if target.has_guests and watch.is_answering:
+            await self._ask_for_guests(session, watch)
         watch.looked_s, watch.has_news = self._clock.monotonic_s(), page is not None
         sent = sum(report.in_flight for report in self._reports_on(target.replica_id))
         watch.is_busy = bool(watch.load.running or watch.load.waiting or sent)
@@ -220,6 +236,17 @@ class Observer:
         watch.pulse, watch.reason = verdict.pulse, verdict.reason
         if verdict.vital is not watch.vital:
             watch.vital = verdict.vital
+            self._wake()
+
+    async def _ask_for_guests(self, session: "aiohttp.ClientSession", watch: _Watch) -> None:
+        """Ask which guests it has; one that it lost is news."""
+        asked_s, before = self._clock.monotonic_s(), watch.guests
+        page = await self._get(session, watch.target, MODELS_PATH)
+        if page is None:
+            return
+        names = watch.target.engine.read_guests(page)
+        watch.guests = asked_s, names
+        if before is not None and before[1] - names:
             self._wake()
 
     async def _pages(self, session: "aiohttp.ClientSession", watch: _Watch) -> tuple[str | None, str | None]:
@@ -259,6 +286,25 @@ class Observer:
                 return body.decode("utf-8", "replace") if response.status == 200 else None
         except (ClientError, OSError, TimeoutError):
             return None
+
+
+def by_replica(reports: Iterable[ReplicaReport]) -> list[ReplicaReport]:
+    """Return a gateway's view of each replica: what it says of seats is of the replica that they are on."""
+    found: dict[str, ReplicaReport] = {}
+    for report in reports:
+        id = replica_of(report.replica_id)
+        if (other := found.get(id)) is None:
+            found[id] = report if id == report.replica_id else msgspec.structs.replace(report, replica_id=id)
+            continue
+        worse = max(other, report, key=lambda one: one.failures)
+        reading = [one.reading for one in (other, report) if one.reading is not None]
+        found[id] = msgspec.structs.replace(
+            worse,
+            replica_id=id,
+            in_flight=other.in_flight + report.in_flight,
+            reading=sum(reading) if reading else None,
+        )
+    return list(found.values())
 
 
 def _tokens(load: EngineLoad) -> float | None:

@@ -18,7 +18,7 @@ from modelyard.config import PriceConfig
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import Report
 from modelyard.domain.endpoints import Endpoint, Release
-from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.fleet import Replica, ReplicaState, replica_of, seats_of
 from modelyard.domain.routing_table import EndpointRoute, ReleaseRoute, ReplicaRoute, RoutingTable
 from modelyard.engines import Engines
 from modelyard.ids import new_id
@@ -124,6 +124,8 @@ class TablePublisher:
         for replica in stored:
             if replica.state in _ROUTED:
                 replicas[replica.endpoint_id].append(replica)
+        for endpoint_id, seats in seats_of(stored).items():
+            replicas[endpoint_id] += [seat for seat in seats if seat.state in _ROUTED]
         before = self._versions
         news = {one for one, version in versions.items() if before.get(one) is not version} | before.keys() - versions
         self._versions = versions
@@ -141,7 +143,8 @@ class TablePublisher:
         if len(self._routes) > len(table.endpoints):
             kept = {route.id for route in table.endpoints}
             self._routes = {one: made for one, made in self._routes.items() if one in kept}
-        return table, frozenset(replica.id for replica in stored if replica.state is ReplicaState.DRAINING)
+        known = (replica for rows in (stored, *replicas.values()) for replica in rows)
+        return table, frozenset(replica.id for replica in known if replica.state is ReplicaState.DRAINING)
 
     def _made(
         self, endpoint: Endpoint, versions: Mapping[str, ModelVersion], replicas: Sequence[Replica], news: Set[str]
@@ -159,16 +162,22 @@ class TablePublisher:
         if last is not None and last.route == route:
             route = last.route
         version_ids = {one.version_id for one in endpoint.releases} | {one.version_id for one in replicas}
+        version_ids |= {versions[one].base_id for one in version_ids if one in versions and versions[one].base_id}
         self._routes[endpoint.id] = _Made(endpoint, replicas, frozenset(version_ids), route)
         return route
 
     def _route(
         self, endpoint: Endpoint, versions: Mapping[str, ModelVersion], replicas: Sequence[Replica]
     ) -> EndpointRoute:
-        routes, extras, context_length = self._capabilities(
-            [version for release in _answering(endpoint) if (version := versions.get(release.version_id))]
-        )
-        kv_tokens = {replica.version_id: self._kv_tokens(versions.get(replica.version_id)) for replica in replicas}
+        answering = [version for one in _answering(endpoint) if (version := versions.get(one.version_id))]
+        # What a guest of a base can do, and how much fits beside it, is what the base can and what fits there.
+        served = [versions.get(version.base_id, version) for version in answering]
+        routes, extras, context_length = self._capabilities(served)
+        kv_tokens: dict[str, int] = {}
+        for replica in replicas:
+            version = versions.get(replica.version_id)
+            base = versions.get(version.base_id, version) if version is not None else None
+            kv_tokens[replica.version_id] = self._kv_tokens(base)
         return EndpointRoute(
             id=endpoint.id,
             tenant_id=endpoint.tenant_id,
@@ -280,6 +289,7 @@ def _replica_routes(replicas: Sequence[Replica], kv_tokens: int) -> tuple[Replic
             is_draining=replica.state is ReplicaState.DRAINING,
             kv_tokens=kv_tokens,
             model_name=replica.model_name,
+            seat_of=on if (on := replica_of(replica.id)) != replica.id else "",
         )
         for replica in replicas
     )

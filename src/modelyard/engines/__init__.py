@@ -148,10 +148,10 @@ class Engine(Protocol):
     trailing assistant message is continued as it is) when it can go on in the middle of an answer, and
     ``functions.custom``, ``best_of`` … for fields of OpenAI's that few honour."""
     needs_artifact: bool
-    loads_adapters: bool
-    """A LoRA adapter can be given to it beside its base."""
     guests: GuestKind
     """What a replica takes in while it runs."""
+    guests_option: str
+    """The option that says how many; "" where there is none."""
     ready_path: str
     """GET answers 200 when the model is loaded."""
     load_path: str

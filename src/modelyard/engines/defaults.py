@@ -12,8 +12,8 @@ class EngineDefaults:
     routes: frozenset[str]
     request_extras: frozenset[str] = frozenset()
     needs_artifact = True
-    loads_adapters = False
     guests = GuestKind.NONE
+    guests_option = ""
     ready_path = "/health"
     load_path = "/metrics"
 

@@ -1,6 +1,12 @@
-"""Reading an engine's Prometheus page: only the values, only as much grammar as engines use."""
+"""Reading an engine's pages.
+
+Of metrics only the values, only as much grammar as engines use; of models the
+adapters.
+"""
 
 import re
+
+import msgspec
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^\n]*\})?[ \t]+(\S+)", re.MULTILINE)
 
@@ -25,3 +31,26 @@ def count_of(samples: dict[str, float], name: str) -> int | None:
     """Return a gauge that counts requests, or None when the page lacks it."""
     value = samples.get(name)
     return None if value is None else int(value)
+
+
+class _Model(msgspec.Struct):
+    id: str
+    parent: str | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model] = []
+
+
+_decode_models = msgspec.json.Decoder(_Models).decode
+
+
+def adapters_on(models: str) -> frozenset[str]:
+    """Return the names on a page of ``GET /v1/models`` of what has a parent, as vLLM lists adapters.
+
+    A page that is none has none.
+    """
+    try:
+        return frozenset(one.id for one in _decode_models(models).data if one.parent)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return frozenset()

@@ -4,19 +4,20 @@ Shared by deployments, which make an endpoint for it, and by releases, which
 add it to one.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 from modelyard.control.api.artifact_sources import ArtifactSource, read_source, reference_faults
 from modelyard.control.api.deploy_spec import engine_faults, option_faults, version_faults
 from modelyard.control.api.faults import Fault
-from modelyard.control.api.registered import MODEL, find_base, find_registered, newest
+from modelyard.control.api.registered import MODEL, find_base, find_registered, newest, no_adapters
 from modelyard.control.api.uploaded import read_uploaded
 from modelyard.control.context import Context
-from modelyard.control.supplies import lone_adapter
+from modelyard.control.supplies import NO_ADAPTER, adapter_settings, lone_adapter
 from modelyard.domain.catalog import Artifact, ModelVersion
 from modelyard.domain.tenants import Identity, Scope
 from modelyard.domain.uploads import SCHEME
-from modelyard.engines import Engine, Options, OptionsError, Settings
+from modelyard.engines import Engine, GuestKind, Options, OptionsError, Settings
 from modelyard.errors import conflict
 from modelyard.ids import new_id
 
@@ -77,16 +78,23 @@ async def examine(context: Context, identity: Identity, order: Order, *, is_depl
     ]
     source, settings = ArtifactSource(), None
     if engine is not None:
+        is_adapter = bool(order.base)
         if order.model_artifact.startswith(SCHEME):
-            source, found = await read_uploaded(context, identity, engine, order.model_artifact)
+            source, found = await read_uploaded(context, identity, engine, order.model_artifact, is_adapter=is_adapter)
         else:
             sources = context.artifacts.sources
-            source, found = await read_source(engine, order.model_artifact, sources, is_admin=is_admin)
+            source, found = await read_source(
+                engine, order.model_artifact, sources, is_admin=is_admin, is_adapter=is_adapter
+            )
         faults += found
-        if source.facts.is_adapter:
+        if is_adapter:
+            faults += adapter_faults(order, source)
+            settings = adapter_settings(source.size_bytes)
+        elif source.facts.is_adapter:
             faults.append(Fault("model_artifact", lone_adapter(source.facts)))
         try:
-            settings = engine.settings(dict(order.options), artifact_bytes=source.size_bytes, facts=source.facts)
+            if settings is None:
+                settings = engine.settings(dict(order.options), artifact_bytes=source.size_bytes, facts=source.facts)
         except OptionsError as error:
             faults += [Fault(f"options.{name}", reason) for name, reason in error.faults.items()]
         except ValueError as error:
@@ -115,8 +123,12 @@ async def _examine_registered(context: Context, identity: Identity, order: Order
     faults += engine_faults(version.framework, engine, context.engines)
     if engine is None:
         return Findings(faults, None, None, registered=version)
-    if version.base_id and not engine.loads_adapters:
-        faults.append(Fault("model_artifact", f"it is an adapter, and the engine '{engine.name}' loads none"))
+    if version.base_id:
+        if engine.guests is not GuestKind.ADAPTER:
+            faults.append(Fault("model_artifact", f"it is an adapter; {no_adapters(engine)}"))
+        bases = {one.id: one for one in await context.store.versions()}
+        settings = adapter_settings(version.artifact.size_bytes)
+        return Findings(faults, engine, settings, registered=version, base=bases.get(version.base_id))
     try:
         settings = engine.settings(
             dict(version.options), artifact_bytes=version.artifact.size_bytes, facts=version.facts
@@ -124,6 +136,14 @@ async def _examine_registered(context: Context, identity: Identity, order: Order
     except ValueError as error:
         return Findings([*faults, Fault("model_artifact", str(error))], engine, None, registered=version)
     return Findings(faults, engine, settings, registered=version)
+
+
+def adapter_faults(order: Order, source: ArtifactSource) -> Iterator[Fault]:
+    """Yield what is wrong with an adapter."""
+    if source.facts.format and not source.facts.is_adapter:
+        yield Fault("model_artifact", NO_ADAPTER)
+    for name in order.options:
+        yield Fault(f"options.{name[:64]}", "an adapter runs with the options of its host; leave this out")
 
 
 async def make_version(
@@ -147,7 +167,9 @@ async def make_version(
         name=name,
         version=_version_name(order.version, name, {one.version for one in versions if one.name == name}),
         framework=findings.engine.name,
-        artifact=Artifact(findings.source.uri, findings.source.digest, findings.source.size_bytes),
+        artifact=Artifact(
+            findings.source.uri, findings.source.digest, findings.source.size_bytes, findings.source.files
+        ),
         options=dict(order.options),
         created_at=int(context.clock.unix_s()),
         gpu_type=gpu_type,
