@@ -72,14 +72,15 @@ class Sim:
         return ENGINE.read_load(self.get("/metrics")[1].decode()).running
 
 
-def launch(folder: Path, **options: Any) -> Sim:
-    port = asyncio.run(LocalFleet(folder / "ports", SystemClock()).reserve("r-1")).port
+def launch(folder: Path, *, model_name: str = "m", port: int = 0, **options: Any) -> Sim:
+    """Start one; ``port`` 0 is any that is free."""
+    port = port or asyncio.run(LocalFleet(folder / "ports", SystemClock()).reserve("r-1")).port
     options = {"ttft_ms": 1, "itl_ms": 1, **options}
     settings = ENGINE.settings(options, artifact_bytes=0)
     command = ENGINE.command(
         LaunchSpec(
             replica_id="r-1",
-            model_name="m",
+            model_name=model_name,
             artifact=None,
             host="127.0.0.1",
             port=port,

@@ -20,7 +20,12 @@ class EndpointDemand(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, array_like=True):
-    """A replica that a gateway ejected, and why; ``in_flight`` lets control see that a drained one is empty."""
+    """A replica that a gateway ejected, and why; ``in_flight`` lets control see that a drained one is empty.
+
+    That of a replica with guests counts everybody there. A guest's seat has a report of its own, under the seat's id:
+    its ``in_flight`` are that guest's requests, and its ``failures`` are more than 0 as long as the engine answers that
+    it does not have the guest, which is to be loaded again; all other failures are told of the replica.
+    """
 
     replica_id: str
     in_flight: int

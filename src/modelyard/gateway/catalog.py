@@ -19,6 +19,7 @@ from modelyard.gateway.tallies import TOLD_S, ReleaseTally
 from modelyard.policy.admission import OutputPredictor
 from modelyard.policy.breaker import Tolerance
 from modelyard.policy.dispatch import Dispatcher, DispatchRules, ReplicaLoad, Waiter
+from modelyard.policy.seats import Seats
 
 W = TypeVar("W", bound=Waiter)
 
@@ -116,6 +117,13 @@ class EndpointState(Generic[W]):
         return wait_s if wait_s is not None else (waiting + 1) * self.mean_s / max(1, slots)
 
 
+def _report_on(load: ReplicaLoad) -> ReplicaReport:
+    """Return what the controller should know of a replica, or of a guest's seat on one."""
+    if load.route.seat_of:
+        return ReplicaReport(load.route.id, load.own, load.failures, load.failure_reason)
+    return ReplicaReport(load.route.id, load.running, load.failures, load.failure_reason, load.pending_tokens)
+
+
 def _names(route: EndpointRoute) -> tuple[str, str, bool]:
     """Return what an endpoint is found by, beside its id."""
     return route.tenant_id, route.name, route.is_shared
@@ -148,6 +156,7 @@ class Catalog(Generic[W]):
         )
         self._deliver = deliver
         self._chance = chance
+        self._seats = Seats()
         self.accounts = Accounts(worker=worker, workers=workers, source=source)
         self.table: RoutingTable | None = None
         self._endpoints: dict[str, EndpointState[W]] = {}
@@ -200,10 +209,7 @@ class Catalog(Generic[W]):
                     endpoint.route.id, queued, endpoint.in_flight, idle_s, endpoint.arrivals, endpoint.wait_s(now_s)
                 )
             )
-            replicas += [
-                ReplicaReport(load.route.id, load.running, load.failures, load.failure_reason, load.pending_tokens)
-                for load in endpoint.dispatcher.replicas
-            ]
+            replicas += [_report_on(load) for load in endpoint.dispatcher.replicas]
         return Report(endpoints, replicas, *((self.table.epoch, self.table.revision) if self.table else ()))
 
     def by_id(self, endpoint_id: str) -> EndpointState[W] | None:
@@ -245,6 +251,11 @@ class Catalog(Generic[W]):
                 ],
                 now_s=now_s,
             )
+        if self._seats.news:
+            # A guest came to a replica that others wait for already, and whose own route is as it was.
+            self._seats.news = False
+            for state in self._endpoints.values():
+                state.dispatcher.stand()
 
     def _take_route(
         self, state: EndpointState[W] | None, route: EndpointRoute, now_s: float
@@ -252,7 +263,9 @@ class Catalog(Generic[W]):
         """Take over a route that is another object than before; return its state if it differs."""
         is_news = state is None or state.is_gone or state.route != route
         if state is None:
-            dispatcher = Dispatcher(route.id, rules=self._rules, deliver=self._deliver, chance=self._chance)
+            dispatcher = Dispatcher(
+                route.id, rules=self._rules, deliver=self._deliver, chance=self._chance, seats=self._seats
+            )
             state = self._endpoints[route.id] = EndpointState(route, dispatcher, last_request_s=now_s)
         state.route, state.is_gone = route, False
         state.patience = Patience.of(route.serving.timeouts, self._settings)

@@ -224,6 +224,8 @@ class Exchange:
             return
         if head.status == 200 and not self.call.is_stream:
             self._answer_whole(head, body)
+        elif head.status == 404 and self.replica is not None and self.replica.route.seat_of:
+            recovery.unseated(self)
         else:
             if head.status < 500:
                 self.replica_answered()

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from modelyard import errors
 from modelyard.errors import ApiError
-from modelyard.gateway import engine_request, failover, memory
+from modelyard.gateway import engine_request, failover, memory, waiting
 from modelyard.gateway.progress import FIRST_TOKEN
 from modelyard.gateway.relay import as_chunk
+from modelyard.gateway.side_requests import GUEST_MISSING
 from modelyard.gateway.upstream import CONNECT_TIMEOUT
 from modelyard.policy.breaker import Failure
 from modelyard.policy.dispatch import ReplicaLoad, Verdict
@@ -69,7 +70,9 @@ def not_reached(exchange: "Exchange", reason: str) -> None:
         # So it was not just an idle connection that closed: the engine died with the request on it.
         lost(exchange)
         return
-    exchange.replica_failed(Failure.UNREACHABLE, reason)
+    # How long a connection may take is the endpoint's own setting: a guest's must not put its host out for others.
+    is_own = reason == CONNECT_TIMEOUT and exchange.replica is not None and bool(exchange.replica.route.seat_of)
+    exchange.replica_failed(Failure.SILENT if is_own else Failure.UNREACHABLE, reason)
     if retry(exchange, reason):
         return
     if reason == CONNECT_TIMEOUT:
@@ -106,7 +109,7 @@ def _took_it_down(exchange: "Exchange") -> bool:
     if not exchange.was_sent or replica is None:
         return False
     suspects = exchange.gateway.suspects
-    start_id, has_begun, now_s = replica.route.id, exchange.has_begun, _now_s(exchange)
+    start_id, has_begun, now_s = replica.replica_id, exchange.has_begun, _now_s(exchange)
     own, everybodys = prints_of(exchange)
     others_waiting = replica.unanswered - (exchange.job.pending_tokens > 0)
     was_alone = suspects.lost(
@@ -116,6 +119,40 @@ def _took_it_down(exchange: "Exchange") -> bool:
         start_id += " alone"
         suspects.lost(everybodys, start_id, others=0, others_waiting=0, has_begun=has_begun, now_s=now_s)
     return not (suspects.may_retry(own) and suspects.may_retry(everybodys))
+
+
+def unseated(exchange: "Exchange") -> None:
+    """Deal with an engine that does not have the guest: evicted behind our back, or the replica began anew.
+
+    That is between us and the engine. The request goes to another seat, or waits until the controller, who is told at
+    once, has had the guest loaded again; its seat is tried by a probe meanwhile (``policy/seats.py``).
+    """
+    seat = exchange.replica
+    assert seat is not None, "answered by nobody"
+    exchange.replica_failed(Failure.MISSING, GUEST_MISSING)
+    dispatcher, gateway = exchange.endpoint.dispatcher, exchange.gateway
+    gateway.presence.report_now()
+    if exchange.has_begun or exchange.attempts >= ATTEMPTS_MAX:
+        exchange.fail(errors.engine_lost() if exchange.has_begun else _unavailable(exchange))
+        return
+    now_s = _now_s(exchange)
+    service_s = now_s - exchange.job.dispatched_s
+    exchange.replica = exchange.relay = None
+    exchange.deadline_s = NEVER_S
+    is_cold = dispatcher.is_cold
+    wait_s = gateway.settings.load_wait_s if is_cold else gateway.settings.queue_wait_s
+    verdict = dispatcher.unseat(exchange, seat, now_s=now_s, deadline_s=now_s + wait_s)
+    memory.moved(exchange, seat, GUEST_MISSING, service_s, now_s)
+    fields = {"request_id": exchange.request_id, "replica_id": seat.route.id}
+    _log.warning("on another seat, or in line: %s", GUEST_MISSING, extra=fields)
+    gateway.metrics.retried(exchange.endpoint.route.name)
+    if isinstance(verdict, ReplicaLoad):
+        exchange.dispatch(verdict)
+    elif verdict is Verdict.WAIT:
+        if exchange in dispatcher.line:
+            waiting.begin(exchange, is_cold=is_cold)
+    elif not exchange.is_over:
+        exchange.fail(_unavailable(exchange))
 
 
 def broke(exchange: "Exchange", error: ApiError) -> None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from modelyard.gateway.flow import Gateway
 
 PROBE_TIMEOUT_S = 10.0
+GUEST_MISSING = "the engine does not have this guest"
+"""Why a seat fails whose engine does not know the model: it was evicted, or the replica began anew."""
 _PROBES = {
     "/v1/chat/completions": b'{"model":"%b","max_tokens":1,"messages":[{"role":"user","content":"Hi"}]}',
     "/v1/completions": b'{"model":"%b","max_tokens":1,"prompt":"Hi"}',
@@ -90,7 +92,10 @@ class SideRequest:
     def answer(self, head: ResponseHead, body: bytes) -> None:
         """End."""
         self._connection = None
-        self._end(is_good=head.status < 500, reason=f"engine answered {head.status}", kind=Failure.BAD_ANSWER)
+        if head.status == 404 and self._replica.route.seat_of:
+            self._end(is_good=False, reason=GUEST_MISSING, kind=Failure.MISSING)
+        else:
+            self._end(is_good=head.status < 500, reason=f"engine answered {head.status}", kind=Failure.BAD_ANSWER)
 
     def stream(self, data: bytes) -> None:
         """Cannot happen: no stream was wanted."""
@@ -138,7 +143,7 @@ def probe(gateway: "Gateway", endpoint: "EndpointState[Exchange]", replica: Repl
         _log.info("probe of %s: %s", replica.route.id, "it answers" if is_good else reason)
         dispatcher.probed(replica, is_good=is_good, kind=kind, reason=reason, now_s=gateway.clock.monotonic_s())
 
-    replica.health.probe_began()
+    replica.probe_began()
     name = (replica.route.model_name or endpoint.route.name).encode()
     SideRequest(gateway, replica, route=route, body=_PROBES[route] % name, timeout_s=PROBE_TIMEOUT_S, done=done)
 
@@ -157,8 +162,12 @@ def shadow(exchange: "Exchange", body: bytes) -> None:
             replica: ReplicaLoad = replica,
             copy: Job = copy,
         ) -> None:
+            now_s = gateway.clock.monotonic_s()
             gateway.metrics.shadowed(endpoint.route.name, replica.version_id, is_good=is_good)
-            dispatcher.drop_shadow(replica, copy)
+            if kind is Failure.MISSING:
+                dispatcher.failed(replica, kind, reason, now_s=now_s)
+                gateway.presence.report_now()
+            dispatcher.drop_shadow(replica, copy, now_s=now_s)
 
         route = exchange.call.engine_route or exchange.route
         timeout_s = endpoint.patience.total_s

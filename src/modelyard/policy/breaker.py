@@ -46,6 +46,11 @@ class Failure(enum.Enum):
     """Connected, but a time-out passed without a token."""
     BAD_ANSWER = enum.auto()
     """An answer of 500 or more, or one that is no answer."""
+    MISSING = enum.auto()
+    """The engine does not have the guest that this seat is for (``seats.py``): evicted, or the replica began anew."""
+
+
+_NOTHING_THERE = (Failure.UNREACHABLE, Failure.MISSING)
 
 
 class State(enum.Enum):
@@ -216,20 +221,18 @@ class Health:
 def may_eject(health: Health, healths: Collection[Health], kind: Failure, *, share_max: float) -> bool:
     """Say whether ``health`` may be ejected; ``healths`` are those of all replicas of the endpoint not draining.
 
-    Exactly: (1) a replica that cannot be reached may always be ejected, since there is nothing to send to. (2) Else
-    some *other* replica must be closed: the last one that still answers is never ejected, because one request whose
-    answer is bad must not stop all others. (3) And the replicas ejected for answering badly or not at all (anything
-    but unreachable), with this one, are at most ``share_max`` of all, rounded down, but one is always allowed unless
-    ``share_max`` is 0: when most of them answer badly it is the requests, or all of them are overloaded, and sending
-    everything to the few that are left would finish these too.
+    Exactly: (1) a replica that cannot be reached, or lacks the guest, may always be ejected, since there is nothing to
+    send to. (2) Else some *other* replica must be closed: the last one that still answers is never ejected, because
+    one request whose answer is bad must not stop all others. (3) And the replicas ejected for answering badly or not at
+    all (anything but those of (1)), with this one, are at most ``share_max`` of all, rounded down, but one is always
+    allowed unless ``share_max`` is 0: when most of them answer badly it is the requests, or all of them are overloaded,
+    and sending everything to the few that are left would finish these too.
     """
-    if kind is Failure.UNREACHABLE:
+    if kind in _NOTHING_THERE:
         return True
     if not any(other.is_closed for other in healths if other is not health):
         return False
-    ejected = sum(
-        not other.is_closed and other.kind is not Failure.UNREACHABLE for other in healths if other is not health
-    )
+    ejected = sum(not other.is_closed and other.kind not in _NOTHING_THERE for other in healths if other is not health)
     return ejected + 1 <= (max(1, int(share_max * len(healths) + 1e-9)) if share_max > 0 else 0)
 
 

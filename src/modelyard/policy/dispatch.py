@@ -14,12 +14,15 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from modelyard.domain.routing_table import ReplicaRoute
+from modelyard.policy.admission import can_ever_fit
 from modelyard.policy.breaker import Failure, Tolerance
 from modelyard.policy.fairness import cost_of
 from modelyard.policy.job import Job
+from modelyard.policy.occupancy import Occupancy
 from modelyard.policy.queueing import DrainRate, WaitingLine
 from modelyard.policy.replica_load import ReplicaLoad
 from modelyard.policy.replica_set import ReplicaSet
+from modelyard.policy.seats import Seats
 
 __all__ = ["DispatchRules", "Dispatcher", "ReplicaLoad", "Verdict"]
 
@@ -74,7 +77,7 @@ class Dispatcher(ReplicaSet, Generic[W]):
     taken; when it returns False the slot is given on.
     """
 
-    __slots__ = ("_deliver", "drain", "endpoint_id", "line")
+    __slots__ = ("_deliver", "_stands", "drain", "endpoint_id", "line")
 
     def __init__(
         self,
@@ -83,17 +86,21 @@ class Dispatcher(ReplicaSet, Generic[W]):
         rules: DispatchRules,
         deliver: Callable[[W, ReplicaLoad], bool],
         chance: Callable[[], float],
+        seats: Seats | None = None,
     ) -> None:
         super().__init__(
             kv_share_max=rules.kv_share_max,
             retry_share_max=rules.retry_share_max,
             tolerance=rules.tolerance,
             chance=chance,
+            seats=seats,
         )
         self.endpoint_id = endpoint_id
         self.line: WaitingLine[W] = WaitingLine(rules.places, rules.bytes_max)
         self.drain = DrainRate()
         self._deliver = deliver
+        self._stands: dict[Occupancy, None] = {}
+        """Shared replicas that somebody here waits for."""
 
     def __repr__(self) -> str:
         slots = sum(replica.slots for replica in self._by_id.values())
@@ -104,7 +111,8 @@ class Dispatcher(ReplicaSet, Generic[W]):
     ) -> None:
         """Take over ``(version_id, weight, shadow, [(replica, slots)])`` of a new table; known replicas keep theirs."""
         self.take_releases(releases, now_s=now_s)
-        self.serve(now_s=now_s)
+        self.stand_anew()
+        self._serve_all(now_s)
 
     def probed(
         self,
@@ -117,7 +125,14 @@ class Dispatcher(ReplicaSet, Generic[W]):
     ) -> None:
         """Take the verdict of a probe, or of nobody where an endpoint cannot be probed (``is_good`` then)."""
         self.take_verdict(replica, is_good=is_good, kind=kind, reason=reason, now_s=now_s)
-        self.serve(now_s=now_s)
+        self.stand_anew()
+        self._serve_all(now_s, replica.occupancy)
+
+    def drop_shadow(self, replica: ReplicaLoad, copy: Job, *, now_s: float) -> None:
+        """Give back what a copy took."""
+        self._free(replica, copy)
+        if replica.occupancy is not None:
+            self._seats.serve((replica.occupancy,), now_s=now_s)
 
     # --- a request comes, moves and goes ---
 
@@ -141,22 +156,32 @@ class Dispatcher(ReplicaSet, Generic[W]):
             return None
         if not self.retries.take(now_s):
             return None
-        self._free(failed_on[-1], waiter.job)
-        self.line.settled(waiter.job, 0, 0)
+        self._give_up(failed_on[-1], waiter.job)
         verdict: ReplicaLoad | Verdict | None = self._take(waiter.job, now_s, failed_on)
-        if verdict is not None:
-            self.line.served(waiter.job)
-        else:
+        if verdict is None:
             verdict = self._arrive(waiter, now_s, deadline_s)
-        self.serve(now_s=now_s)
+        self._serve_all(now_s, failed_on[-1].occupancy)
+        return verdict
+
+    def unseat(self, waiter: W, seat: ReplicaLoad, *, now_s: float, deadline_s: float) -> ReplicaLoad | Verdict:
+        """Move a request off a seat whose guest is not there, to another one or into the line until there is one.
+
+        The engine lost nothing by it, and who is sent there next is the probe: no budget is asked.
+        """
+        self._give_up(seat, waiter.job)
+        self.stand_anew()
+        verdict = self._arrive(waiter, now_s, deadline_s)
+        self._serve_all(now_s, seat.occupancy)
         return verdict
 
     def leave(self, waiter: W, *, now_s: float) -> bool:
         """Forget a waiter that went away; say whether it was waiting."""
         if not self.line.leave(waiter):
             return False
+        if self._stands:
+            self.stand()
         # Whoever is next may be small enough for what was too little for the one who left.
-        self.serve(now_s=now_s)
+        self._serve_all(now_s)
         return True
 
     def finish(
@@ -165,45 +190,126 @@ class Dispatcher(ReplicaSet, Generic[W]):
         """Give a slot back and pass it on; the tokens are what the request really used."""
         self._free(replica, job)
         self.line.settled(job, prompt_tokens, output_tokens)
-        if replica.is_gone and not replica.running and self._by_id.get(replica.route.id) is replica:
+        if replica.is_gone and not replica.own and self._by_id.get(replica.route.id) is replica:
             del self._by_id[replica.route.id]
-        if self.line.waiters:
-            self.serve(now_s=now_s)
+            replica.is_owned = False
+        if replica.occupancy is not None:
+            # Not to the own line first: others wait for this replica, too.
+            replica.occupancy.settle(job, prompt_tokens, output_tokens)
+            self._seats.serve((replica.occupancy,), now_s=now_s)
+        elif self.line.waiters:
+            self._serve_all(now_s)
 
-    def serve(self, *, now_s: float) -> None:
-        """Hand free slots to those who wait, in order."""
-        while (waiter := self.line.first()) is not None:
+    def serve(self, *, now_s: float, at_most: int = 0) -> bool:
+        """Hand free slots to those who wait, in order; say whether anybody left the line.
+
+        ``at_most``: how many of them, 0 for all.
+        """
+        count = 0
+        while (waiter := self.line.first()) is not None and (not at_most or count < at_most):
             replica = self._find(waiter.job, now_s, self._avoided(waiter))
             if replica is None and self._is_hopeless(waiter.job):
                 self.line.leave(waiter)
                 waiter.turned_away(Verdict.NEVER)
+                count += 1
                 continue
             if replica is None:
                 if not waiter.failed_on or (found := self._behind(waiter, now_s)) is None:
-                    return
+                    break
                 waiter, replica = found
             elif waiter.job.prefix and len(self._releases) == 1 and len(self.line) > 1:
                 waiter = self._best_for(replica, waiter)
             self._occupy(replica, waiter.job, now_s)
             self.line.leave(waiter)
-            self.line.served(waiter.job)
+            self._served(replica, waiter.job)
             self.drain.note(now_s, cost_of(waiter.job))
+            count += 1
             if not self._deliver(waiter, replica):
-                self._free(replica, waiter.job)
-                self.line.settled(waiter.job, 0, 0)
+                self._give_up(replica, waiter.job)
+            if self._has_kv and self._seats.has_any:
+                # What was kept for this one elsewhere may be free for others now.
+                self._seats.mark(self._shared())
+        if count and self._stands:
+            self.stand()
+        return count > 0
 
     def wait_s(self, waiter: W | None = None, *, now_s: float) -> float | None:
         """Return how long ``waiter`` (None: a newcomer behind all) will probably wait; None while nobody knows."""
         return self.drain.wait_s(self.line.tokens_ahead(waiter), now_s)
 
+    # --- replicas that others send requests to as well ---
+
+    def claim(self) -> tuple[int, str] | None:
+        """Return the most urgent band in which somebody waits, and the tenant of the next in line; None: nobody."""
+        first = self.line.first()
+        return None if first is None else (self.line.urgency, first.job.tenant_id)
+
+    def serve_one(self, *, now_s: float) -> bool:
+        """Hand a slot to the next in line if there is one for it; say whether anything changed."""
+        return self.serve(now_s=now_s, at_most=1)
+
+    def waits_for_memory(self, occupancy: Occupancy) -> bool:
+        """Say whether all that keeps the next in line from this replica is its KV cache."""
+        first = self.line.first()
+        if first is None or not self._has_kv:
+            return False
+        avoid, job = self._avoided(first), first.job
+        return any(
+            replica.occupancy is occupancy
+            and not replica.is_draining
+            and not replica.ejected_until_s
+            and replica not in avoid
+            and not replica.kv.fits(job, self._kv_share_max)
+            and can_ever_fit(job, replica.kv.capacity)
+            for replica in self._serving
+        )
+
+    def stand(self) -> None:
+        """Say at each shared replica that somebody here waits for it, where that is so."""
+        stands = self._stands
+        if not self.line.waiters:
+            for occupancy in stands:
+                occupancy.lines.pop(self, None)
+            stands.clear()
+            return
+        for replica in self._serving:
+            # One that lacks the guest is stood before again when it has it: there may be hundreds after a restart.
+            if replica.occupancy is not None and not replica.is_draining and not replica.is_missing:
+                stands[replica.occupancy] = None
+                replica.occupancy.lines.setdefault(self)
+
+    def stand_anew(self) -> None:
+        """The same where replicas came or went, or may be used again."""
+        for occupancy in self._stands:
+            occupancy.lines.pop(self, None)
+        self._stands.clear()
+        self.stand()
+
+    def _serve_all(self, now_s: float, freed: Occupancy | None = None) -> None:
+        """Serve who waits here and, where replicas are shared (``freed`` among them), whoever is next by right."""
+        if not self._seats.has_any:
+            self.serve(now_s=now_s)
+            return
+        shared = self._shared()
+        if freed is not None:
+            shared[freed] = None
+        self._seats.serve(shared, now_s=now_s)
+        self.serve(now_s=now_s)
+        self._seats.serve(shared, now_s=now_s)
+
+    def _shared(self) -> dict[Occupancy, None]:
+        return dict.fromkeys(one.occupancy for one in self._serving if one.occupancy is not None)
+
     # --- inside ---
+
+    def _is_kept(self, occupancy: Occupancy, job: Job) -> bool:
+        return occupancy.keeps_from(self, job)
 
     def _arrive(self, waiter: W, now_s: float, deadline_s: float) -> ReplicaLoad | Verdict:
         job = waiter.job
         avoid = waiter.failed_on
         line = self.line
         if not line.waiters and (replica := self._take(job, now_s, avoid)) is not None:
-            line.served(job)
             return replica
         if self._is_hopeless(job):
             return Verdict.NEVER
@@ -217,10 +323,14 @@ class Dispatcher(ReplicaSet, Generic[W]):
         if not line:
             self.drain.resume(now_s)
         line.join(waiter, job, deadline_s=deadline_s)
+        if self._seats.has_any:
+            self.stand()
         if len(line) > 1 and (replica := self._overtaking(waiter, now_s)) is not None:
             self._occupy(replica, job, now_s)
             line.leave(waiter)
-            line.served(job)
+            if self._stands:
+                self.stand()
+            self._served(replica, job)
             return replica
         return Verdict.WAIT
 
@@ -281,4 +391,21 @@ class Dispatcher(ReplicaSet, Generic[W]):
         replica = self._find(job, now_s, avoid)
         if replica is not None:
             self._occupy(replica, job, now_s)
+            # ``_served`` written out: every request comes by here.
+            self.line.served(job)
+            if replica.occupancy is not None:
+                replica.occupancy.charge(job)
         return replica
+
+    def _served(self, replica: ReplicaLoad, job: Job) -> None:
+        """Charge a request that starts on a replica, in its line and among all who share that replica."""
+        self.line.served(job)
+        if replica.occupancy is not None:
+            replica.occupancy.charge(job)
+
+    def _give_up(self, replica: ReplicaLoad, job: Job) -> None:
+        """Take back a slot that was of no use, with what it was charged."""
+        self._free(replica, job)
+        self.line.settled(job, 0, 0)
+        if replica.occupancy is not None:
+            replica.occupancy.settle(job, 0, 0)

@@ -33,8 +33,7 @@ class Job:
 
     ``output_tokens`` is what it will probably generate, ``output_max`` what it may. ``prefix`` are chained hashes of
     the blocks of its prompt, salted per tenant (``policy/prefixes.py``); ``session`` is a hash of what keeps requests
-    together, 0 for nothing; ``adapter`` is what must be resident beside the base model. ``due_s`` orders jobs of one
-    tenant (earliest first; ties: arrival).
+    together, 0 for nothing. ``due_s`` orders jobs of one tenant (earliest first; ties: arrival).
     """
 
     tenant_id: str
@@ -48,7 +47,6 @@ class Job:
     session: int = 0
     release_session: int = 0
     """The same for releases: only of an endpoint that is sticky, or one user would never meet a canary."""
-    adapter: str = ""
     due_s: float = NEVER_S
     pending_tokens: int = 0
     """Prompt tokens it adds to the replica it was sent to, until its first token comes."""

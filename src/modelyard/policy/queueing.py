@@ -137,6 +137,12 @@ class WaitingLine(Generic[W]):
         """Return how many wait in each of ``BANDS``."""
         return tuple(self._waiting)
 
+    @property
+    def urgency(self) -> int:
+        """Return the most urgent band in which somebody waits, the last one where nobody does."""
+        waiting = self._waiting
+        return 0 if waiting[0] else 1 if waiting[1] else 2
+
     def is_full_for(self, job: Job) -> bool:
         """Say whether a job must be refused, unless ``make_room`` helps."""
         size = job.size_bytes

@@ -1,23 +1,28 @@
 """One replica as its dispatcher sees it."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from modelyard.domain.routing_table import ReplicaRoute, ReplicaSnapshot
 from modelyard.policy.admission import KvAccount
-from modelyard.policy.breaker import Health
+from modelyard.policy.breaker import Failure, Health, State
 from modelyard.policy.job import NEVER_S
 from modelyard.policy.prefixes import PrefixIndex
 from modelyard.policy.routing import UNKNOWN_ENGINE, stable_hash
+
+if TYPE_CHECKING:
+    from modelyard.policy.occupancy import Occupancy
 
 BLOCKS_UNKNOWN = 4000
 """Blocks of prompts that a replica is thought to keep while its cache's size is unknown: about a million tokens."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class ReplicaLoad:
     """What runs there and how it does; only the dispatcher changes it.
 
-    ``ejected_until_s`` is 0 or never: a probe says when an ejection ends, not the clock.
+    ``ejected_until_s`` is 0 or never: a probe says when an ejection ends, not the clock. Where guests have seats on it
+    (``seats.py``), its counts are of everybody there.
     """
 
     route: ReplicaRoute
@@ -41,6 +46,16 @@ class ReplicaLoad:
     failure_reason: str = ""
     last_dispatch: int = 0
     identity: int = 0
+    seated: int = 0
+    """Those of ``running`` that are on seats: requests of other endpoints, whose versions are guests here."""
+    occupancy: "Occupancy | None" = None
+    """Who else sends requests there; None: nobody."""
+    is_owned: bool = True
+    """Whether an endpoint has it as a replica of its own; a seat may be heard of first."""
+    granted_s: float = 0.0
+    """The ejection for which its own requests were granted retries, by the end of its first pause."""
+    seen: ReplicaSnapshot | None = None
+    """What its engine reported last."""
     health: Health = field(default_factory=Health)
     kv: KvAccount = field(default_factory=KvAccount)
     prefixes: PrefixIndex = field(default_factory=lambda: PrefixIndex(BLOCKS_UNKNOWN))
@@ -52,6 +67,30 @@ class ReplicaLoad:
         state = "gone" if self.is_gone else "draining" if self.is_draining else "ready"
         return f"<Replica {self.route.id}: {state}, {self.running}/{self.slots} slots, {self.health!r}>"
 
+    @property
+    def own(self) -> int:
+        """Return how many of the requests that run there were sent by its own dispatcher."""
+        return self.running - self.seated
+
+    @property
+    def replica_id(self) -> str:
+        """Return the id of the engine's process: what a crash or an ejection is about."""
+        return self.route.id
+
+    @property
+    def is_missing(self) -> bool:
+        """Say whether the engine told that what is asked of it is not there."""
+        return False
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Say whether it is out of reach for a reason that its own health does not tell."""
+        return False
+
+    def judged(self, kind: Failure) -> Health:
+        """Return the health that a failure of this kind counts for."""
+        return self.health
+
     def take_route(self, route: ReplicaRoute, slots: int) -> None:
         """Take over what a new table says."""
         self.route, self.slots = route, slots
@@ -62,11 +101,48 @@ class ReplicaLoad:
 
     def observe(self, snapshot: ReplicaSnapshot) -> None:
         """Take over what the engine reported: what is more than anything sent from here must come from elsewhere."""
+        if snapshot is self.seen:
+            return  # told by another dispatcher before
+        self.seen = snapshot
         if snapshot.running is not None:
             ours = max(self.running_peak, self.running_peak_before)
             self.running_elsewhere = max(0, snapshot.running + (snapshot.waiting or 0) - ours)
         self.running_peak_before, self.running_peak = self.running_peak, self.running
 
-    def adapter_s(self, adapter: str) -> float:
-        """Return the seconds until ``adapter`` could be used: every adapter of a release is loaded with it."""
-        return 0.0
+    def blame(self, kind: Failure, reason: str) -> None:
+        """Note a failure for whoever is told of failures in a row."""
+        self.failures += 1
+        self.failure_reason = reason
+
+    def answered(self) -> None:
+        """Note a good answer, or one that blames the request."""
+        self.failures = 0
+        health = self.health
+        if health.is_closed and not health.bad_in_a_row:
+            health.good += 1
+        else:
+            health.succeeded()
+
+    def probe_due(self, now_s: float) -> bool:
+        """Say whether it should be asked for a token now."""
+        return self.health.probe_due(now_s)
+
+    def probe_began(self) -> None:
+        """Note that it was asked for a token; ``probe_ended`` must follow."""
+        self.health.probe_began()
+
+    def probe_ended(self, *, is_good: bool, now_s: float, kind: Failure, reason: str) -> None:
+        """Take the answer to a probe into account, or that of nobody where there can be none (``is_good`` then)."""
+        if self.health.state is State.OPEN:
+            self.health.probe_began()
+        self.health.probe_ended(is_good=is_good, now_s=now_s, kind=kind, reason=reason)
+        if is_good:
+            self.failures = 0
+
+    def roll(self, now_s: float) -> None:
+        """Move the window of answers on."""
+        self.health.roll(now_s)
+
+    def note_health(self) -> None:
+        """Take over from the health whether it may be used."""
+        self.ejected_until_s = 0.0 if self.health.is_closed else NEVER_S

@@ -11,7 +11,8 @@ from modelyard.domain.routing_table import ReplicaRoute, ReplicaSnapshot
 from modelyard.policy import breaker
 from modelyard.policy.admission import can_ever_fit
 from modelyard.policy.breaker import Failure, Tolerance
-from modelyard.policy.job import NEVER_S, Job, Looks
+from modelyard.policy.job import Job, Looks
+from modelyard.policy.occupancy import Occupancy
 from modelyard.policy.prefixes import PrefixHolders
 from modelyard.policy.replica_load import ReplicaLoad
 from modelyard.policy.retries import RetryBudget
@@ -25,6 +26,7 @@ from modelyard.policy.routing import (
     pick_release,
     release_point,
 )
+from modelyard.policy.seats import Seats
 
 HOLDER_BLOCKS_MAX = 200_000
 NAMES_MAX = 64
@@ -44,7 +46,7 @@ class ReplicaSet:
     """The replicas of one endpoint, by release.
 
     ``kv_share_max`` is the share of a replica's KV cache that requests may reserve; ``chance`` draws numbers from 0 to
-    1.
+    1. ``seats`` knows which replicas others send requests to as well.
     """
 
     __slots__ = (
@@ -56,6 +58,7 @@ class ReplicaSet:
         "_kv_share_max",
         "_only",
         "_releases",
+        "_seats",
         "_serving",
         "_tolerance",
         "has_ejected",
@@ -68,8 +71,15 @@ class ReplicaSet:
     )
 
     def __init__(
-        self, *, kv_share_max: float, retry_share_max: float, tolerance: Tolerance, chance: Callable[[], float]
+        self,
+        *,
+        kv_share_max: float,
+        retry_share_max: float,
+        tolerance: Tolerance,
+        chance: Callable[[], float],
+        seats: Seats | None = None,
     ) -> None:
+        self._seats = seats if seats is not None else Seats()
         self.retries = RetryBudget(retry_share_max)
         self.model = EngineModel()
         self.is_cold = True
@@ -105,7 +115,7 @@ class ReplicaSet:
 
     @property
     def running(self) -> int:
-        """Return how many requests are on replicas now."""
+        """Return how many requests are on its replicas now, those of others who share them among them."""
         return sum(replica.running for replica in self._by_id.values())
 
     # --- what there is ---
@@ -121,8 +131,8 @@ class ReplicaSet:
             for route, slots in routes:
                 load = self._by_id.get(route.id)
                 if load is None or load.route.port != route.port:
-                    load = ReplicaLoad(route, version_id, slots)
-                    load.health.roll(now_s)
+                    load = self._seats.load_of(route, version_id, slots)
+                    load.roll(now_s)
                 load.take_route(route, slots)
                 seen[route.id] = load
                 self.names.pop(load.identity, None)  # so that those of today are the last to be forgotten
@@ -130,9 +140,13 @@ class ReplicaSet:
                 release.replicas.append(load)
             self._releases.append(release)
         for replica_id, load in self._by_id.items():
-            if replica_id not in seen and load.running:
+            if replica_id in seen:
+                continue
+            if load.own:
                 load.is_draining = load.is_gone = True
                 seen[replica_id] = load
+            else:
+                load.is_owned = False
         self._by_id = seen
         for identity in list(self.names)[: -max(NAMES_MAX, 2 * len(seen))]:
             del self.names[identity]
@@ -141,7 +155,6 @@ class ReplicaSet:
         self._serving = [replica for release in of_weight for replica in release.replicas]
         of_first = self._releases[0].replicas if len(self._releases) == 1 else ()
         self._only = of_first[0] if len(of_first) == 1 else None
-        self.is_cold = all(replica.is_draining for replica in self._serving)
         self.has_shadow = any(release.shadow and release.replicas for release in self._releases)
         self._has_kv = any(replica.kv.capacity for replica in seen.values())
         if len(seen) <= CROWD:
@@ -155,43 +168,42 @@ class ReplicaSet:
     def observe(self, snapshots: Mapping[str, ReplicaSnapshot]) -> None:
         """Take over what engines themselves reported: the load that is not from here."""
         for replica in self._by_id.values():
-            if (snapshot := snapshots.get(replica.route.id)) is not None:
+            if (snapshot := snapshots.get(replica.route.seat_of or replica.route.id)) is not None:
                 replica.observe(snapshot)
 
     # --- how they do ---
 
     def failed(self, replica: ReplicaLoad, kind: Failure, reason: str, *, now_s: float) -> None:
         """Note a failed request; the rules of ``breaker.py`` say whether that ejects its replica."""
-        replica.failures += 1
-        replica.failure_reason = reason
-        is_out = breaker.failed(replica.health, self._healths(), kind, reason, now_s=now_s, tolerance=self._tolerance)
+        health = replica.judged(kind)
+        replica.blame(kind, reason)
+        is_out = breaker.failed(health, self._healths(), kind, reason, now_s=now_s, tolerance=self._tolerance)
+        if kind is Failure.UNREACHABLE and not health.is_closed and health.open_until_s != replica.granted_s:
+            # Each endpoint that has requests there loses them to this one failure.
+            replica.granted_s = health.open_until_s
+            if is_out or replica.occupancy is not None:
+                self.retries.grant(replica.own)
         if is_out:
-            if kind is Failure.UNREACHABLE:
-                self.retries.grant(replica.running)
+            breaker.reprieve(self._healths(), now_s=now_s)
             self._note_health()
 
     def succeeded(self, replica: ReplicaLoad) -> None:
         """Note a good answer, or one that blames the request."""
-        replica.failures = 0
-        health = replica.health
-        if health.is_closed and not health.bad_in_a_row:
-            health.good += 1
-        else:
-            health.succeeded()
+        replica.answered()
 
     def wake(self, now_s: float) -> None:
         """Move all windows on after a time in which nobody called ``probes_due``: what comes now belongs to now."""
         self.retries.roll(now_s)
         for replica in self._by_id.values():
-            replica.health.roll(now_s)
+            replica.roll(now_s)
 
     def probes_due(self, now_s: float) -> list[ReplicaLoad]:
         """Return the ejected replicas that should be asked for a token now; called by the sweep."""
         self.retries.roll(now_s)
         due = []
         for replica in self._by_id.values():
-            replica.health.roll(now_s)
-            if replica.health.probe_due(now_s) and not replica.is_draining:
+            replica.roll(now_s)
+            if replica.probe_due(now_s) and not replica.is_draining:
                 due.append(replica)
         return due
 
@@ -205,22 +217,18 @@ class ReplicaSet:
         now_s: float,
     ) -> None:
         """Take the verdict of a probe, or of nobody where an endpoint cannot be probed (``is_good`` then)."""
-        if replica.health.state is breaker.State.OPEN:
-            replica.health.probe_began()
-        replica.health.probe_ended(is_good=is_good, now_s=now_s, kind=kind, reason=reason)
-        if is_good:
-            replica.failures = 0
+        replica.probe_ended(is_good=is_good, now_s=now_s, kind=kind, reason=reason)
         self._note_health()
 
     def _healths(self) -> list[breaker.Health]:
-        return [replica.health for replica in self._serving if not replica.is_draining]
+        return [replica.health for replica in self._serving if not replica.is_draining and not replica.is_cut_off]
 
     def _note_health(self) -> None:
         self.has_ejected = False
         for replica in self._by_id.values():
-            is_closed = replica.health.is_closed
-            replica.ejected_until_s = 0.0 if is_closed else NEVER_S
-            self.has_ejected = self.has_ejected or not is_closed
+            replica.note_health()
+            self.has_ejected = self.has_ejected or replica.ejected_until_s > 0.0
+        self.is_cold = all(replica.is_draining or replica.is_missing for replica in self._serving)
 
     # --- what runs there ---
 
@@ -265,10 +273,6 @@ class ReplicaSet:
                 taken.append((replica, copy))
         return taken
 
-    def drop_shadow(self, replica: ReplicaLoad, copy: Job) -> None:
-        """Give back what a copy took."""
-        self._free(replica, copy)
-
     # --- inside ---
 
     def _is_hopeless(self, job: Job) -> bool:
@@ -288,7 +292,9 @@ class ReplicaSet:
         # What ``choose`` says of one replica, in place of three calls: most endpoints have no more.
         if only.running >= only.slots or only.is_draining or only.ejected_until_s > now_s or only in avoid:
             return None
-        return only if not self._has_kv or only.kv.fits(job, self._kv_share_max) else None
+        if self._has_kv and not only.kv.fits(job, self._kv_share_max):
+            return None
+        return only if only.occupancy is None or not self._is_kept(only.occupancy, job) else None
 
     def _find_by_weight(self, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
         left = [release for release in self._releases if release.replicas and release.weight]
@@ -317,11 +323,18 @@ class ReplicaSet:
         )
 
     def _is_held(self, replica: ReplicaLoad, job: Job) -> bool:
-        return not self._has_kv or replica.kv.fits(job, self._kv_share_max)
+        """Say whether the replica's memory holds the request, and is not kept for somebody else."""
+        return not self._has_kv or self._fits(job)(replica)
+
+    def _is_kept(self, occupancy: Occupancy, job: Job) -> bool:
+        """Say whether a replica's memory is kept for others; without a line nobody waits."""
+        return False
 
     def _fits(self, job: Job) -> Callable[[ReplicaLoad], bool]:
         share_max = self._kv_share_max
-        return lambda replica: replica.kv.fits(job, share_max)
+        return lambda replica: (
+            replica.kv.fits(job, share_max) and (replica.occupancy is None or not self._is_kept(replica.occupancy, job))
+        )
 
     def _occupy(self, replica: ReplicaLoad, job: Job, now_s: float) -> None:
         pending = replica.pending_tokens

@@ -2,9 +2,9 @@
 
 What a replica costs is what the request waits for there (prompts not yet
 read), what it takes to read its own prompt (less what the replica has cached),
-what that reading takes from those who run there and from those who will come
-after, and loading an adapter. All of it is in seconds, so nothing has to be
-weighted against anything else.
+and what that reading takes from those who run there and from those who will
+come after. All of it is in seconds, so nothing has to be weighted against
+anything else.
 
 Load is the gateway's own count of what it has running there; what the engine
 itself reported is only added for the part that is not ours. A polled gauge
@@ -108,10 +108,6 @@ class Candidate(Protocol):
         """``stable_hash`` of its id: the same in every gateway."""
         ...
 
-    def adapter_s(self, adapter: str) -> float:
-        """Return the seconds until ``adapter`` could be used there; 0 when it is resident."""
-        ...
-
 
 C = TypeVar("C", bound=Candidate)
 
@@ -148,8 +144,7 @@ def added_seconds(candidate: Candidate, job: Job, model: EngineModel, *, now_s: 
     wait_s = min(ahead_s, max(AHEAD_SHARE_MIN * ahead_s, ahead_s - now_s + candidate.reading_since_s))
     need_s = need_tokens(job, candidate.prefixes.matched(job.prefix), model) / model.prefill_tokens_per_s
     share = DECODE_DRAG * load + STALL_SHARE * min(1.0, 2.0 * load) + behind
-    cost = wait_s + need_s * (1.0 + share) + model.running_s * batch
-    return cost + candidate.adapter_s(job.adapter) if job.adapter else cost
+    return wait_s + need_s * (1.0 + share) + model.running_s * batch
 
 
 def behind_share(replicas: Iterable[Candidate], model: EngineModel, *, now_s: float) -> float:
@@ -215,7 +210,6 @@ def _least(
     running_s = model.running_s
     prompt_s = job.prompt_tokens * token_s
     prefix = job.prefix
-    adapter = job.adapter
     best: C | None = None
     best_cost = inf
     for replica in replicas:
@@ -241,8 +235,6 @@ def _least(
                 least_s = AHEAD_SHARE_MIN * ahead_s
                 ahead_s = left_s if left_s > least_s else least_s
             cost += ahead_s
-        if adapter:
-            cost += replica.adapter_s(adapter)
         if looks is not None:
             looks.append((replica.identity, batch, slots, matched, ahead_s, need_s, cost))
         if (

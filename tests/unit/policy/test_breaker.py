@@ -22,6 +22,7 @@ from modelyard.policy.breaker import (
 
 TOLERANCE = Tolerance()
 UNREACHABLE, SILENT, BAD = Failure.UNREACHABLE, Failure.SILENT, Failure.BAD_ANSWER
+MISSING = Failure.MISSING
 
 
 def fail(health: Health, kind: Failure, *others: Health, now_s: float = 100.0, reason: str = "it broke") -> bool:
@@ -144,6 +145,7 @@ def test_unreachable_one_that_still_answers_is_probed_at_once() -> None:
     [
         (UNREACHABLE, [], 0.5, True),
         (UNREACHABLE, [None], 0.0, True),
+        (MISSING, [], 0.0, True),  # nothing to send to, either
         (BAD, [], 0.5, False),  # the last one
         (SILENT, [], 1.0, False),
         (BAD, [None], 0.5, True),
@@ -153,7 +155,7 @@ def test_unreachable_one_that_still_answers_is_probed_at_once() -> None:
         (BAD, [BAD, None], 0.5, False),  # two of three
         (BAD, [BAD, None, None], 0.5, True),  # two of four
         (BAD, [SILENT, BAD, None], 0.5, False),
-        (BAD, [UNREACHABLE, UNREACHABLE, None], 0.5, True),  # the lost do not count
+        (BAD, [UNREACHABLE, MISSING, None], 0.5, True),  # the lost do not count
     ],
 )
 def test_how_many_may_be_ejected(kind: Failure, others: list[Failure | None], share_max: float, *, may: bool) -> None:
@@ -221,8 +223,8 @@ class BreakerMachine(RuleBasedStateMachine):
         for _ in range(count):
             failed(self.healths[index], self.healths, kind, "broke", now_s=self.now_s, tolerance=TOLERANCE)
         health = self.healths[index]
-        if kind is UNREACHABLE and before[index]:
-            assert health.kind is UNREACHABLE
+        if kind in {UNREACHABLE, MISSING} and before[index]:
+            assert health.kind is kind
         elif any(before):
             assert any(other.is_closed for other in self.healths), "the last one that answers was ejected"
 

@@ -268,7 +268,7 @@ def test_a_shadow_release_gets_copies_and_answers_nobody() -> None:
     [(shadow, copy)] = story.dispatcher.shadows(story.waiters["1"].job, now_s=0.0)
     assert (shadow.route.id, shadow.running) == ("b", 1)
     assert story.dispatcher.shadows(story.waiters["1"].job, now_s=0.0) == [], "no room, no copy"
-    story.dispatcher.drop_shadow(shadow, copy)
+    story.dispatcher.drop_shadow(shadow, copy, now_s=0.0)
     assert shadow.running == 0
 
 

@@ -49,7 +49,6 @@ class Replica:
     reading_since_s: float = NEVER_S
     version_id: str = "v1"
     prefixes: PrefixIndex = field(default_factory=lambda: PrefixIndex(1000))
-    adapters: dict[str, float] = field(default_factory=dict)
     identity: int = 0
 
     def __post_init__(self) -> None:
@@ -57,9 +56,6 @@ class Replica:
 
     def __repr__(self) -> str:
         return f"<{self.name} {self.running}+{self.running_elsewhere}/{self.slots}, {self.pending_tokens} pending>"
-
-    def adapter_s(self, adapter: str) -> float:
-        return self.adapters.get(adapter, 0.0)
 
 
 def pick(replicas: list[Replica], job: Job, **more: object) -> Replica | None:
@@ -125,12 +121,6 @@ def test_a_full_fleet_keeps_prefixes_together() -> None:
 def test_load_from_other_gateways_counts() -> None:
     replicas = [Replica("busy elsewhere", running_elsewhere=5), Replica("ours", running=2)]
     assert pick(replicas, Job("t", prompt_tokens=1000)) is replicas[1]
-
-
-def test_an_adapter_that_must_be_loaded_costs_its_loading() -> None:
-    replicas = [Replica("without", adapters={"lora": 3.0}), Replica("with", running=4)]
-    assert pick(replicas, Job("t", prompt_tokens=100, adapter="lora")) is replicas[1]
-    assert pick(replicas, Job("t", prompt_tokens=100)) is replicas[0]
 
 
 def test_a_request_goes_where_it_fits() -> None:

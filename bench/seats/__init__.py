@@ -1,0 +1,1 @@
+"""What guests cost a gateway: ``python -m bench.seats``."""
