@@ -151,7 +151,7 @@ class Dispatcher(ReplicaSet, Generic[W]):
         """
         failed_on = waiter.failed_on
         if not any(
-            other not in failed_on and not other.is_draining and other.health.is_closed for other in self._serving
+            other not in failed_on and not other.is_draining and not other.ejected_until_s for other in self._serving
         ):
             return None
         if not self.retries.take(now_s):

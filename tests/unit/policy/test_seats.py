@@ -382,3 +382,51 @@ def test_requests_on_an_engine_that_died_may_all_be_retried_whichever_endpoint_n
         waiter.failed_on = [waiter.replica]
         verdict = host.all["a"].retry(waiter, now_s=1.0, deadline_s=9.0)
         assert verdict is not None, "the budget is spent though all were lost to one failure"
+
+
+def test_a_guest_that_was_away_has_no_credit_for_it() -> None:
+    host = Host()
+    host.table(a=[seat("a", "r", 1)], b=[seat("b", "r", 1)], c=[seat("c", "r", 1)])
+    host.finish("c", host.arrive("c"))
+    waiting = [host.arrive(name) for _ in range(30) for name in "ab"]
+    running = waiting[0]
+    for step in range(40):
+        if step == 20:
+            waiting += [host.arrive("c") for _ in range(20)]
+        host.finish(running.job.tenant_id, running)
+        running = next(waiter for waiter in waiting if waiter.replica is not None)
+    assert host.served[20:].count("c") in range(6, 9), "a third of the turns since it came"
+
+
+def test_memory_that_was_kept_for_one_who_found_room_elsewhere_is_for_the_next() -> None:
+    host = Host()
+    on_r, on_q = ({"replica": name, "slots": 9, "kv_tokens": 1000} for name in "rq")
+    host.table(a=[seat("a", **on_r)], b=[seat("b", **on_r), seat("b", **on_q)], c=[seat("c", **on_q)])  # type: ignore[arg-type]
+    host.arrive("a", tokens=400)
+    other = host.arrive("c", tokens=400)
+    assert host.arrive("b", tokens=900).verdict is Verdict.WAIT
+    assert host.arrive("a", tokens=10).verdict is Verdict.WAIT, "kept for the large one"
+    host.finish("c", other)
+    assert host.served == ["b", "a"]
+
+
+def test_a_probe_by_a_seat_for_copies_serves_those_who_wait_for_its_replica() -> None:
+    host = Host()
+    host.table(base=[own("r", 1)], a=[own("x", 1)])
+    host.all["a"].update([("v1", 100, 0, [(own("x", 1), 1)]), ("v2", 0, 100, [(seat("a2", "r", 1), 1)])], now_s=0.0)
+    host.all["base"].failed(host.load("base"), Failure.UNREACHABLE, "connection lost", now_s=1.0)
+    assert host.arrive("base").verdict is Verdict.WAIT
+    (due,) = host.all["a"].probes_due(3.0)
+    due.probe_began()
+    host.all["a"].probed(due, is_good=True, now_s=3.1)
+    assert host.served == ["base"]
+
+
+def test_a_seat_on_a_dead_replica_is_no_place_to_retry() -> None:
+    host = Host()
+    host.table(base=[own("q")], a=[seat("a", "r"), seat("a", "q")])
+    host.all["base"].failed(host.load("base"), Failure.UNREACHABLE, "connection lost", now_s=1.0)
+    waiter = host.arrive("a")
+    assert waiter.replica is not None
+    waiter.failed_on = [waiter.replica]
+    assert host.all["a"].retry(waiter, now_s=1.0, deadline_s=9.0) is None
