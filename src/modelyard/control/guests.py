@@ -41,6 +41,8 @@ RATE_S = 60.0
 PRELOAD_S = 30.0
 """Longest that a new replica of a host is kept from callers until guests of the ones that it replaces are on it."""
 NOT_FOUND = 404
+TOLD_S = 2.0
+"""Longest that gateways take to tell that an engine has a guest again."""
 NO_FILES = Path()
 """The artifact of a guest that has none: that of an engine which computes nothing."""
 _NAME_MAX = 100
@@ -166,13 +168,16 @@ class Guests:
         seats = []
         for seat in self._seats_on(replica):
             id = seat_id(replica.id, seat.name)
-            is_told = said is not None and said[0] > self._loaded_s.get(id, 0.0)
+            loaded_s = self._loaded_s.get(id, 0.0)
+            is_lost = said is not None and said[0] > loaded_s and seat.name not in said[1]
+            # What gateways met just before it was loaded again they tell a moment longer.
+            is_lost |= self.observer.is_missing(id) and world.monotonic_s - loaded_s > TOLD_S
             seats.append(
                 policy.SeatSeen(
                     seat=seat,
                     in_flight=world.in_flight(id) if seat.state is SeatState.DRAINING else 0,
                     is_busy=id in busy,
-                    is_lost=is_told and said is not None and seat.name not in said[1],
+                    is_lost=is_lost,
                 )
             )
         return policy.HostSeen(

@@ -15,12 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from modelyard.clock import Clock
 from modelyard.control.tasks import boundary
 from modelyard.domain.demand import ReplicaReport
-from modelyard.domain.fleet import replica_of
 from modelyard.domain.routing_table import ReplicaSnapshot
 from modelyard.engines import Engine, EngineLoad
 from modelyard.policy.reconcile import Vital
@@ -134,6 +131,10 @@ class Observer:
         watch = self._watches.get(replica_id)
         return watch.guests if watch is not None else None
 
+    def is_missing(self, seat_id: str) -> bool:
+        """Say whether a gateway was told by an engine that it does not have the guest of this seat."""
+        return any(report.failures > 0 for report in self._reports_on(seat_id))
+
     def snapshots(self) -> list[ReplicaSnapshot]:
         """Return what metrics pages said since the last call; each is told once, for an old one would mislead."""
         now_s = self._clock.monotonic_s()
@@ -154,7 +155,6 @@ class Observer:
     def note(self, gateway_id: str, reports: Sequence[ReplicaReport]) -> bool:
         """Take a gateway's view of replicas into account; say whether one got worse since its last report."""
         before = self._reports.get(gateway_id, {})
-        reports = by_replica(reports)
         self._reports[gateway_id] = {report.replica_id: report for report in reports}
         if not reports:
             del self._reports[gateway_id]  # it may have left for good
@@ -286,25 +286,6 @@ class Observer:
                 return body.decode("utf-8", "replace") if response.status == 200 else None
         except (ClientError, OSError, TimeoutError):
             return None
-
-
-def by_replica(reports: Iterable[ReplicaReport]) -> list[ReplicaReport]:
-    """Return a gateway's view of each replica: what it says of seats is of the replica that they are on."""
-    found: dict[str, ReplicaReport] = {}
-    for report in reports:
-        id = replica_of(report.replica_id)
-        if (other := found.get(id)) is None:
-            found[id] = report if id == report.replica_id else msgspec.structs.replace(report, replica_id=id)
-            continue
-        worse = max(other, report, key=lambda one: one.failures)
-        reading = [one.reading for one in (other, report) if one.reading is not None]
-        found[id] = msgspec.structs.replace(
-            worse,
-            replica_id=id,
-            in_flight=other.in_flight + report.in_flight,
-            reading=sum(reading) if reading else None,
-        )
-    return list(found.values())
 
 
 def _tokens(load: EngineLoad) -> float | None:

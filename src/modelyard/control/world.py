@@ -18,7 +18,7 @@ from modelyard.clock import Clock
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import Report
 from modelyard.domain.endpoints import Endpoint
-from modelyard.domain.fleet import Replica, replica_of, seats_of
+from modelyard.domain.fleet import Replica, seats_of
 from modelyard.fleet import Fleet, Observed
 from modelyard.stores import ControlStore
 
@@ -69,15 +69,11 @@ class World:
         return self.demands.get(endpoint_id, _NO_DEMAND)
 
     def in_flight(self, replica_id: str) -> int | None:
-        """Return the requests that gateways have on a draining replica, None until all of them know that it drains."""
+        """Return the requests that gateways have on a draining replica or seat, None until all know that it drains."""
         if not self.are_gateways_known or replica_id not in self.known_to_drain:
             return None
         return sum(
-            row.in_flight
-            for report in self.reports.values()
-            for row in report.replicas
-            # What guests have on it is under way there, too.
-            if row.replica_id == replica_id or replica_of(row.replica_id) == replica_id
+            row.in_flight for report in self.reports.values() for row in report.replicas if row.replica_id == replica_id
         )
 
 

@@ -44,9 +44,7 @@ class Counted:
 
     seen: Window
 
-    def window(
-        self, endpoint_id: str, version_id: str | None, seconds: float, *, guests: Iterable[str] = ()
-    ) -> Window:
+    def window(self, endpoint_id: str, version_id: str | None, seconds: float, *, guests: Iterable[str] = ()) -> Window:
         return self.seen
 
     def arrival_rate(self, endpoint_id: str, seconds: float) -> float:

@@ -79,7 +79,10 @@ class DeployRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     model_name: Annotated[str, msgspec.Meta(description="What callers put into 'model'.")]
     framework: Annotated[
-        str, msgspec.Meta(description="The engine, like 'llamacpp' or 'simulated'; a registered version has its own.")
+        str,
+        msgspec.Meta(
+            description="The engine, like 'llamacpp'; a registered version has its own, an adapter that of its base."
+        ),
     ] = ""
     model_artifact: Annotated[str, msgspec.Meta(description=ARTIFACT)] = ""
     hardware: HardwareBody = HardwareBody()

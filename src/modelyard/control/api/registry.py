@@ -81,7 +81,9 @@ class RegisterRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A version to be stored without an endpoint."""
 
     model_name: Annotated[str, msgspec.Meta(description="The model that it is a version of.")]
-    framework: Annotated[str, msgspec.Meta(description="The engine, like 'llamacpp' or 'simulated'.")]
+    framework: Annotated[
+        str, msgspec.Meta(description="The engine, like 'llamacpp'; an adapter has that of its base.")
+    ] = ""
     model_artifact: Annotated[str, msgspec.Meta(description="As in a deployment.")] = ""
     version: Annotated[str | None, msgspec.Meta(description="Left out: the next of v1, v2, …")] = None
     options: Annotated[Options, msgspec.Meta(description="The engine's own settings.")] = {}

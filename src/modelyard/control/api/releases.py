@@ -34,7 +34,10 @@ class ReleaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A version to add to an endpoint; one with neither share runs no replica."""
 
     framework: Annotated[
-        str, msgspec.Meta(description="The engine, like 'llamacpp' or 'simulated'; a registered version has its own.")
+        str,
+        msgspec.Meta(
+            description="The engine, like 'llamacpp'; a registered version has its own, an adapter that of its base."
+        ),
     ] = ""
     model_artifact: Annotated[str, msgspec.Meta(description=ARTIFACT)] = ""
     version: Annotated[str | None, msgspec.Meta(description="Left out: the next of v1, v2, …")] = None
@@ -89,7 +92,7 @@ class Releases:
             share = f"shadows {wanted.shadow} %" if wanted.shadow else f"weight {wanted.weight}"
             if wanted.weight == WHOLE:
                 share = "takes over replica by replica"
-            await self._announce(endpoint, "release_added", f"version {version_name} on {wanted.framework}, {share}")
+            await self._announce(endpoint, "release_added", f"version {version_name}, {share}")
         return await whole_view(context, call.request, endpoint)
 
     async def remove(self, call: Call[Empty, Empty]) -> EndpointView:

@@ -70,31 +70,26 @@ async def examine(context: Context, identity: Identity, order: Order, *, is_depl
     if order.model_artifact.startswith(MODEL):
         return await _examine_registered(context, identity, order)
     is_admin = identity.may(Scope.ADMIN)
-    engine = context.engines.get(order.framework)
+    framework = await _framework(context, identity, order)
+    engine = context.engines.get(framework)
     faults = [
         *version_faults(order.version),
-        *engine_faults(order.framework, engine, context.engines),
+        *(engine_faults(framework, engine, context.engines) if framework or not order.base else ()),
         *option_faults(order.options, is_admin=is_admin),
     ]
     source, settings = ArtifactSource(), None
     if engine is not None:
-        is_adapter = bool(order.base)
-        if order.model_artifact.startswith(SCHEME):
-            source, found = await read_uploaded(context, identity, engine, order.model_artifact, is_adapter=is_adapter)
-        else:
-            sources = context.artifacts.sources
-            source, found = await read_source(
-                engine, order.model_artifact, sources, is_admin=is_admin, is_adapter=is_adapter
-            )
+        source, found = await _source_of(context, identity, engine, order)
         faults += found
-        if is_adapter:
+        if order.base:
             faults += adapter_faults(order, source)
             settings = adapter_settings(source.size_bytes)
         elif source.facts.is_adapter:
             faults.append(Fault("model_artifact", lone_adapter(source.facts)))
         try:
-            if settings is None:
-                settings = engine.settings(dict(order.options), artifact_bytes=source.size_bytes, facts=source.facts)
+            settings = settings or engine.settings(
+                dict(order.options), artifact_bytes=source.size_bytes, facts=source.facts
+            )
         except OptionsError as error:
             faults += [Fault(f"options.{name}", reason) for name, reason in error.faults.items()]
         except ValueError as error:
@@ -103,6 +98,24 @@ async def examine(context: Context, identity: Identity, order: Order, *, is_depl
         faults += reference_faults(order.model_artifact, context.artifacts.sources, is_admin=is_admin)
     base, found = await find_base(context, identity, engine, order.base, is_deployed=is_deployed)
     return Findings([*faults, *found], engine, settings, source, None, base)
+
+
+async def _framework(context: Context, identity: Identity, order: Order) -> str:
+    """Return the engine that an order names: an adapter runs where its base does."""
+    if order.framework or not order.base:
+        return order.framework
+    base, _ = await find_base(context, identity, None, order.base, is_deployed=False)
+    return base.framework if base is not None else ""
+
+
+async def _source_of(
+    context: Context, identity: Identity, engine: Engine, order: Order
+) -> tuple[ArtifactSource, list[Fault]]:
+    is_adapter = bool(order.base)
+    if order.model_artifact.startswith(SCHEME):
+        return await read_uploaded(context, identity, engine, order.model_artifact, is_adapter=is_adapter)
+    is_admin, sources = identity.may(Scope.ADMIN), context.artifacts.sources
+    return await read_source(engine, order.model_artifact, sources, is_admin=is_admin, is_adapter=is_adapter)
 
 
 async def _examine_registered(context: Context, identity: Identity, order: Order) -> Findings:
