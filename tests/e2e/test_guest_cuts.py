@@ -1,4 +1,4 @@
-"""A controller that is cut off at any write while guests come, change seats and go: the next one brings it to an end."""
+"""A controller that is cut off at any write while guests come, change seats and go: the next one goes on from there."""
 
 import itertools
 import json

@@ -222,3 +222,39 @@ def test_without_a_host_it_is_said_what_to_type(tmp_path: Path) -> None:
         assert (reply.status, reply.json()["error"]["param"]) == (400, "base")
         assert "'plain' has no seats for guests: set its option max_adapters" in message
         assert "modelyard deploy --engine simulated --name plain-host --option max_adapters=8" in message
+
+
+def test_a_host_that_gets_other_options_keeps_its_guests_answering(tmp_path: Path) -> None:
+    with Yard(tmp_path / "rolling") as yard:
+        yard.deploy("base", options={"max_adapters": 4, "adapter_load_s": 0.5}, shared=True)
+        tenant = Customer(yard, "steady")
+        assert tenant.deploy("bot").status == 202
+        assert tenant.ask("bot").status == 200
+        options = {"max_adapters": 4, "adapter_load_s": 0.5, "slots": 2, "journal": str(yard.folder / "tokens/2.jsonl")}
+        order = {"framework": "simulated", "options": options, "weight": 100}
+        (before,) = yard.engines("base")
+        reply = yard.call("POST", "/v1/endpoints/base/releases", order)
+        assert reply.status == 202, reply.body
+        statuses, slowest_s = [], 0.0
+
+        def is_over() -> bool:
+            nonlocal slowest_s
+            began_s = time.monotonic()
+            statuses.append(tenant.ask("bot").status)
+            slowest_s = max(slowest_s, time.monotonic() - began_s)
+            return before.pid not in [engine.pid for engine in yard.engines()]
+
+        eventually(is_over, 30, "the new version took over")
+        assert set(statuses) == {200}
+        print(f"slowest of {len(statuses)} requests during the change of options: {slowest_s:.3f} s")
+        events = {e["kind"]: e["at"] for e in yard.get("/v1/endpoints/base")["events"]}
+        assert "replica_ready" in events
+        loaded = [record for record in yard.journal() if record["event"] == "adapter_loaded"]
+        assert len({record["pid"] for record in loaded}) == 2, "it was loaded onto the new replica"
+        # The old one drained only after the new one had the guest, and was known for it.
+        ready = [
+            e["at"] for e in yard.get("/v1/endpoints/base/events?limit=200")["data"] if e["kind"] == "replica_ready"
+        ]
+        assert loaded[-1]["t"] <= ready[-1] + 1, "callers were let to the new replica once its guest was there"
+        reply = yard.call("POST", "/v1/endpoints/base/releases", {**order, "framework": "llamacpp"})
+        assert reply.status == 400

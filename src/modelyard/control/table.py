@@ -38,6 +38,7 @@ class _Made(NamedTuple):
     replicas: Sequence[Replica]
     version_ids: frozenset[str]
     route: EndpointRoute
+    bases: tuple[str, ...]
 
 
 class TablePublisher:
@@ -126,6 +127,8 @@ class TablePublisher:
                 replicas[replica.endpoint_id].append(replica)
         for endpoint_id, seats in seats_of(stored).items():
             replicas[endpoint_id] += [seat for seat in seats if seat.state in _ROUTED]
+        serving = {replica.id: replica.version_id for replica in stored if replica.guests}
+        by_id = {endpoint.id: endpoint for endpoint in endpoints}
         before = self._versions
         news = {one for one, version in versions.items() if before.get(one) is not version} | before.keys() - versions
         self._versions = versions
@@ -135,9 +138,10 @@ class TablePublisher:
             tenants=tuple(tenants),
             keys=tuple(key for key in keys if key.revoked_at is None),
             endpoints=tuple(
-                self._made(endpoint, versions, replicas.get(endpoint.id, _NONE), news)
+                self._made(endpoint, versions, rows, news, _bases(endpoint, rows, serving, by_id))
                 for endpoint in endpoints
                 if not endpoint.is_deleted and not endpoint.pool
+                for rows in (replicas.get(endpoint.id, _NONE),)
             ),
         )
         if len(self._routes) > len(table.endpoints):
@@ -147,37 +151,46 @@ class TablePublisher:
         return table, frozenset(replica.id for replica in known if replica.state is ReplicaState.DRAINING)
 
     def _made(
-        self, endpoint: Endpoint, versions: Mapping[str, ModelVersion], replicas: Sequence[Replica], news: Set[str]
+        self,
+        endpoint: Endpoint,
+        versions: Mapping[str, ModelVersion],
+        replicas: Sequence[Replica],
+        news: Set[str],
+        bases: tuple[str, ...],
     ) -> EndpointRoute:
         """Return the route of an endpoint; the same object as in the last table when it is made of the same ones.
 
-        ``news`` are the versions that are other objects than in the last table.
+        ``news`` are the versions that are other objects than in the last table, ``bases`` those that guests sit on.
         """
         last = self._routes.get(endpoint.id)
         # Equal is what is meant by the same; for what is identical, Python finds that out without a look inside.
-        is_same = last is not None and last.endpoint is endpoint and last.replicas == replicas
+        is_same = last is not None and last.endpoint is endpoint and last.replicas == replicas and last.bases == bases
         if last is not None and is_same and news.isdisjoint(last.version_ids):
             return last.route
-        route = self._route(endpoint, versions, replicas)
+        route = self._route(endpoint, versions, replicas, bases)
         if last is not None and last.route == route:
             route = last.route
-        version_ids = {one.version_id for one in endpoint.releases} | {one.version_id for one in replicas}
-        version_ids |= {versions[one].base_id for one in version_ids if one in versions and versions[one].base_id}
-        self._routes[endpoint.id] = _Made(endpoint, replicas, frozenset(version_ids), route)
+        version_ids = {one.version_id for one in endpoint.releases} | {one.version_id for one in replicas} | {*bases}
+        self._routes[endpoint.id] = _Made(endpoint, replicas, frozenset(version_ids), route, bases)
         return route
 
     def _route(
-        self, endpoint: Endpoint, versions: Mapping[str, ModelVersion], replicas: Sequence[Replica]
+        self,
+        endpoint: Endpoint,
+        versions: Mapping[str, ModelVersion],
+        replicas: Sequence[Replica],
+        bases: tuple[str, ...],
     ) -> EndpointRoute:
         answering = [version for one in _answering(endpoint) if (version := versions.get(one.version_id))]
-        # What a guest of a base can do, and how much fits beside it, is what the base can and what fits there.
-        served = [versions.get(version.base_id, version) for version in answering]
-        routes, extras, context_length = self._capabilities(served)
-        kv_tokens: dict[str, int] = {}
-        for replica in replicas:
-            version = versions.get(replica.version_id)
-            base = versions.get(version.base_id, version) if version is not None else None
-            kv_tokens[replica.version_id] = self._kv_tokens(base)
+        hosting = [versions[one] for one in bases if one in versions]
+        # What an adapter can do, and how much fits beside it, is what the base that it sits on can.
+        is_adapter = any(version.base_id for version in answering)
+        routes, extras, context_length = self._capabilities(hosting if is_adapter else answering)
+        beside = min(map(self._kv_tokens, hosting), default=0)
+        kv_tokens = {
+            replica.version_id: beside if bases else self._kv_tokens(versions.get(replica.version_id))
+            for replica in replicas
+        }
         return EndpointRoute(
             id=endpoint.id,
             tenant_id=endpoint.tenant_id,
@@ -225,6 +238,18 @@ class TablePublisher:
         if not routes:
             return frozenset(), frozenset(), 0
         return frozenset.intersection(*routes), frozenset.intersection(*extras), min(lengths, default=0)
+
+
+def _bases(
+    endpoint: Endpoint, seats: Sequence[Replica], serving: Mapping[str, str], by_id: Mapping[str, Endpoint]
+) -> tuple[str, ...]:
+    """Return the versions on whose replicas a guest sits; where it sits nowhere, those that its host answers with."""
+    if not endpoint.host_id:
+        return ()
+    if on := {version_id for seat in seats if (version_id := serving.get(replica_of(seat.id)))}:
+        return tuple(sorted(on))
+    host = by_id.get(endpoint.host_id)
+    return tuple(release.version_id for release in _answering(host)) if host is not None else ()
 
 
 def _answering(endpoint: Endpoint) -> list[Release]:
