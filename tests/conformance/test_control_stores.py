@@ -22,7 +22,7 @@ from modelyard.domain.endpoints import (
     Sticky,
     Timeouts,
 )
-from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.fleet import GuestSeat, Replica, ReplicaState, SeatState
 from modelyard.domain.rollouts import Judgement, Rollout, RolloutKind, RolloutMode, RolloutState, Thresholds
 from modelyard.domain.tenants import ApiKey, Limits, Scope, Tenant
 from modelyard.stores import AlreadyExistsError, ControlStore, Event, StoreUnavailableError
@@ -431,3 +431,20 @@ async def test_an_endpoint_of_a_known_version_is_added_alone(store: ControlStore
     with pytest.raises(AlreadyExistsError, match="endpoint named '1'"):
         await store.add_endpoint(an_endpoint("ep-2", name="1"))
     assert await store.versions() == [a_version()]
+
+
+async def test_seats_and_the_rest_of_a_replica_are_written_apart(store: ControlStore) -> None:
+    await store.add_deployment(a_version(), an_endpoint())
+    await store.add_deployment(a_version("ver-2"), an_endpoint("ep-2", "ver-2", host_id="ep-1"))
+    assert [one.host_id for one in await store.endpoints()] == ["", "ep-1"]
+    seats = (GuestSeat("ep-2", "ver-2", "bot@1", SeatState.READY, 5.0, 6.0),)
+    await store.put_guests("rep-1", seats)
+    assert await store.replicas() == [], "seats make no replica"
+    before = a_replica("rep-1")
+    await store.put_replica(before)
+    await store.put_guests("rep-1", seats)
+    drained = a_replica("rep-1", state=ReplicaState.DRAINING, reason="from a pass that knew no guest")
+    await store.put_replica(drained)
+    assert await store.replicas() == [msgspec.structs.replace(drained, guests=seats)]
+    await store.put_guests("rep-1", ())
+    assert await store.replicas() == [drained]

@@ -31,7 +31,10 @@ from modelyard.fleet.local import LocalFleet, stop_all
 MODEL = "acme/tiny"
 SECRET = "the-replica-secret"
 ENGINES: dict[str, tuple[Engine, Options]] = {
-    "simulated": (SimulatedEngine(), {"slots": 2, "load_s": 0.3, "context_length": 4096, "itl_ms": 5}),
+    "simulated": (
+        SimulatedEngine(),
+        {"slots": 2, "load_s": 0.3, "context_length": 4096, "itl_ms": 5, "max_adapters": 2},
+    ),
     "llamacpp": (LlamaCppEngine(), {"slots": 2, "context_length": 512, "embedding": True}),
     "vllm": (
         VllmEngine((vllm.COMMAND,)),
@@ -450,3 +453,39 @@ def test_routes_are_a_subset_and_the_name_is_the_key(name: str) -> None:
     assert engine.name == name.partition("-")[0]
     assert engine.routes_for({}) <= engine.routes
     assert engine.routes_for(options) <= engine.routes
+
+
+def guest_of(number: int, folder: Path) -> Guest:
+    return Guest(f"bot-{number}@{number:012x}", folder)
+
+
+async def test_a_guest_is_taken_in_answers_by_its_name_and_goes(replica: Replica, tmp_path: Path) -> None:
+    engine = replica.engine
+    if engine.guests is not GuestKind.ADAPTER or not engine.guests_max(replica.options) or engine.needs_artifact:
+        pytest.skip("it takes no adapters in, or only such as its own tests make")
+
+    async def names() -> frozenset[str]:
+        async with replica.session.get(
+            f"{replica.url}/v1/models", headers={"authorization": f"Bearer {SECRET}"}
+        ) as page:
+            return engine.read_guests(await page.text())
+
+    async def ask(name: str) -> int:
+        return (await replica.call("/v1/chat/completions", {**chat("Hello", max_tokens=1), "model": name}))[0]
+
+    first, second = guest_of(1, tmp_path), guest_of(2, tmp_path)
+    assert await names() == frozenset()
+    assert await ask(first.name) == 404
+    for guest in (first, second, first):  # again is no error
+        call = engine.load_guest(guest)
+        assert (await replica.call(call.path, call.body))[0] == 200
+    assert await names() == {first.name, second.name}
+    status, body = await replica.call("/v1/chat/completions", {**chat("Hello", max_tokens=1), "model": first.name})
+    assert (status, body["model"]) == (200, first.name)
+    call = engine.unload_guest(first.name)
+    assert (await replica.call(call.path, call.body))[0] == 200
+    assert await names() == {second.name}
+    assert await ask(first.name) == 404
+    assert await ask(second.name) == 200
+    call = engine.unload_guest(second.name)
+    await replica.call(call.path, call.body)

@@ -8,8 +8,8 @@ from modelyard.stores import ControlStore, StoreUnavailableError
 
 WRITES = frozenset(
     {
-        "put_endpoint", "put_replica", "remove_replica", "put_outlook", "remove_endpoint", "put_version", "add_event",
-        "add_observed_load", "reserve", "start", "stop", "forget",
+        "put_endpoint", "put_replica", "put_guests", "remove_replica", "put_outlook", "remove_endpoint", "put_version",
+        "add_event", "add_observed_load", "reserve", "start", "stop", "forget",
     }
 )  # fmt: skip
 

@@ -9,7 +9,7 @@ from modelyard.cli.exits import Exit, Failure, Refused
 from modelyard.cli.http import PAGE, Platform, segment
 from modelyard.cli.output import Item
 from modelyard.cli.sending import send_order
-from modelyard.cli.uploading import digest_of
+from modelyard.cli.uploading import digest_of, manifest_of
 from modelyard.domain.endpoints import Autoscale
 
 DEFAULT_RULES: Item = msgspec.structs.asdict(Autoscale())
@@ -126,7 +126,8 @@ def _is_other(platform: Platform, order: Item, file: Path | None, version: Item)
     if (hardware.get("gpu_type", has["type"]), hardware.get("gpu_count", has["count"])) != (has["type"], has["count"]):
         raise Failure("Accelerators of an endpoint never change. Remove it and apply the file again.")
     is_same = (
-        order.get("framework") == version["framework"]
+        # An adapter has the engine of its base, whether its order says so or not.
+        (order.get("framework") or version["framework"]) == version["framework"]
         and order.get("options", {}) == version["config"]
         and order.get("base", "") == version["base"]
         and _is_same_content(artifact, file, version)
@@ -140,6 +141,8 @@ def _is_other(platform: Platform, order: Item, file: Path | None, version: Item)
 def _is_same_content(artifact: str, file: Path | None, version: Item) -> bool:
     if file is None or not version["artifact_digest"]:
         return bool(artifact == version["artifact_path"])
+    if file.is_dir():
+        return manifest_of(file) == str(version["artifact_digest"])
     if file.stat().st_size != version["artifact_size"]:
         return False
     return bool(digest_of(file, version["artifact_size"]) == version["artifact_digest"])

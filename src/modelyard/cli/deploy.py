@@ -30,6 +30,7 @@ Example:
   modelyard deploy ./smollm2.gguf --name smollm2 --wait
   modelyard deploy ./smollm2.gguf --scale 0..4 --idle 5m --option context_length=4096
   modelyard deploy hf://org/name/model-q4.gguf --wait
+  modelyard deploy ./adapter-folder --base llama@v1 --name my-bot --wait
   modelyard deploy --engine simulated --name sim
   modelyard deploy -f endpoint.toml --wait"""
 
@@ -56,6 +57,8 @@ class Scale(click.ParamType[tuple[int, int]]):
 @click.option("--idle", "idle_s", type=DURATION, default="5m", show_default=True, help="Quiet time before 0 replicas.")
 @click.option("--option", "options", multiple=True, metavar="K=V", help="A setting of the engine; repeatable.")
 @click.option("--version", help="Name of this version. [default: the next of v1, v2, …]")
+@click.option("--base", metavar="NAME@VERSION", help="What the adapter at PATH is loaded onto.")
+@click.option("--on", "host", metavar="ENDPOINT", help="Endpoint on whose replicas it sits. [default: one of its base]")
 @click.option("--shared", is_flag=True, help="Let every tenant call it (admin only).")
 @click.option(
     "-f", "--file", "endpoint_file", type=click.Path(path_type=Path), help="An endpoint in TOML or JSON, in one file."
@@ -192,7 +195,7 @@ def _complete(body: Item, file: Path | None) -> None:
     artifact = str(body.get("model_artifact", ""))
     if file is not None:
         body["model_artifact"] = file.as_uri()
-    if not body.get("framework") and not artifact.startswith(REGISTERED):
+    if not body.get("framework") and not body.get("base") and not artifact.startswith(REGISTERED):
         body["framework"] = _engine_of(artifact, file)
 
 
@@ -215,11 +218,13 @@ def request_body(
     options: tuple[str, ...],
     version: str | None,
     shared: bool,
+    **guest: str | None,
 ) -> Item:
-    """Return the body of ``POST /v1/models/deploy`` for a command line."""
+    """Return the body of ``POST /v1/models/deploy`` for a command line; ``guest``: its ``base``, its ``host``."""
+    base, host = guest.get("base"), guest.get("host")
     least, most = scale
     if name is None:
-        if source is None and engine is None:
+        if source is None and engine is None and base is None:
             raise click.UsageError("PATH is missing; an engine without weights is --engine simulated --name NAME.")
         if source is None:
             raise click.UsageError("Give the model a --name.")
@@ -229,8 +234,10 @@ def request_body(
     body: Item = {
         "model_name": name,
         "hardware": {"min_replicas": least, "max_replicas": most},
-        **version_body(source=source, engine=engine, options=options, version=version),
+        **version_body(source=source, engine=engine, options=options, version=version, base=base),
     }
+    if host is not None:
+        body["host"] = host
     if least == 0:
         body["scaling"] = {"scale_to_zero": True, "scale_to_zero_after_idle_seconds": idle_s}
     if shared:
@@ -238,11 +245,17 @@ def request_body(
     return body
 
 
-def version_body(*, source: str | None, engine: str | None, options: tuple[str, ...], version: str | None) -> Item:
+def version_body(
+    *, source: str | None, engine: str | None, options: tuple[str, ...], version: str | None, base: str | None = None
+) -> Item:
     """Return what a body says of a version: what a deployment and a further release have in common."""
     uri, file = _locate(source)
     body: Item = {"options": dict(_option(option) for option in options)}
-    if engine is not None or not uri.startswith(REGISTERED):
+    if base is not None:
+        body["base"] = base
+        if engine is not None:
+            body["framework"] = engine
+    elif engine is not None or not uri.startswith(REGISTERED):
         body["framework"] = _engine_of(uri, file) if engine is None else engine
     elif not body["options"]:
         del body["options"]

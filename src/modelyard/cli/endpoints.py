@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from modelyard.cli.autoscale import autoscale_options, size_text, tier_text
-from modelyard.cli.deploy import Scale, version_body
+from modelyard.cli.deploy import Scale, local_file, version_body
 from modelyard.cli.endpoint_stats import stats
 from modelyard.cli.http import PAGE, Platform, ask_of, connected, segment
 from modelyard.cli.nouns import DURATION, NounGroup
@@ -25,6 +25,7 @@ from modelyard.cli.output import (
     stage_text,
 )
 from modelyard.cli.rollouts import rollout_text
+from modelyard.cli.sending import send_order
 from modelyard.cli.serving import Share, release_text, serving_options, serving_text
 
 
@@ -51,7 +52,11 @@ def list_endpoints(*, platform: Platform, is_json: bool, is_quiet: bool) -> None
     columns: dict[str, Callable[[Item], object]] = {
         "NAME": lambda endpoint: endpoint["name"],
         "STATUS": lambda endpoint: endpoint["status"],
-        "REPLICAS": lambda endpoint: f"{endpoint['current_replicas']}/{endpoint['max_replicas']}",
+        "REPLICAS": lambda endpoint: (
+            f"on {endpoint['host'] or '?'}"
+            if endpoint.get("host_id")
+            else f"{endpoint['current_replicas']}/{endpoint['max_replicas']}"
+        ),
         "STAGE": lambda endpoint: endpoint.get("failure") or stage_text(endpoint),
         "AGE": lambda endpoint: age(endpoint["created_at"]),
         "ID": lambda endpoint: endpoint["id"],
@@ -84,7 +89,9 @@ def show(name: str, *, platform: Platform, is_json: bool, is_quiet: bool) -> Non
             "Stage": stage_text(endpoint),
             "Failure": endpoint.get("failure"),
             "Model": f"{endpoint['model_version']} on {endpoint['framework']}",
-            "Scale": _scale(endpoint),
+            "Host": endpoint.get("host") or (endpoint.get("host_id") and "gone"),
+            "Scale": "" if endpoint.get("host_id") else _scale(endpoint),
+            "Guests": _guests(endpoint),
             "Tier": tier_text(endpoint),
             "Size": size_text(endpoint),
             "Rollout": rollout_text(rollout) if (rollout := endpoint.get("rollout")) else "",
@@ -101,7 +108,13 @@ def show(name: str, *, platform: Platform, is_json: bool, is_quiet: bool) -> Non
     if replicas := endpoint.get("replicas"):
         print()
         rows = [(one["id"], one["state"], f"{one['age_s']}s", one["reason"]) for one in replicas]
-        show_table(["REPLICA", "STATE", "AGE", "REASON"], rows)
+        show_table(["SEAT" if endpoint.get("host_id") else "REPLICA", "STATE", "AGE", "REASON"], rows)
+    if guests := endpoint.get("guests"):
+        print()
+        rows = [
+            (one["name"] or "(another tenant's)", one["state"], f"{one['age_s']}s", one["replica_id"]) for one in guests
+        ]
+        show_table(["GUEST", "STATE", "AGE", "REPLICA"], rows)
     if events := endpoint.get("events"):
         print()
         rows = [(moment(one["at"]), one["kind"], one["reason"], one.get("replica_id")) for one in events]
@@ -189,6 +202,7 @@ def change_body(
 @click.option("--engine", help="llamacpp, openai, anthropic or simulated. [default: by the content]")
 @click.option("--option", "options", multiple=True, metavar="K=V", help="A setting of the engine; repeatable.")
 @click.option("--version", help="Name of this version. [default: the next of v1, v2, …]")
+@click.option("--base", metavar="NAME@VERSION", help="What the adapter at PATH is loaded onto.")
 @click.option("--weight", type=click.IntRange(0, 100), default=0, help="Percent of the requests that it answers.")
 @click.option("--shadow", type=click.IntRange(0, 100), default=0, help="Percent that is copied to it, unanswered.")
 @click.option("--fallback", "is_fallback", is_flag=True, help="Let it answer what the others have no room for.")
@@ -202,7 +216,12 @@ def add_release(
     is_json, is_quiet = given.pop("is_json"), given.pop("is_quiet")
     body = version_body(**given) | {"weight": weight, "shadow": shadow, "fallback": turn if is_fallback else 0}
     path = f"/v1/endpoints/{segment(name)}/releases"
-    endpoint = ask_of(platform, name, lambda path: platform.post(path, body), path)
+    file = local_file(body)
+
+    def add(path: str) -> Item:
+        return send_order(platform, body, file, lambda order: platform.post(path, order), is_uploading=False)
+
+    endpoint = ask_of(platform, name, add, path)
     new = endpoint["releases"][-1]
     # One with all traffic has none yet: it takes over as its replicas become ready.
     share = "it takes over replica by replica" if weight == 100 and new["weight"] < 100 else release_text(new)
@@ -229,10 +248,12 @@ def remove_release(name: str, version: str, *, platform: Platform) -> None:
     short_help="Remove an endpoint; running requests are finished.",
 )
 @click.argument("name")
+@click.option("--force", is_flag=True, help="Also while guests sit on its replicas; they are left without a host.")
 @connected
-def remove(name: str, *, platform: Platform) -> None:
+def remove(name: str, *, force: bool, platform: Platform) -> None:
     """Remove an endpoint; running requests are finished, and its usage stays in the ledger."""
-    ask_of(platform, name, platform.delete, f"/v1/endpoints/{segment(name)}")
+    query = "?force=true" if force else ""
+    ask_of(platform, name, lambda path: platform.delete(f"{path}{query}"), f"/v1/endpoints/{segment(name)}")
     remark(f"Removed '{name}'; its replicas finish what they are doing and stop.")
 
 
@@ -243,6 +264,15 @@ def _show_change(endpoint: Item, done: str, *, is_json: bool, is_quiet: bool) ->
         print(endpoint["id"])
     else:
         print(f"{done} See: modelyard endpoints {endpoint['name']}")
+
+
+def _guests(endpoint: Item) -> str:
+    if not endpoint.get("guests_max"):
+        return ""
+    replicas = max(1, endpoint["current_replicas"])
+    return (
+        f"{len(endpoint['guests'])} of {replicas * endpoint['guests_max']} seats ({endpoint['guests_max']} a replica)"
+    )
 
 
 def _scale(endpoint: Item) -> str:

@@ -43,8 +43,9 @@ def send_order(
 
 
 def upload_for(platform: Platform, file: Path) -> str:
-    """Upload a file; return what an order calls it."""
+    """Upload a file, or a folder; return what an order calls it."""
     from modelyard.cli.model_upload import PARALLEL, name_of
-    from modelyard.cli.uploading import upload
+    from modelyard.cli.uploading import upload, upload_folder
 
-    return str(upload(platform, file, name=name_of(file), parallel=PARALLEL)["uri"])
+    send = upload_folder if file.is_dir() else upload
+    return str(send(platform, file, name=name_of(file), parallel=PARALLEL)["uri"])

@@ -16,9 +16,12 @@ from typing import IO, cast
 from modelyard.cli.bars import ByteBar
 from modelyard.cli.exits import Exit, Failure
 from modelyard.cli.http import PAGE, Platform, segment
-from modelyard.cli.output import Item, ProgressLine
+from modelyard.cli.output import Item, ProgressLine, remark
 
 UPLOADS = "/v1/uploads/artifacts"
+FOLDERS = "/v1/uploads/folders"
+NAME_MAX = 96
+LEFT_TOLD_MAX = 5
 TRIES_MAX = 5
 PAUSE_S = 0.5
 BLOCK_BYTES = 1024 * 1024
@@ -46,6 +49,50 @@ def upload(platform: Platform, file: Path, *, name: str, parallel: int) -> Item:
         if found["status"] != "complete":
             time.sleep(COMPLETE_PAUSE_S)
     return found
+
+
+def upload_folder(platform: Platform, folder: Path, *, name: str, parallel: int) -> Item:
+    """Send the files of a model's folder, each as an upload of its own; return the artifact that they make.
+
+    Raises:
+        Failure: as ``upload``, or the folder holds no model.
+    """
+    files = files_in(folder)
+    digests = {}
+    for path, file in files.items():
+        digests[path] = str(upload(platform, file, name=f"{name}.{file.name}"[:NAME_MAX], parallel=parallel)["digest"])
+    order = {"name": name, "files": [{"path": path, "digest": digest} for path, digest in digests.items()]}
+    made: Item = platform.post(FOLDERS, order)
+    return made
+
+
+def files_in(folder: Path) -> dict[str, Path]:
+    """Return what a model's folder is made of, by path: weights that hold no code, and the texts beside them.
+
+    Raises:
+        Failure: there are no weights among its files.
+    """
+    from modelyard.control.artifacts.names import is_taken, is_weights
+
+    every = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
+    taken = {path: file for path, file in every.items() if is_taken(path) and file.stat().st_size}
+    if not any(is_weights(path) for path in taken):
+        raise Failure(f"The folder {folder} holds no .safetensors, .gguf or .onnx file.", Exit.USAGE)
+    if left := sorted(every.keys() - taken):
+        remark(f"Not sent, for it is no part of a model: {', '.join(left[:LEFT_TOLD_MAX])}.")
+    return taken
+
+
+def manifest_of(folder: Path) -> str:
+    """Return the digest of a folder as the platform counts it."""
+    from modelyard.control.artifacts.contents import manifest_digest
+    from modelyard.domain.catalog import ArtifactFile
+
+    parts = []
+    for path, file in files_in(folder).items():
+        size = file.stat().st_size
+        parts.append(ArtifactFile(path, digest_of(file, size), size))
+    return manifest_digest(tuple(parts))
 
 
 def digest_of(file: Path, size: int) -> str:

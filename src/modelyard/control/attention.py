@@ -8,14 +8,15 @@ most every ``SWEEP_S``, so that reconciling stays level-triggered whatever this
 file overlooks. All others get a pass in every round.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from zlib import crc32
 
+from modelyard.control.guests import NOTHING, Standing
 from modelyard.control.observer import Observer
 from modelyard.control.world import World
 from modelyard.domain.endpoints import Endpoint, EndpointStatus
-from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.fleet import Replica, ReplicaState, SeatState
 from modelyard.policy.reconcile import Vital
 
 SWEEP_S = 10.0
@@ -35,8 +36,11 @@ class _Rest:
 class Attention:
     """Remembers what passes saw. ``pass_interval_s`` is the pause between two rounds."""
 
-    def __init__(self, observer: Observer, *, pass_interval_s: float) -> None:
+    def __init__(
+        self, observer: Observer, standing: Callable[[str], Standing] = lambda _: NOTHING, *, pass_interval_s: float
+    ) -> None:
         self._observer = observer
+        self._standing = standing
         self._pass_interval_s = pass_interval_s
         self._rests: dict[str, _Rest] = {}
 
@@ -82,7 +86,12 @@ class Attention:
         demand = world.demand(endpoint.id)
         if endpoint.status not in _RESTING or demand.queued or demand.in_flight:
             return False
+        if endpoint.host_id:
+            seats = world.seats.get(endpoint.id, ())
+            return self._standing(endpoint.id).is_over and all(one.state is ReplicaState.READY for one in seats)
         replicas = world.replicas.get(endpoint.id, ())
+        if any(seat.state is not SeatState.READY for replica in replicas for seat in replica.guests):
+            return False
         return all(
             replica.state is ReplicaState.READY and self._observer.vital(replica.id)[0] is Vital.READY
             for replica in replicas
@@ -91,6 +100,8 @@ class Attention:
 
     def _seen(self, endpoint: Endpoint, world: World) -> tuple[object, ...]:
         """Return all that decides what a pass does, besides time."""
+        if endpoint.host_id:
+            return self._seen_of_guest(endpoint, world)
         replicas = world.replicas.get(endpoint.id, ())
         demand = world.demand(endpoint.id)
         return (
@@ -105,6 +116,25 @@ class Attention:
             demand.idle_s is None,
             len(world.reports),
             world.are_gateways_known,
+            [self._seen_of(guest, world) for guest in world.guests.get(endpoint.id, ())],
+            [told[1] if (told := self._observer.guests(one.id)) else None for one in replicas if one.guests],
+        )
+
+    @staticmethod
+    def _seen_of(guest: Endpoint, world: World) -> tuple[object, ...]:
+        """Return what a pass over its host sees of a guest."""
+        is_waiting = world.demand(guest.id).queued > 0
+        return guest.id, guest.releases, guest.rollout, guest.is_deleted, is_waiting, guest.id in world.seats
+
+    def _seen_of_guest(self, endpoint: Endpoint, world: World) -> tuple[object, ...]:
+        host = world.endpoints.get(endpoint.host_id)
+        return (
+            endpoint,
+            world.seats.get(endpoint.id, ()),
+            world.demand(endpoint.id).queued,
+            self._standing(endpoint.id),
+            host is None or (host.is_deleted, host.failure, host.status, host.progress.stage, host.progress.percent),
+            any(one.state is ReplicaState.READY for one in world.replicas.get(endpoint.host_id, ())),
         )
 
 

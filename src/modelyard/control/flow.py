@@ -6,22 +6,19 @@ do. Policies decide (``policy/scaling.py``, ``policy/reconcile.py``), this file
 only carries answers from one to the next.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
 from modelyard.control.asking import ask_of, residents_of
-from modelyard.control.bursts import Bursts
-from modelyard.control.executor import Executor
-from modelyard.control.loadtimes import LoadTimes
-from modelyard.control.observer import Observer
-from modelyard.control.placing import Need, Placer
-from modelyard.control.pools import Pools
+from modelyard.control.guest_pass import run_guest_pass
+from modelyard.control.passes import Passed, Tools
+from modelyard.control.placing import Need
 from modelyard.control.remember import remember
-from modelyard.control.sizing import Sizing
-from modelyard.control.supplies import Offer, Supplies, SupplyError
-from modelyard.control.views import is_proven, situation_of
+from modelyard.control.supplies import Offer, SupplyError
+from modelyard.control.views import holding_back, is_proven, situation_of
 from modelyard.control.world import World
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.endpoints import Endpoint
@@ -32,49 +29,15 @@ from modelyard.policy.actions import Action, StartReplica, Wait
 from modelyard.policy.asks import Ask, NoRoom
 from modelyard.policy.eviction import Resident
 from modelyard.policy.progress import Fetch, View
-from modelyard.policy.reconcile import LIVE, Pace, crashes, plan
+from modelyard.policy.reconcile import LIVE, crashes, plan
 from modelyard.policy.releases import main_release
 from modelyard.policy.rollouts import beside, carriers, sizes, spares
-from modelyard.stores import ControlStore
-
-
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """What a pass came to: the endpoint's size, and why versions of it cannot start, or have no room.
-
-    ``is_waiting``: something of it is to start, and waits for that, for room, or for its artifact. ``awake_at``: since
-    when it is to have replicas at all, as far as this controller saw; unix seconds.
-    """
-
-    replicas: int
-    troubles: Mapping[str, SupplyError]
-    has_rollout: bool
-    no_room: Mapping[str, str] = field(default_factory=dict)
-    is_waiting: bool = False
-    awake_at: float = 0.0
-
-
-@dataclass(slots=True)
-class Tools:
-    """What passes share. ``memories`` are the scaling policy's, by endpoint id; ``passed`` the last passes' results."""
-
-    store: ControlStore
-    observer: Observer
-    executor: Executor
-    supplies: Supplies
-    loads: LoadTimes
-    placer: Placer
-    bursts: Bursts
-    pools: Pools
-    sizing: Sizing
-    pace: Pace
-    publish: Callable[[], Awaitable[None]]
-    memories: dict[str, scaling.Memory] = field(default_factory=dict)
-    passed: dict[str, Passed] = field(default_factory=dict)
 
 
 async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
     """Bring what runs of ``endpoint`` one step closer to what should; say whether anything changed."""
+    if endpoint.host_id:
+        return await run_guest_pass(endpoint, world, tools)
     memory = tools.memories.get(endpoint.id)
     settings = settings_of(endpoint, world, tools)
     load_s = await tools.loads.expected_s(main_release(endpoint).version_id, settings.load_s) if settings else 0.0
@@ -99,12 +62,15 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
         evicted=evicted.keys(),
         taken=tools.pools.taken_from(endpoint.id) if endpoint.pool else (),
     )
+    situation = holding_back(situation, partial(tools.guests.holds_back, host=endpoint, world=world))
     actions = plan(situation, tools.pace)
 
     records = {seen.record.id: seen.record for seen in situation.replicas}
     were_ready = {id for id, record in records.items() if record.state is ReplicaState.READY}
     starts = Starts(endpoint, world, tools, records)
     has_changed = await act(actions, starts)
+    if not endpoint.pool:
+        has_changed |= await tools.guests.tend(endpoint, world, records.values())
 
     for version_id in {record.version_id for record in records.values() if record.state is ReplicaState.READY}:
         await tools.executor.activate(tools.supplies.known(world.versions[version_id]))

@@ -23,10 +23,12 @@ from modelyard.control.artifacts import ArtifactStore
 from modelyard.control.attention import Attention
 from modelyard.control.bursts import Bursts
 from modelyard.control.executor import Executor
-from modelyard.control.flow import Passed, Tools, run_pass
+from modelyard.control.flow import run_pass
 from modelyard.control.forecasts import Forecasts
+from modelyard.control.guests import Guests, guests_max
 from modelyard.control.loadtimes import LoadTimes
 from modelyard.control.observer import Observer, Target
+from modelyard.control.passes import Passed, Tools
 from modelyard.control.placing import Placer
 from modelyard.control.pools import Pools
 from modelyard.control.signals import Signals
@@ -47,6 +49,7 @@ from modelyard.observe.rounds import RoundStatus, RoundTimes
 from modelyard.policy import scaling
 from modelyard.policy.costs import hourly_nanousd
 from modelyard.policy.eviction import Rule
+from modelyard.policy.guests import Rule as GuestRule
 from modelyard.policy.reconcile import Pace, Situation, plan
 from modelyard.stores import ControlStore, StoreUnavailableError, TableFeed
 
@@ -172,12 +175,21 @@ class Loops:
                 tools.observer.watch([])
             finally:
                 await tools.observer.close()
+                await tools.guests.close()
 
     def _make_tools(self, group: asyncio.TaskGroup, actions: KeyedTasks) -> Tools:
         parts, control = self._parts, self._parts.config.control
         loads = LoadTimes(parts.store)
         observer = Observer(group, parts.clock, hang_timeout_s=control.hang_timeout_s, wake=self.wake)
         placer = Placer(Rule(min_residency_s=control.min_residency_s, patience_s=2 * control.min_residency_s))
+        supplies = Supplies(
+            store=parts.store,
+            engines=parts.engines,
+            artifacts=parts.artifacts,
+            tasks=actions,
+            clock=parts.clock,
+            pauses_s=(control.crash_backoff_s, control.crash_backoff_max_s),
+        )
         return Tools(
             store=parts.store,
             observer=observer,
@@ -195,13 +207,19 @@ class Loops:
             placer=placer,
             bursts=Bursts(placer),
             pools=Pools(control.warm_pool_accelerators),
-            supplies=Supplies(
+            supplies=supplies,
+            guests=Guests(
                 store=parts.store,
                 engines=parts.engines,
-                artifacts=parts.artifacts,
+                supplies=supplies,
                 tasks=actions,
+                loads=loads,
                 clock=parts.clock,
+                observer=observer,
+                publish=parts.publisher.refresh_together,
+                signals=parts.signals,
                 pauses_s=(control.crash_backoff_s, control.crash_backoff_max_s),
+                rule=GuestRule(drain_timeout_s=control.drain_timeout_s),
             ),
             loads=loads,
             publish=parts.publisher.refresh_together,
@@ -255,6 +273,7 @@ class Loops:
         self._world = world
         tools.observer.watch(self._targets(world, tools))
         tools.sizing.keep(world)
+        tools.guests.keep(world)
         tools.bursts.keep(world.endpoints)
         self._begin_passes(world, tools, passes, busy_endpoints, began_s)
 
@@ -287,7 +306,7 @@ class Loops:
     def _attention_of(self, tools: Tools) -> Attention:
         if self._attention is None:
             interval_s = self._parts.config.control.pass_interval_s
-            self._attention = Attention(tools.observer, pass_interval_s=interval_s)
+            self._attention = Attention(tools.observer, tools.guests.standing, pass_interval_s=interval_s)
         return self._attention
 
     async def _timed_pass(self, endpoint_id: str, tools: Tools) -> None:
@@ -368,7 +387,8 @@ class Loops:
         # Whoever waits for a cold model gives up after this long; a load that takes longer hangs, unless the engine
         # itself expects to need that long.
         limit_s = max(self._parts.config.gateway.load_wait_s, 5 * settings.load_s if settings else 0.0)
-        return Target(replica.id, replica.host, replica.port, replica.secret, engine, limit_s)
+        has_guests = guests_max(engine, version) > 0
+        return Target(replica.id, replica.host, replica.port, replica.secret, engine, limit_s, has_guests)
 
     # --- gateways and the store --------------------------------------------------------
 

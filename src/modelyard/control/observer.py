@@ -38,6 +38,7 @@ IDLE_SHARE_MAX = 0.7
 PAUSE_MIN_S = 0.02
 PROBES_IN_TIMEOUT = 3
 """Looks at a ready replica within one hang timeout; each may take as long as the pause between two."""
+MODELS_PATH = "/v1/models"
 PAGE_BYTES_MAX = 1024 * 1024
 _NO_LOAD = EngineLoad()
 
@@ -52,6 +53,8 @@ class Target:
     secret: str
     engine: Engine
     load_timeout_s: float
+    has_guests: bool = False
+    """It takes guests in, and is asked which it has."""
 
 
 @dataclass(slots=True)
@@ -64,6 +67,8 @@ class _Watch:
     reason: str = ""
     load: EngineLoad = _NO_LOAD
     looked_s: float = 0.0
+    guests: tuple[float, frozenset[str]] | None = None
+    """The guests that it said it has, and when it was asked."""
     has_news: bool = False
     """``load`` was not told to gateways yet."""
     has_served: bool = False
@@ -120,6 +125,15 @@ class Observer:
         """Return the last load of a replica and the (monotonic) moment at which its page was read."""
         watch = self._watches.get(replica_id)
         return (watch.looked_s, watch.load) if watch is not None and watch.looked_s else None
+
+    def guests(self, replica_id: str) -> tuple[float, frozenset[str]] | None:
+        """Return the guests that a replica said it has and the (monotonic) moment at which it was asked."""
+        watch = self._watches.get(replica_id)
+        return watch.guests if watch is not None else None
+
+    def is_missing(self, seat_id: str) -> bool:
+        """Say whether a gateway was told by an engine that it does not have the guest of this seat."""
+        return any(report.failures > 0 for report in self._reports_on(seat_id))
 
     def snapshots(self) -> list[ReplicaSnapshot]:
         """Return what metrics pages said since the last call; each is told once, for an old one would mislead."""
@@ -204,6 +218,8 @@ class Observer:
         ready, page = await self._pages(session, watch)
         watch.load = _NO_LOAD if page is None else target.engine.read_load(page)
         watch.is_answering = ready is not None
+        if target.has_guests and watch.is_answering:
+            await self._ask_for_guests(session, watch)
         watch.looked_s, watch.has_news = self._clock.monotonic_s(), page is not None
         sent = sum(report.in_flight for report in self._reports_on(target.replica_id))
         watch.is_busy = bool(watch.load.running or watch.load.waiting or sent)
@@ -220,6 +236,17 @@ class Observer:
         watch.pulse, watch.reason = verdict.pulse, verdict.reason
         if verdict.vital is not watch.vital:
             watch.vital = verdict.vital
+            self._wake()
+
+    async def _ask_for_guests(self, session: "aiohttp.ClientSession", watch: _Watch) -> None:
+        """Ask which guests it has; one that it lost is news."""
+        asked_s, before = self._clock.monotonic_s(), watch.guests
+        page = await self._get(session, watch.target, MODELS_PATH)
+        if page is None:
+            return
+        names = watch.target.engine.read_guests(page)
+        watch.guests = asked_s, names
+        if before is not None and before[1] - names:
             self._wake()
 
     async def _pages(self, session: "aiohttp.ClientSession", watch: _Watch) -> tuple[str | None, str | None]:

@@ -23,12 +23,16 @@ async def remember(
     if memory is not None and decision.replicas != memory.replicas:
         reason, data = f"to {decision.replicas}: {decision.reason}", scaling.numbers(seen, decision.replicas)
         await store.add_event(Event(view.now_s, endpoint.id, "scaled", reason, data={"from": memory.replicas, **data}))
-    told = outlook(endpoint, view)
+    return await tell_outlook(endpoint, outlook(endpoint, view), view.now_s, store)
+
+
+async def tell_outlook(endpoint: Endpoint, told: Outlook, now_s: float, store: ControlStore) -> bool:
+    """Store how an endpoint stands, and say so in an event; return whether it was news."""
     if not _is_news(endpoint, told):
         return False
     if told.status is not endpoint.status:
         reason = told.failure or told.progress.reason or f"it is {told.status}"
-        await store.add_event(Event(view.now_s, endpoint.id, str(told.status), reason))
+        await store.add_event(Event(now_s, endpoint.id, str(told.status), reason))
     await store.put_outlook(endpoint.id, status=told.status, progress=told.progress, failure=told.failure)
     return True
 

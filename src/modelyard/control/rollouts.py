@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from modelyard.clock import Clock
-from modelyard.control.flow import Passed
+from modelyard.control.passes import Passed
 from modelyard.control.tasks import boundary
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.endpoints import Endpoint

@@ -229,15 +229,17 @@ class Signals:
 
     # --- asking ---
 
-    def window(self, endpoint_id: str, version_id: str | None, seconds: float) -> Window:
-        """Return what happened to a release, or to all of an endpoint, in about the last ``seconds``.
+    def window(self, endpoint_id: str, version_id: str | None, seconds: float, *, guests: Iterable[str] = ()) -> Window:
+        """Return what happened to a release, or to all of an endpoint (and its ``guests``), in about the last
+        ``seconds``.
 
         The window begins at a tick, so it is up to ``TICK_S`` longer, or shorter where nobody listened yet; its own
         ``seconds`` say what it covers.
         """
         tick, covered_s = self._start(seconds)
         versions = self._series.get(endpoint_id, {})
-        wanted = versions.values() if version_id is None else [versions.get(version_id, [])]
+        wanted = list(versions.values()) if version_id is None else [versions.get(version_id, [])]
+        wanted += [found for guest in guests for found in self._series.get(guest, {}).values()]
         sums = total(series.since(tick) for found in wanted for series in found)
         return window_of(sums, covered_s)
 

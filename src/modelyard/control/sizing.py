@@ -6,7 +6,7 @@ wanted. Each but the first may be missing: then it is unknown, never zero.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -49,7 +49,8 @@ class Sizing:
         ready = _ready(endpoint, world)
         looked = [(one, *found) for one in ready if (found := self.observer.latest(one.id)) is not None]
         self.speeds.take(looked, settings.kv_tokens if settings else 0)
-        window = self.signals.window(endpoint.id, None, WINDOW_S) if self.signals else _NOTHING
+        guests = [guest.id for guest in world.guests.get(endpoint.id, ())]
+        window = self.signals.window(endpoint.id, None, WINDOW_S, guests=guests) if self.signals else _NOTHING
         loads = [load for _, _, load in looked]
         capacity = self._capacity(endpoint, settings, window)
         tokens_s = self.speeds.tokens_s(ready)
@@ -59,7 +60,7 @@ class Sizing:
             kv_use=_mean(load.kv_usage for load in loads if load.kv_usage is not None),
             ttft_p99_s=window.ttft_p99_s,
             latency_p99_s=window.latency_p99_s,
-            requests_s=self._rate(endpoint.id),
+            requests_s=self._rate(endpoint.id, guests),
             tokens_s=tokens_s,
             capacity=capacity,
             load_s=load_s,
@@ -80,7 +81,10 @@ class Sizing:
         if self.forecasts is not None:
             self.forecasts.keep(world.endpoints)
 
-    def _rate(self, endpoint_id: str) -> float | None:
+    def _rate(self, endpoint_id: str, guests: Sequence[str]) -> float | None:
+        """Return the requests a second that come for an endpoint and its guests."""
+        if self.signals is not None and guests:
+            return sum(self.signals.arrival_rate(one, WINDOW_S) for one in (endpoint_id, *guests))
         rate = self.signals.arrival_rate(endpoint_id, WINDOW_S) if self.signals else None
         return self.forecasts.rate(endpoint_id, WINDOW_S) if rate is None and self.forecasts else rate
 

@@ -150,7 +150,8 @@ class Supplies:
         """
         offer = self.offer(version)
         version, engine, settings = offer.version, offer.engine, offer.settings
-        if not engine.needs_artifact:
+        # An adapter has files even where the engine's own models have none, if it was given some.
+        if not engine.needs_artifact and not (version.base_id and version.artifact.uri):
             return Supplied(version, engine, settings, None)
         file = self._artifacts.path(version.artifact)
         if file is not None and version.facts.format:
@@ -175,7 +176,9 @@ class Supplies:
             copying.progressed(stage, done, whole, self._clock.monotonic_s())
 
         try:
-            artifact = await self._artifacts.fetch(version.artifact, engine.check_artifact, progressed)
+            # What an engine says of models is not said of adapters: those are known by their headers.
+            check = _accept if version.base_id else engine.check_artifact
+            artifact = await self._artifacts.fetch(version.artifact, check, progressed)
             copying.stage = Stage.VERIFYING
             facts = await self._facts(version, artifact)
             fetched = msgspec.structs.replace(version, artifact=artifact, facts=facts)
@@ -206,6 +209,8 @@ class Supplies:
             raise ArtifactError(f"the artifact {artifact.uri} cannot be read: {error.strerror or error}") from error
         if facts.is_adapter and not version.base_id:
             raise SupplyError(lone_adapter(facts))
+        if version.base_id and not facts.is_adapter:
+            raise SupplyError(NO_ADAPTER)
         return facts
 
     def _fail(self, version: ModelVersion, reason: str) -> None:
@@ -224,10 +229,26 @@ class Supplies:
 
     @staticmethod
     def _settings(engine: Engine, version: ModelVersion) -> Settings:
+        if version.base_id:
+            return adapter_settings(version.artifact.size_bytes)
         try:
             return engine.settings(version.options, artifact_bytes=version.artifact.size_bytes, facts=version.facts)
         except ValueError as error:
             raise SupplyError(str(error)) from error
+
+
+NO_ADAPTER = "it is no LoRA adapter: a folder of PEFT's has adapter_config.json beside the weights"
+ADAPTER_LOAD_S = 0.5
+"""Estimated time of loading an adapter, before any was measured."""
+
+
+def adapter_settings(size_bytes: int) -> Settings:
+    """Return what an adapter takes: slots and KV cache are its base's."""
+    return Settings(slots=1, context_length=0, memory_bytes=size_bytes, load_s=ADAPTER_LOAD_S)
+
+
+def _accept(_file: Path) -> None:
+    """Accept anything: its header is read next."""
 
 
 def lone_adapter(facts: ModelFacts) -> str:

@@ -18,7 +18,7 @@ from modelyard.config import PriceConfig
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import Report
 from modelyard.domain.endpoints import Endpoint, Release
-from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.fleet import Replica, ReplicaState, replica_of, seats_of
 from modelyard.domain.routing_table import EndpointRoute, ReleaseRoute, ReplicaRoute, RoutingTable
 from modelyard.domain.usage import Price
 from modelyard.engines import Engines
@@ -39,6 +39,7 @@ class _Made(NamedTuple):
     replicas: Sequence[Replica]
     version_ids: frozenset[str]
     route: EndpointRoute
+    bases: tuple[str, ...]
 
 
 class TablePublisher:
@@ -125,6 +126,10 @@ class TablePublisher:
         for replica in stored:
             if replica.state in _ROUTED:
                 replicas[replica.endpoint_id].append(replica)
+        for endpoint_id, seats in seats_of(stored).items():
+            replicas[endpoint_id] += [seat for seat in seats if seat.state in _ROUTED]
+        serving = {replica.id: replica.version_id for replica in stored if replica.guests}
+        by_id = {endpoint.id: endpoint for endpoint in endpoints}
         before = self._versions
         news = {one for one, version in versions.items() if before.get(one) is not version} | before.keys() - versions
         self._versions = versions
@@ -134,49 +139,63 @@ class TablePublisher:
             tenants=tuple(tenants),
             keys=tuple(key for key in keys if key.revoked_at is None),
             endpoints=tuple(
-                self._made(endpoint, versions, replicas.get(endpoint.id, _NONE), news)
+                self._made(endpoint, versions, rows, news, _bases(endpoint, rows, serving, by_id))
                 for endpoint in endpoints
                 if not endpoint.is_deleted and not endpoint.pool
+                for rows in (replicas.get(endpoint.id, _NONE),)
             ),
         )
         if len(self._routes) > len(table.endpoints):
             kept = {route.id for route in table.endpoints}
             self._routes = {one: made for one, made in self._routes.items() if one in kept}
-        return table, frozenset(replica.id for replica in stored if replica.state is ReplicaState.DRAINING)
+        known = (replica for rows in (stored, *replicas.values()) for replica in rows)
+        return table, frozenset(replica.id for replica in known if replica.state is ReplicaState.DRAINING)
 
     def _made(
-        self, endpoint: Endpoint, versions: Mapping[str, ModelVersion], replicas: Sequence[Replica], news: Set[str]
+        self,
+        endpoint: Endpoint,
+        versions: Mapping[str, ModelVersion],
+        replicas: Sequence[Replica],
+        news: Set[str],
+        bases: tuple[str, ...],
     ) -> EndpointRoute:
         """Return the route of an endpoint; the same object as in the last table when it is made of the same ones.
 
-        ``news`` are the versions that are other objects than in the last table.
+        ``news`` are the versions that are other objects than in the last table, ``bases`` those that guests sit on.
         """
         last = self._routes.get(endpoint.id)
         # Equal is what is meant by the same; for what is identical, Python finds that out without a look inside.
-        is_same = last is not None and last.endpoint is endpoint and last.replicas == replicas
+        is_same = last is not None and last.endpoint is endpoint and last.replicas == replicas and last.bases == bases
         if last is not None and is_same and news.isdisjoint(last.version_ids):
             return last.route
-        route = self._route(endpoint, versions, replicas)
+        route = self._route(endpoint, versions, replicas, bases)
         if last is not None and last.route == route:
             route = last.route
-        version_ids = {one.version_id for one in endpoint.releases} | {one.version_id for one in replicas}
-        self._routes[endpoint.id] = _Made(endpoint, replicas, frozenset(version_ids), route)
+        version_ids = {one.version_id for one in endpoint.releases} | {one.version_id for one in replicas} | {*bases}
+        self._routes[endpoint.id] = _Made(endpoint, replicas, frozenset(version_ids), route, bases)
         return route
 
     def _route(
-        self, endpoint: Endpoint, versions: Mapping[str, ModelVersion], replicas: Sequence[Replica]
+        self,
+        endpoint: Endpoint,
+        versions: Mapping[str, ModelVersion],
+        replicas: Sequence[Replica],
+        bases: tuple[str, ...],
     ) -> EndpointRoute:
-        routes, extras, context_length = self._capabilities(
-            [version for release in _answering(endpoint) if (version := versions.get(release.version_id))]
-        )
-        fallback_routes, fallback_extras, _ = self._capabilities(
-            [
-                version
-                for release in endpoint.releases
-                if release.fallback and (version := versions.get(release.version_id))
-            ]
-        )
-        kv_tokens = {replica.version_id: self._kv_tokens(versions.get(replica.version_id)) for replica in replicas}
+        answering = [version for one in _answering(endpoint) if (version := versions.get(one.version_id))]
+        hosting = [versions[one] for one in bases if one in versions]
+        # What an adapter can do, and how much fits beside it, is what the base that it sits on can.
+        is_adapter = any(version.base_id for version in answering)
+        routes, extras, context_length = self._capabilities(hosting if is_adapter else answering)
+        falling_back = [
+            version for one in endpoint.releases if one.fallback and (version := versions.get(one.version_id))
+        ]
+        fallback_routes, fallback_extras, _ = self._capabilities(falling_back)
+        beside = min(map(self._kv_tokens, hosting), default=0)
+        kv_tokens = {
+            replica.version_id: beside if bases else self._kv_tokens(versions.get(replica.version_id))
+            for replica in replicas
+        }
         return EndpointRoute(
             id=endpoint.id,
             tenant_id=endpoint.tenant_id,
@@ -235,6 +254,18 @@ class TablePublisher:
         if not routes:
             return frozenset(), frozenset(), 0
         return frozenset.intersection(*routes), frozenset.intersection(*extras), min(lengths, default=0)
+
+
+def _bases(
+    endpoint: Endpoint, seats: Sequence[Replica], serving: Mapping[str, str], by_id: Mapping[str, Endpoint]
+) -> tuple[str, ...]:
+    """Return the versions on whose replicas a guest sits; where it sits nowhere, those that its host answers with."""
+    if not endpoint.host_id:
+        return ()
+    if on := {version_id for seat in seats if (version_id := serving.get(replica_of(seat.id)))}:
+        return tuple(sorted(on))
+    host = by_id.get(endpoint.host_id)
+    return tuple(release.version_id for release in _answering(host)) if host is not None else ()
 
 
 def _answering(endpoint: Endpoint) -> list[Release]:
@@ -304,6 +335,7 @@ def _replica_routes(replicas: Sequence[Replica], kv_tokens: int) -> tuple[Replic
             is_draining=replica.state is ReplicaState.DRAINING,
             kv_tokens=kv_tokens,
             model_name=replica.model_name,
+            seat_of=on if (on := replica_of(replica.id)) != replica.id else "",
         )
         for replica in replicas
     )

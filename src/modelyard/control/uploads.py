@@ -10,7 +10,7 @@ import asyncio
 import errno
 import logging
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -19,11 +19,14 @@ from modelyard import errors
 from modelyard.clock import Clock
 from modelyard.config import ControlConfig
 from modelyard.control.artifacts import ArtifactError
+from modelyard.control.artifacts.contents import manifest_digest
 from modelyard.control.part_files import BLOCK_BYTES, PartDraft, PartFiles, PartMissingError, StoppedError
 from modelyard.control.tasks import boundary
-from modelyard.domain.catalog import Artifact
+from modelyard.domain.catalog import Artifact, ArtifactFile
 from modelyard.domain.uploads import SCHEME, Upload, UploadStatus
 from modelyard.errors import ApiError
+from modelyard.formats import ArtifactInvalidError
+from modelyard.formats.folder import facts_of
 from modelyard.ids import new_id
 from modelyard.stores import ControlStore, StoreUnavailableError, UploadStore
 
@@ -31,6 +34,8 @@ SILENCE_S_MAX = 60.0
 """Longest pause inside of a part before it is given up."""
 COMPLETE_WAIT_S = 30.0
 """How long the answer to a completion waits for it; a bigger file goes on, and its client asks again."""
+LOOK_TIMEOUT_S = 30.0
+"""Longest that reading the headers of a folder may take."""
 SWEEP_S_MAX = 60.0
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -119,7 +124,7 @@ class UploadDesk:
         under_way = [one for one in everyone if one.status is UploadStatus.OPEN]
         if sum(one.tenant_id == upload.tenant_id for one in under_way) >= settings.uploads_open_max:
             raise errors.uploads_full(f"{settings.uploads_open_max} uploads are open", "Complete or delete one")
-        held = sum(one.size_bytes for one in mine)
+        held = sum(one.size_bytes for one in mine if not one.files)  # a folder has nothing of its own
         if held + upload.size_bytes > settings.upload_bytes_held_max:
             reason = f"{held} of {settings.upload_bytes_held_max} bytes are taken, and this needs {upload.size_bytes}"
             raise errors.uploads_full(reason, "Delete an upload that you do not need")
@@ -129,6 +134,55 @@ class UploadDesk:
         free = await asyncio.to_thread(self._files.free_bytes)
         if needed + promised > free:
             raise errors.upload_storage_full(needed=needed, free=max(0, free - promised))
+
+    async def make_folder(self, *, tenant_id: str, name: str, files: Mapping[str, str]) -> Upload:
+        """Make a folder of complete uploads of a tenant; ``files`` are digests by path.
+
+        Raises:
+            ApiError: 400 for content that this tenant has not sent, or that together is no model.
+        """
+        parts: list[ArtifactFile] = []
+        for path, digest in sorted(files.items()):
+            upload = await self.store.uploaded(digest, tenant_id=tenant_id)
+            if upload is None or upload.files:
+                raise errors.invalid_value("files", f"you have no complete upload of the digest of '{path}'")
+            parts.append(ArtifactFile(path, digest, upload.size_bytes))
+        now = self._clock.unix_s()
+        folder = Upload(
+            id=new_id("upl-"),
+            tenant_id=tenant_id,
+            name=name,
+            size_bytes=sum(part.size_bytes for part in parts),
+            part_bytes=max(1, sum(part.size_bytes for part in parts)),
+            created_at=now,
+            expires_at=now + self._settings.upload_ttl_s,
+            digest=manifest_digest(tuple(parts)),
+            status=UploadStatus.COMPLETE,
+            files=tuple(parts),
+        )
+        known = await self.store.uploaded(folder.digest, tenant_id=tenant_id)
+        if known is not None and known.files == folder.files:
+            await self.store.keep_upload(known.id, expires_at=folder.expires_at)
+            return known
+        await self._check_folder(folder)
+        async with self._announcing:
+            await self.store.add_upload(folder)
+        return folder
+
+    async def _check_folder(self, folder: Upload) -> None:
+        """Refuse what no engine may see: files that run code, or that are no model together."""
+        files = await asyncio.to_thread(self.files_of, folder)
+        if files is None:
+            raise errors.invalid_value("files", "the uploaded bytes of one are gone; upload it again")
+        try:
+            async with asyncio.timeout(LOOK_TIMEOUT_S):
+                await asyncio.to_thread(facts_of, files)
+        except TimeoutError:
+            raise errors.request_timeout() from None
+        except OSError as error:
+            raise _refusal_of(error, folder) from error
+        except ArtifactInvalidError as error:
+            raise errors.bad_request("artifact_invalid", f"This upload is no model: {error}", param="files") from error
 
     async def receive(self, upload: Upload, number: int, body: AsyncIterator[bytes], *, digest: str) -> None:
         """Take a part in; ``digest`` (hex), if any, is what it must have. Nothing is left of one that fails.
@@ -330,16 +384,20 @@ class UploadDesk:
 
     def _gone(self, uploads: Iterable[Upload]) -> set[str]:
         """Return the ids of those that are complete and whose bytes are not here: moved to quarantine, say. Blocks."""
-        return {one.id for one in uploads if one.status is UploadStatus.COMPLETE and self.file_of(one) is None}
+        return {one.id for one in uploads if one.status is UploadStatus.COMPLETE and self.files_of(one) is None}
 
-    def file_of(self, upload: Upload) -> Path | None:
-        """Return the file that a complete upload became, if it is here. Blocks."""
-        return self._files.whole(upload.digest, upload.size_bytes)
+    def files_of(self, upload: Upload) -> dict[str, Path] | None:
+        """Return the files that a complete upload became by their paths in it, if they are here. Blocks."""
+        parts = upload.files or (ArtifactFile("model", upload.digest, upload.size_bytes),)
+        found = {part.path: self._files.whole(part.digest, part.size_bytes) for part in parts}
+        files = {path: file for path, file in found.items() if file is not None}
+        return files if len(files) == len(parts) else None
 
     async def kept_digests(self) -> frozenset[str]:
         """Return what was uploaded and may still be deployed: the garbage collection of artifacts spares it."""
         uploads = await self.store.uploads()
-        return frozenset(one.digest for one in uploads if one.status is UploadStatus.COMPLETE)
+        complete = [one for one in uploads if one.status is UploadStatus.COMPLETE]
+        return frozenset(digest for one in complete for digest in (one.digest, *(part.digest for part in one.files)))
 
     def _check_open(self, upload: Upload) -> None:
         if upload.status is UploadStatus.COMPLETE or upload.id in self._joining:

@@ -1,14 +1,16 @@
 """What the policies are shown: the world of one endpoint in their words."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+
+import msgspec
 
 from modelyard.control.observer import Observer
 from modelyard.control.world import World
 from modelyard.domain.endpoints import Endpoint, EndpointStatus
-from modelyard.domain.fleet import ReplicaState
+from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.policy import scaling
-from modelyard.policy.reconcile import LIVE, ReplicaSeen, Situation, Stray
+from modelyard.policy.reconcile import LIVE, ReplicaSeen, Situation, Stray, Vital
 from modelyard.policy.rollouts import beside, spares
 
 _PROVEN = frozenset({EndpointStatus.RUNNING, EndpointStatus.SCALING, EndpointStatus.STOPPED})
@@ -97,6 +99,17 @@ def situation_of(
         is_deleted=endpoint.is_deleted,
         is_first=is_first,
     )
+
+
+def holding_back(situation: Situation, is_held: Callable[[Replica], bool]) -> Situation:
+    """Return ``situation`` without the readiness of replicas that callers are not to know yet."""
+    replicas = [
+        msgspec.structs.replace(seen, vital=Vital.LOADING)
+        if seen.record.state is ReplicaState.LOADING and seen.vital is Vital.READY and is_held(seen.record)
+        else seen
+        for seen in situation.replicas
+    ]
+    return msgspec.structs.replace(situation, replicas=replicas)
 
 
 def strays_of(endpoint_id: str, world: World) -> list[Stray]:

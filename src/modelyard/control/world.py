@@ -8,8 +8,8 @@ just because they were read at different times.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -18,7 +18,7 @@ from modelyard.clock import Clock
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import Report
 from modelyard.domain.endpoints import Endpoint
-from modelyard.domain.fleet import Replica
+from modelyard.domain.fleet import Replica, seats_of
 from modelyard.fleet import Fleet, Observed
 from modelyard.stores import ControlStore
 
@@ -58,14 +58,18 @@ class World:
     """Whether an absent gateway is really absent, and not just about to connect to a controller that started anew."""
 
     demands: Mapping[str, Demand]
-    """By endpoint id, of those that a gateway reports."""
+    """By endpoint id, of those that a gateway reports; a host's has that of its guests in it."""
+    guests: Mapping[str, list[Endpoint]] = field(default_factory=dict)
+    """By the endpoint that is their host."""
+    seats: Mapping[str, list[Replica]] = field(default_factory=dict)
+    """Where guests sit, by their endpoint id, as if the seats were replicas of theirs."""
 
     def demand(self, endpoint_id: str) -> Demand:
         """Return the sum over all gateways."""
         return self.demands.get(endpoint_id, _NO_DEMAND)
 
     def in_flight(self, replica_id: str) -> int | None:
-        """Return the requests that gateways have on a draining replica, None until all of them know that it drains."""
+        """Return the requests that gateways have on a draining replica or seat, None until all know that it drains."""
         if not self.are_gateways_known or replica_id not in self.known_to_drain:
             return None
         return sum(
@@ -88,6 +92,11 @@ async def look(
     endpoints = await store.endpoints()
     versions = await store.versions()
     replicas = await store.replicas()
+    guests: dict[str, list[Endpoint]] = defaultdict(list)
+    for endpoint in endpoints:
+        if endpoint.host_id:
+            guests[endpoint.host_id].append(endpoint)
+    seats = seats_of(replicas)
     return World(
         unix_s=clock.unix_s(),
         monotonic_s=clock.monotonic_s(),
@@ -99,7 +108,9 @@ async def look(
         reports=reports,
         known_to_drain=known_to_drain,
         are_gateways_known=are_gateways_known,
-        demands=demands_of(reports.values()),
+        demands=with_guests(demands_of(reports.values()), guests, seats),
+        guests=guests,
+        seats=seats,
     )
 
 
@@ -119,6 +130,32 @@ def demands_of(reports: Iterable[Report]) -> Mapping[str, Demand]:
                     wait_s=max(so_far.wait_s, row.wait_s),
                 )
     return found
+
+
+def with_guests(
+    demands: Mapping[str, Demand], guests: Mapping[str, Iterable[Endpoint]], seats: Collection[str]
+) -> Mapping[str, Demand]:
+    """Return ``demands`` with what is wanted of guests added to their hosts'; ``seats``: those that have some.
+
+    Whoever waits for a guest without a seat waits for that, and not for want of replicas.
+    """
+    found = dict(demands)
+    for host_id, of_host in guests.items():
+        for guest in of_host:
+            if (more := demands.get(guest.id)) is not None:
+                wait_s = more.wait_s if guest.id in seats else 0.0
+                found[host_id] = _added(found.get(host_id, _NO_DEMAND), more._replace(wait_s=wait_s))
+    return found
+
+
+def _added(one: Demand, other: Demand) -> Demand:
+    idle = [idle_s for idle_s in (one.idle_s, other.idle_s) if idle_s is not None]
+    return Demand(
+        queued=one.queued + other.queued,
+        in_flight=one.in_flight + other.in_flight,
+        idle_s=min(idle, default=None),
+        wait_s=max(one.wait_s, other.wait_s),
+    )
 
 
 def _owned(processes: Iterable[Observed], replicas: Iterable[Replica]) -> list[Observed]:

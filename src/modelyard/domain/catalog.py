@@ -65,3 +65,20 @@ class ModelVersion(msgspec.Struct, frozen=True):
     """The version that this one, an adapter, is loaded onto."""
     parent_id: str = ""
     """The version that this one came after under the same name: its lineage."""
+
+
+def serves_as(running: ModelVersion, base: ModelVersion) -> bool:
+    """Say whether an adapter of ``base`` can be loaded onto a replica of ``running``: the weights are the same.
+
+    A version with other options is one, too. Where there are no weights, it is one of the same model.
+    """
+    if running.id == base.id:
+        return True
+    if running.framework != base.framework or running.base_id:
+        return False
+    mine, theirs = running.artifact, base.artifact
+    if mine.digest and theirs.digest:
+        return mine.digest == theirs.digest
+    if mine.uri or theirs.uri:
+        return mine.uri == theirs.uri
+    return (running.tenant_id, running.name) == (base.tenant_id, base.name)

@@ -1,5 +1,6 @@
 """Replicas and what is known of them."""
 
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 import msgspec
@@ -19,6 +20,34 @@ class ReplicaState(StrEnum):
     DRAINING = "draining"
     STOPPED = "stopped"
     FAILED = "failed"
+
+
+class SeatState(StrEnum):
+    """The life of a guest on a replica; only ``READY`` ones are routed to."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+class GuestSeat(msgspec.Struct, frozen=True):
+    """The place of one version of a guest endpoint on a replica, written down before the engine is told.
+
+    ``name`` is what the engine calls it: of this endpoint and content alone, and never of anything else. ``since`` is
+    when its state began, ``used_at`` when it last had a request, as far as was known then; both unix seconds.
+    """
+
+    endpoint_id: str
+    version_id: str
+    name: str
+    state: SeatState = SeatState.LOADING
+    since: float = 0.0
+    used_at: float = 0.0
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What sits there: endpoint and version."""
+        return self.endpoint_id, self.version_id
 
 
 class Replica(msgspec.Struct, frozen=True):
@@ -46,6 +75,8 @@ class Replica(msgspec.Struct, frozen=True):
     placement: Placement = Placement()
     model_name: str = ""
     """What its engine calls itself, "" for its endpoint's name: one from a warm pool was started under another."""
+    guests: tuple[GuestSeat, ...] = ()
+    """What else was taken in, for other endpoints. Written by ``put_guests`` alone."""
 
     @property
     def is_tombstone(self) -> bool:
@@ -56,3 +87,52 @@ class Replica(msgspec.Struct, frozen=True):
 def replica_id(endpoint_id: str, version_id: str, ordinal: int, generation: int) -> str:
     """Return the deterministic id of a replica: a second start of the same one has the same id."""
     return f"rep-{endpoint_id.removeprefix('ep-')[:12]}-{version_id.removeprefix('ver-')[:8]}-{ordinal}-{generation}"
+
+
+def seat_id(replica_id: str, name: str) -> str:
+    """Return the id of a seat: what gateways know it by."""
+    return f"{replica_id}/{name}"
+
+
+def replica_of(id: str) -> str:
+    """Return the replica that an id is of: its own, or that of a seat on it."""
+    return id.partition("/")[0]
+
+
+SEAT_STATES: Mapping[SeatState, ReplicaState] = {
+    SeatState.LOADING: ReplicaState.LOADING,
+    SeatState.READY: ReplicaState.READY,
+    SeatState.DRAINING: ReplicaState.DRAINING,
+}
+"""What the state of a seat is to its guest."""
+
+
+def seats_of(replicas: Iterable[Replica]) -> dict[str, list[Replica]]:
+    """Return the seats on ``replicas`` by endpoint, as what they are to a guest: replicas of its own.
+
+    One on a replica that does not serve is none: it is gone, or is not there yet.
+    """
+    found: dict[str, list[Replica]] = {}
+    for replica in replicas:
+        if not replica.guests or replica.state not in (ReplicaState.READY, ReplicaState.DRAINING):
+            continue
+        is_leaving = replica.state is ReplicaState.DRAINING
+        for seat in replica.guests:
+            if is_leaving and seat.state is SeatState.LOADING:
+                continue
+            found.setdefault(seat.endpoint_id, []).append(
+                msgspec.structs.replace(
+                    replica,
+                    id=seat_id(replica.id, seat.name),
+                    endpoint_id=seat.endpoint_id,
+                    version_id=seat.version_id,
+                    state=ReplicaState.DRAINING if is_leaving else SEAT_STATES[seat.state],
+                    state_since=seat.since,
+                    started_at=seat.since,
+                    ready_at=seat.since if seat.state is SeatState.READY else None,
+                    reason="",
+                    model_name=seat.name,
+                    guests=(),
+                )
+            )
+    return found

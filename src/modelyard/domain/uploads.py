@@ -4,6 +4,8 @@ from enum import StrEnum
 
 import msgspec
 
+from modelyard.domain.catalog import ArtifactFile
+
 PART_BYTES_MAX = 64 * 1024 * 1024
 """Largest part; also what the gateway passes on of one request to a path of parts."""
 PART_BYTES_MIN = 64 * 1024
@@ -11,6 +13,7 @@ PART_BYTES_MIN = 64 * 1024
 PART_BYTES_DEFAULT = 16 * 1024 * 1024
 PARTS_MAX = 10_000
 UPLOADS_PATH = "/v1/uploads/artifacts"
+FOLDERS_PATH = "/v1/uploads/folders"
 SCHEME = "upload:"
 """An uploaded artifact is ``upload:sha256:<hex>``."""
 
@@ -39,6 +42,8 @@ class Upload(msgspec.Struct, frozen=True):
     digest: str = ""
     parts: tuple[int, ...] = ()
     status: UploadStatus = UploadStatus.OPEN
+    files: tuple[ArtifactFile, ...] = ()
+    """Of a folder: the uploads that it is made of; its digest is that of their list."""
 
     @property
     def part_count(self) -> int:

@@ -155,10 +155,10 @@ class Engine(Protocol):
     is_remote: bool
     """Its model runs elsewhere, with a key and at a cost of the operator's: only a key with the scope ``admin`` may
     deploy it, and its replica is a small process on a CPU whatever its endpoint runs on."""
-    loads_adapters: bool
-    """A LoRA adapter can be given to it beside its base."""
     guests: GuestKind
     """What a replica takes in while it runs."""
+    guests_option: str
+    """The option that says how many; "" where there is none."""
     ready_path: str
     """GET answers 200 when the model is loaded."""
     load_path: str

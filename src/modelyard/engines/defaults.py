@@ -15,8 +15,8 @@ class EngineDefaults:
     needs_artifact = True
     computes_on_gpus = False
     is_remote = False
-    loads_adapters = False
     guests = GuestKind.NONE
+    guests_option = ""
     ready_path = "/health"
     load_path = "/metrics"
 

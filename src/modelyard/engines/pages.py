@@ -1,7 +1,13 @@
-"""Reading an engine's Prometheus page: only the values, only as much grammar as engines use."""
+"""Reading an engine's pages.
+
+Of metrics only the values, only as much grammar as engines use; of models the
+adapters.
+"""
 
 import contextlib
 import re
+
+import msgspec
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^\n]*\})?[ \t]+(\S+)", re.MULTILINE)
 _LABELLED = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)\{([^\n]*)\}[ \t]+(\S+)", re.MULTILINE)
@@ -37,3 +43,26 @@ def read_labelled(page: str, name: str) -> list[tuple[str, float]]:
             with contextlib.suppress(ValueError):
                 found.append((labels, float(text)))
     return found
+
+
+class _Model(msgspec.Struct):
+    id: str
+    parent: str | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model] = []
+
+
+_decode_models = msgspec.json.Decoder(_Models).decode
+
+
+def adapters_on(models: str) -> frozenset[str]:
+    """Return the names on a page of ``GET /v1/models`` of what has a parent, as vLLM lists adapters.
+
+    A page that is none has none.
+    """
+    try:
+        return frozenset(one.id for one in _decode_models(models).data if one.parent)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return frozenset()

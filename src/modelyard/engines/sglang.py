@@ -101,7 +101,7 @@ class SglangEngine(EngineDefaults):
             "continue_final_message",
         }
     )  # fmt: skip
-    loads_adapters = True
+    guests_option = "adapters_max"
     guests = GuestKind.ADAPTER
 
     def __init__(self, command: tuple[str, ...] = ("python3", "-m", "sglang.launch_server")) -> None:

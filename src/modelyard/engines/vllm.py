@@ -96,7 +96,7 @@ class VllmEngine(EngineDefaults):
             "continue_final_message", "token_arrays",
         }
     )  # fmt: skip
-    loads_adapters = True
+    guests_option = "max_loras"
     guests = GuestKind.ADAPTER
 
     def __init__(self, command: tuple[str, ...] = ("vllm",)) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import Report
 from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress
-from modelyard.domain.fleet import Replica
+from modelyard.domain.fleet import GuestSeat, Replica
 from modelyard.domain.leases import Leases
 from modelyard.domain.requests import Finish, KeptRequest, Webhook, WebhookSecret
 from modelyard.domain.routing_table import Heartbeat, RoutingTable, Tidings
@@ -165,7 +165,11 @@ class ControlStore(Protocol):
         ...
 
     async def put_replica(self, replica: Replica) -> None:
-        """Add or replace the replica of this id."""
+        """Add or replace the replica of this id; the seats on one that is there stay as they are."""
+        ...
+
+    async def put_guests(self, replica_id: str, guests: tuple[GuestSeat, ...]) -> None:
+        """Replace the seats on the replica of this id, and nothing else of it."""
         ...
 
     async def remove_replica(self, replica_id: str) -> None:

@@ -21,7 +21,7 @@ import msgspec
 from modelyard.clock import Clock
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress
-from modelyard.domain.fleet import Replica
+from modelyard.domain.fleet import GuestSeat, Replica
 from modelyard.domain.tenants import ApiKey, Tenant
 from modelyard.stores import AlreadyExistsError, ControlStore, Event, StoreUnavailableError
 
@@ -235,8 +235,22 @@ class MirroredStore:
         )
 
     async def put_replica(self, replica: Replica) -> None:
-        """Add or replace the replica of this id."""
-        await self._write(self._store.put_replica(replica), (self._replicas, lambda: self._replicas.set(replica)))
+        """Add or replace the replica of this id; the seats on one that is there stay as they are."""
+
+        def put() -> None:
+            old = self._replicas.get(replica.id)
+            self._replicas.set(replica if old is None else msgspec.structs.replace(replica, guests=old.guests))
+
+        await self._write(self._store.put_replica(replica), (self._replicas, put))
+
+    async def put_guests(self, replica_id: str, guests: tuple[GuestSeat, ...]) -> None:
+        """Replace the seats on the replica of this id, and nothing else of it."""
+
+        def put() -> None:
+            if (old := self._replicas.get(replica_id)) is not None:
+                self._replicas.set(msgspec.structs.replace(old, guests=guests))
+
+        await self._write(self._store.put_guests(replica_id, guests), (self._replicas, put))
 
     async def remove_replica(self, replica_id: str) -> None:
         """Forget a replica."""

@@ -3,7 +3,7 @@
 import msgspec
 from tests.support.towns import endpoint, replica
 
-from modelyard.control.flow import Passed
+from modelyard.control.passes import Passed
 from modelyard.control.rollouts import start_of
 from modelyard.domain.fleet import ReplicaState
 from modelyard.domain.rollouts import Rollout

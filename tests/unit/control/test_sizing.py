@@ -1,6 +1,6 @@
 """The scaling policy is shown what gateways, engines, signals and forecasts know, and unknown is never zero."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,7 +44,7 @@ class Counted:
 
     seen: Window
 
-    def window(self, endpoint_id: str, version_id: str | None, seconds: float) -> Window:
+    def window(self, endpoint_id: str, version_id: str | None, seconds: float, *, guests: Iterable[str] = ()) -> Window:
         return self.seen
 
     def arrival_rate(self, endpoint_id: str, seconds: float) -> float:

@@ -125,7 +125,7 @@ async def test_every_wrong_option_is_told_by_its_name(api: Management, manager: 
     answer = await api.call(manager, "POST", "/v1/models/deploy", {**SPEC, "options": options})
     message = answer.json()["error"]["message"]
     assert "options.slots: Expected `int`, got `str`; options.context_length: Expected `int` >= 1; " in message
-    assert "options.zz: the engine 'simulated' has no such option; it takes batch_slowdown, " in message
+    assert "options.zz: the engine 'simulated' has no such option; it takes adapter_load_s, batch_slowdown, " in message
     assert "load_s: " not in message
 
 

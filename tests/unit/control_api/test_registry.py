@@ -10,6 +10,7 @@ from tests.unit.control_api.test_uploads import CONTENT, upload
 
 from modelyard.domain.catalog import VersionStatus
 from modelyard.domain.tenants import PLATFORM, Identity, Scope
+from modelyard.engines import GuestKind
 
 REGISTRY = "/v1/registry/models"
 DEPLOY = "/v1/models/deploy"
@@ -139,10 +140,10 @@ async def test_a_version_in_use_stays(api: Management, manager: Identity) -> Non
     assert status == 409
     assert "endpoint 'smol'" in message
     base = await register(api, manager, model_name="base")
-    await register(api, manager, model_name="tuned", base="base@v1")
+    await register(api, manager, model_name="tuned", base="base@v1", options={})
     status, message = told(await api.call(manager, "DELETE", f"{REGISTRY}/{base['id']}"))
     assert status == 409
-    assert "an adapter" in message
+    assert "adapters of it (tuned@v1)" in message
 
 
 async def test_another_tenants_version_cannot_be_deleted(api: Management, manager: Identity, admin: Identity) -> None:
@@ -155,18 +156,26 @@ async def test_another_tenants_version_cannot_be_deleted(api: Management, manage
 
 async def test_an_adapter_knows_its_base(api: Management, manager: Identity) -> None:
     base = await register(api, manager)
-    tuned = await register(api, manager, model_name="tuned", base="smol@v1")
+    tuned = await register(api, manager, model_name="tuned", base="smol@v1", options={})
     assert (tuned["base_id"], tuned["base"]) == (base["id"], "smol@v1")
-    deployed = await api.call(manager, "POST", DEPLOY, {**ORDER, "model_name": "live", "base": "smol@v1"})
-    assert deployed.status_code == 202, "the simulated engine computes nothing, with an adapter or without"
-    status, message = told(await api.call(manager, "POST", REGISTRY, {**ORDER, "base": "tuned@v1"}))
+    deployed = await api.call(
+        manager, "POST", DEPLOY, {**ORDER, "model_name": "live", "base": "smol@v1", "options": {}}
+    )
+    assert "no endpoint that you may use serves 'smol@v1'" in told(deployed)[1]
+    host = {**ORDER, "model_name": "smol", "version": "v2", "options": {"max_adapters": 4}}
+    assert (await api.call(manager, "POST", DEPLOY, host)).status_code == 202
+    deployed = await api.call(
+        manager, "POST", DEPLOY, {**ORDER, "model_name": "live", "base": "smol@v1", "options": {}}
+    )
+    assert deployed.status_code == 202, "another version of the same model takes it in"
+    status, message = told(await api.call(manager, "POST", REGISTRY, {**ORDER, "base": "tuned@v1", "options": {}}))
     assert (status, "is an adapter itself" in message) == (400, True)
 
 
 @pytest.mark.parametrize("base", ["smol@v9", "smol", "../x@y", "x" * 500])
 async def test_a_base_that_is_not_there_is_refused(api: Management, manager: Identity, base: str) -> None:
     await register(api, manager)
-    answer = await api.call(manager, "POST", REGISTRY, {**ORDER, "base": base})
+    answer = await api.call(manager, "POST", REGISTRY, {**ORDER, "base": base, "options": {}})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "base"
 
@@ -174,9 +183,9 @@ async def test_a_base_that_is_not_there_is_refused(api: Management, manager: Ide
 async def test_a_base_of_another_tenant_must_be_shared(api: Management, manager: Identity, admin: Identity) -> None:
     assert (await api.call(admin, "POST", DEPLOY, {**ORDER, "model_name": "private"})).status_code == 202
     assert (await api.call(admin, "POST", DEPLOY, {**ORDER, "model_name": "public", "shared": True})).status_code == 202
-    refused = await api.call(manager, "POST", REGISTRY, {**ORDER, "base": "private@v1"})
+    refused = await api.call(manager, "POST", REGISTRY, {**ORDER, "base": "private@v1", "options": {}})
     assert refused.status_code == 400
-    got = await register(api, manager, base="public@v1")
+    got = await register(api, manager, base="public@v1", options={})
     assert got["base"] == "public@v1"
 
 
@@ -184,9 +193,9 @@ async def test_an_engine_that_loads_no_adapters_says_so(
     api: Management, manager: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await register(api, manager)
-    monkeypatch.setattr(api.context.engines["simulated"], "loads_adapters", False, raising=False)
-    await register(api, manager, model_name="tuned", base="smol@v1")
-    status, message = told(await api.call(manager, "POST", DEPLOY, {**ORDER, "base": "smol@v1"}))
+    monkeypatch.setattr(api.context.engines["simulated"], "guests", GuestKind.NONE, raising=False)
+    await register(api, manager, model_name="tuned", base="smol@v1", options={})
+    status, message = told(await api.call(manager, "POST", DEPLOY, {**ORDER, "base": "smol@v1", "options": {}}))
     assert (status, "cannot load an adapter onto a base" in message) == (400, True)
     deployed = await api.call(manager, "POST", DEPLOY, {"model_name": "x", "model_artifact": "model:tuned@v1"})
     assert told(deployed)[0] == 400

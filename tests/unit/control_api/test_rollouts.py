@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from tests.support.management import Management
 
-from modelyard.control.flow import Passed
+from modelyard.control.passes import Passed
 from modelyard.control.rollouts import Rollouts
 from modelyard.control.supplies import SupplyError
 from modelyard.domain.endpoints import Endpoint

@@ -18,6 +18,7 @@ from modelyard.control.artifacts.sources import Listing, Source
 from modelyard.control.artifacts.sources.local import local_path
 from modelyard.control.artifacts.sources.schemes import is_local
 from modelyard.control.artifacts.threads import abandonable
+from modelyard.domain.catalog import ArtifactFile
 from modelyard.domain.facts import ModelFacts
 from modelyard.engines import Engine
 from modelyard.formats.folder import facts_of
@@ -34,19 +35,22 @@ class ArtifactSource(msgspec.Struct, frozen=True):
     digest: str = ""
     """What it has, where that is known."""
     facts: ModelFacts = ModelFacts()
+    files: tuple[ArtifactFile, ...] = ()
+    """Of an uploaded folder."""
 
 
 async def read_source(
-    engine: Engine, reference: str, sources: Sources, *, is_admin: bool
+    engine: Engine, reference: str, sources: Sources, *, is_admin: bool, is_adapter: bool = False
 ) -> tuple[ArtifactSource, list[Fault]]:
-    """Return what ``reference`` names, and what is wrong with it."""
+    """Return what ``reference`` names, and what is wrong with it; an adapter is not what engines say of models."""
     try:
-        _expect_reference(engine, reference)
-        if not engine.needs_artifact:
-            return ArtifactSource(), []
+        if not (is_adapter and reference):
+            _expect_reference(engine, reference)
+            if not engine.needs_artifact:
+                return ArtifactSource(), []
         sources.check_permission(reference, is_admin=is_admin)
         async with asyncio.timeout(LOOK_TIMEOUT_S):
-            return await _look(engine, reference, sources), []
+            return await _look(None if is_adapter else engine, reference, sources), []
     except TimeoutError:
         reason = f"its source did not answer within {LOOK_TIMEOUT_S:g} s"
     except OSError as error:
@@ -74,7 +78,7 @@ def _expect_reference(engine: Engine, reference: str) -> None:
         raise ValueError(f"the engine '{engine.name}' loads no artifact; leave it out")
 
 
-async def _look(engine: Engine, reference: str, sources: Sources) -> ArtifactSource:
+async def _look(engine: Engine | None, reference: str, sources: Sources) -> ArtifactSource:
     source = sources.source(reference)
     listing = await source.list()
     if listing.size_bytes > sources.bytes_max:
@@ -103,12 +107,14 @@ async def _head(source: Source, listing: Listing) -> bytes:
     return bytes(head[:HEAD_BYTES])
 
 
-def _check(engine: Engine, listing: Listing) -> ModelFacts:
+def _check(engine: Engine | None, listing: Listing) -> ModelFacts:
     """Let the engine look at files of this machine, and return what their headers say."""
     place = local_path(listing.uri) if listing.is_folder else Path(listing.files[0].location)
     assert place is not None, "it is local"
     try:
-        engine.check_artifact(place)
+        if engine is not None:
+            engine.check_artifact(place)
     except IsADirectoryError:
-        raise ValueError(f"it is a folder, and the engine '{engine.name}' loads one file; name the file") from None
+        name = engine.name if engine is not None else ""
+        raise ValueError(f"it is a folder, and the engine '{name}' loads one file; name the file") from None
     return facts_of({file.path: Path(file.location) for file in listing.files})

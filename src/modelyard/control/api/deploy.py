@@ -7,20 +7,30 @@ import math
 import statistics
 
 from modelyard.control.api.autoscale import changed_autoscale
-from modelyard.control.api.deploy_spec import EXAMPLE, DeployAnswer, DeployRequest, endpoint_faults
+from modelyard.control.api.deploy_spec import (
+    EXAMPLE,
+    DeployAnswer,
+    DeployRequest,
+    HardwareBody,
+    endpoint_faults,
+    guest_faults,
+)
 from modelyard.control.api.endpoint_views import URL_HEADER
 from modelyard.control.api.faults import Fault, check_all
 from modelyard.control.api.hardware import choose_hardware, known_facts
+from modelyard.control.api.hosting import find_host
 from modelyard.control.api.serving import changed_serving
 from modelyard.control.api.versions import examine, make_version
 from modelyard.control.context import Context
 from modelyard.control.placing import real_kinds
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.endpoints import Autoscale, Endpoint, Release, Scaling, Serving
+from modelyard.domain.fleet import ReplicaState
 from modelyard.domain.tenants import Scope
 from modelyard.engines import Settings
 from modelyard.errors import conflict, permission_denied
 from modelyard.ids import new_id
+from modelyard.policy.releases import main_release
 from modelyard.stores import AlreadyExistsError, Event, StoreUnavailableError
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
 
@@ -44,6 +54,7 @@ class Deployments:
             raise permission_denied(Scope.ADMIN)
         nodes = await context.fleet.nodes()
         findings = await examine(context, identity, wanted)
+        hosting = await find_host(context, identity, findings, wanted.host)
         facts, prices = await known_facts(context, findings), context.config.fleet.accelerator_prices
         chosen = choose_hardware(wanted.hardware, findings, facts, nodes, prices)
         serving, unserved = changed_serving(wanted.serving, Serving(), context.config.gateway)
@@ -52,7 +63,10 @@ class Deployments:
             *endpoint_faults(wanted, chosen, findings.engine, real_kinds(nodes)),
             *_hardware_faults(wanted, findings.registered),
         ]
-        check_all("This deployment cannot be made.", call.flaws, [*faults, *findings.faults, *unserved, *unscaled])
+        faults += [*findings.faults, *hosting.faults, *unserved, *unscaled]
+        if hosting.host is not None:
+            faults += guest_faults(wanted)
+        check_all("This deployment cannot be made.", call.flaws, faults)
         version = await make_version(
             context,
             wanted,
@@ -71,10 +85,14 @@ class Deployments:
             is_shared=wanted.shared,
             serving=serving,
             autoscale=autoscale,
+            host_id=hosting.host.id if hosting.host is not None else "",
         )
         await self._store(version, endpoint, is_new=findings.registered is None)
         assert findings.settings is not None, "bad options are a fault"
-        ready_s = math.ceil(await estimate_s(context, version, findings.settings))
+        load_s = await estimate_s(context, version, findings.settings)
+        if hosting.host is not None:
+            load_s += await host_ready_s(context, hosting.host)
+        ready_s = math.ceil(load_s)
         url = call.request.headers.get(URL_HEADER, "").rstrip("/")
         hardware = chosen if chosen.reason else None
         return DeployAnswer(endpoint.id, endpoint.status, ready_s, f"{url}/v1/models/{endpoint.id}", hardware)
@@ -101,11 +119,26 @@ class Deployments:
         context.wake()
         try:
             reason = f"version {version.version} on {version.framework}"
+            if endpoint.host_id:
+                reason += f", as a guest of {endpoint.host_id}"
             await context.store.add_event(Event(endpoint.created_at, endpoint.id, "deployed", reason))
             await context.refresh()
         except StoreUnavailableError:
             # The deployment is stored; the woken pass publishes it as soon as the store answers again.
             return
+
+
+async def host_ready_s(context: Context, host: Endpoint) -> float:
+    """Return the seconds until a replica of ``host`` serves; 0 where one does."""
+    if any(one.state is ReplicaState.READY for one in await context.store.replicas(endpoint_id=host.id)):
+        return 0.0
+    version_id = main_release(host).version_id
+    version = next((one for one in await context.store.versions() if one.id == version_id), None)
+    engine = context.engines.get(version.framework) if version is not None else None
+    if version is None or engine is None:
+        return 0.0
+    settings = engine.settings(version.options, artifact_bytes=version.artifact.size_bytes, facts=version.facts)
+    return await estimate_s(context, version, settings)
 
 
 async def estimate_s(context: Context, version: ModelVersion, settings: Settings) -> float:

@@ -90,7 +90,10 @@ class DeployRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     model_name: Annotated[str, msgspec.Meta(description="What callers put into 'model'.")]
     framework: Annotated[
-        str, msgspec.Meta(description="The engine, like 'llamacpp' or 'simulated'; a registered version has its own.")
+        str,
+        msgspec.Meta(
+            description="The engine, like 'llamacpp'; a registered version has its own, an adapter that of its base."
+        ),
     ] = ""
     model_artifact: Annotated[str, msgspec.Meta(description=ARTIFACT)] = ""
     hardware: HardwareBody = HardwareBody()
@@ -98,6 +101,12 @@ class DeployRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Annotated[str | None, msgspec.Meta(description="Left out: the next of v1, v2, …")] = None
     options: Annotated[Options, msgspec.Meta(description="The engine's own settings.")] = {}
     base: Annotated[str, msgspec.Meta(description=BASE)] = ""
+    host: Annotated[
+        str,
+        msgspec.Meta(
+            description="Endpoint on whose replicas it is to sit as a guest; left out, an adapter finds one by itself."
+        ),
+    ] = ""
     shared: Annotated[bool, msgspec.Meta(description="Every tenant may call it (admin only).")] = False
     serving: ServingBody = ServingBody()
     autoscale: AutoscaleBody = AutoscaleBody()
@@ -138,6 +147,19 @@ def endpoint_faults(
         *replica_faults("hardware.", hardware.min_replicas, hardware.max_replicas, zero=scaling.scale_to_zero),
         *_scaling_faults(scaling),
     ]
+
+
+def guest_faults(wanted: DeployRequest) -> Iterator[Fault]:
+    """Yield what is asked for that a guest does not have: replicas of its own."""
+    rule = "a guest has no replicas of its own, they are its host's; leave this out"
+    asked = {
+        "hardware": (wanted.hardware, (HardwareBody(), HardwareBody(max_replicas=1))),
+        "scaling": (wanted.scaling, (ScalingBody(),)),
+        "autoscale": (wanted.autoscale, (AutoscaleBody(),)),
+    }
+    for name, (given, defaults) in asked.items():
+        if given not in defaults:
+            yield Fault(name, rule)
 
 
 def name_faults(name: str) -> Iterator[Fault]:

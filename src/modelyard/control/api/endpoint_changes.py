@@ -79,6 +79,10 @@ def changed(
     faults += target_faults(scaling.metric, scaling.target_value)
     faults += idle_faults("scaling.scale_to_zero_after_idle_seconds", scaling.idle_s)
     autoscale, unscaled = changed_autoscale(body.autoscale, endpoint.autoscale, scaling)
+    if endpoint.host_id:
+        rule = "a guest has no replicas of its own; change its host's"
+        given = {"hardware": scaling != endpoint.scaling, "autoscale": autoscale != endpoint.autoscale}
+        faults += [Fault(name, rule) for name, is_given in given.items() if is_given]
     releases, unshared = _changed_releases(endpoint, body.releases, names)
     after = msgspec.structs.replace(endpoint, serving=serving, scaling=scaling, autoscale=autoscale, releases=releases)
     return after, [*faults, *unscaled, *unshared]

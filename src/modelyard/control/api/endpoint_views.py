@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 from starlette.requests import Request
@@ -10,10 +11,11 @@ from starlette.requests import Request
 from modelyard.control.api.rollout_views import RolloutView, rollout_view
 from modelyard.control.api.serving import ServingView, serving_view
 from modelyard.control.context import Context
+from modelyard.control.guests import guests_max
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import EndpointDemand, Report
 from modelyard.domain.endpoints import Autoscale, Endpoint, EndpointStatus, IdleTime, Progress, Release, Tier
-from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.fleet import SEAT_STATES, Replica, ReplicaState, seats_of
 from modelyard.policy import scaling, tiers
 from modelyard.policy.releases import main_release, serving_release
 from modelyard.stores import Event, EventData
@@ -29,6 +31,18 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     state: ReplicaState
     reason: str
     slots: int
+    age_s: int
+
+
+class GuestView(msgspec.Struct, frozen=True, kw_only=True):
+    """A guest of a host, as the reader may know it."""
+
+    name: str
+    """"" for one of another tenant."""
+    model_id: str
+    """Its version."""
+    replica_id: str
+    state: ReplicaState
     age_s: int
 
 
@@ -142,21 +156,46 @@ class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that run or wait."""
     idle_s: int | None
     """Whole seconds since the last request; null when no connected gateway had one."""
+    host: str
+    """Of a guest: the endpoint on whose replicas it sits; its ``replicas`` are its seats there."""
+    host_id: str
+    guests: list[GuestView]
+    """Of a host: who sits on which of its replicas."""
+    guests_max: int
+    """Of a host: the guests that one of its replicas holds."""
     replicas: list[ReplicaView]
     events: list[EventView] | msgspec.UnsetType = msgspec.UNSET
     """The last ten; only where one endpoint is asked for."""
 
 
+class Known(NamedTuple):
+    """What runs: replicas of endpoints, seats of guests (as if they were replicas of theirs), and all endpoints."""
+
+    replicas: Mapping[str, list[Replica]]
+    seats: Mapping[str, list[Replica]]
+    endpoints: Mapping[str, Endpoint]
+
+    @classmethod
+    def of(cls, endpoints: Iterable[Endpoint], replicas: Iterable[Replica]) -> "Known":
+        """Return it all by endpoint."""
+        by_endpoint: dict[str, list[Replica]] = defaultdict(list)
+        for replica in replicas:
+            if not replica.is_tombstone:
+                by_endpoint[replica.endpoint_id].append(replica)
+        return cls(by_endpoint, seats_of(replicas), {one.id: one for one in endpoints})
+
+    def of_endpoint(self, endpoint: Endpoint) -> list[Replica]:
+        """Return what answers for ``endpoint``."""
+        return self.seats.get(endpoint.id, []) if endpoint.host_id else self.replicas.get(endpoint.id, [])
+
+
 def endpoint_view(
-    context: Context,
-    request: Request,
-    endpoint: Endpoint,
-    versions: Mapping[str, ModelVersion],
-    replicas: Iterable[Replica],
+    context: Context, request: Request, endpoint: Endpoint, versions: Mapping[str, ModelVersion], known: Known
 ) -> EndpointView:
     """Return what is shown of ``endpoint`` to who asked with ``request``."""
     now = context.clock.unix_s()
-    own = [one for one in replicas if one.endpoint_id == endpoint.id and not one.is_tombstone]
+    own = known.of_endpoint(endpoint)
+    host = known.endpoints.get(endpoint.host_id)
     demand = demand_of(context.gateways()).get(endpoint.id, [])
     serving = serving_release(endpoint)
     first = versions.get(serving.version_id) if serving else None
@@ -195,6 +234,10 @@ def endpoint_view(
         queued=sum(one.queued for one in demand),
         in_flight=sum(one.in_flight for one in demand),
         idle_s=_idle_s(demand),
+        host=host.name if host is not None else "",
+        host_id=endpoint.host_id,
+        guests=_guests(endpoint, known, now),
+        guests_max=_guests_max(context, endpoint, first),
         replicas=[
             ReplicaView(
                 id=replica.id,
@@ -206,6 +249,27 @@ def endpoint_view(
             for replica in own
         ],
     )
+
+
+def _guests(host: Endpoint, known: Known, now: float) -> list[GuestView]:
+    """Return who sits on the replicas of ``host``, by name where they are its owner's."""
+    return [
+        GuestView(
+            name=guest.name if guest is not None and guest.tenant_id == host.tenant_id else "",
+            model_id=seat.version_id if guest is not None and guest.tenant_id == host.tenant_id else "",
+            replica_id=replica.id,
+            state=SEAT_STATES[seat.state],
+            age_s=max(0, int(now - seat.since)),
+        )
+        for replica in known.replicas.get(host.id, ())
+        for seat in replica.guests
+        for guest in (known.endpoints.get(seat.endpoint_id),)
+    ]
+
+
+def _guests_max(context: Context, endpoint: Endpoint, version: ModelVersion | None) -> int:
+    engine = context.engines.get(version.framework) if version is not None and not endpoint.host_id else None
+    return guests_max(engine, version) if engine is not None and version is not None else 0
 
 
 def _release_view(release: Release, version: ModelVersion | None) -> ReleaseView:

@@ -10,7 +10,7 @@ from modelyard.control.api.endpoint_views import tier_view
 from modelyard.control.context import Context
 from modelyard.control.placing import HOLDING
 from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress
-from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.fleet import Replica, ReplicaState, seats_of
 from modelyard.domain.tenants import Scope
 from modelyard.policy.progress import View, outlook
 from modelyard.policy.rollouts import beside
@@ -48,7 +48,10 @@ class EndpointWhy:
         """Return what is known of an endpoint, as answers."""
         context, store = self._context, self._context.store
         endpoint = await find_endpoint(store, call.identity, call.path("endpoint"))
-        replicas = await store.replicas(endpoint_id=endpoint.id)
+        every = await store.replicas()
+        replicas = [one for one in every if one.endpoint_id == endpoint.id]
+        if endpoint.host_id:
+            replicas = seats_of(every).get(endpoint.id, [])
         events = await store.events(endpoint.id, limit=EVENTS_READ)
         size = context.size(endpoint.id)
         versions = {version.id: version for version in await store.versions(tenant_id=endpoint.tenant_id)}

@@ -8,8 +8,9 @@ from starlette.requests import Request
 
 from modelyard.control.api.access import callable_endpoints, find_endpoint
 from modelyard.control.api.endpoint_changes import CHANGE_EXAMPLE, ChangeEndpoint, changed
-from modelyard.control.api.endpoint_views import EndpointView, EventView, endpoint_view, event_view
+from modelyard.control.api.endpoint_views import EndpointView, EventView, Known, endpoint_view, event_view
 from modelyard.control.api.faults import refusal
+from modelyard.control.api.hosting import guests_of, named
 from modelyard.control.context import Context
 from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.tenants import Scope
@@ -37,6 +38,12 @@ class EventsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=EVENTS_MAX, description="The newest so many, oldest first.")] = 50
 
 
+class DeleteQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether guests that sit on it may lose their host."""
+
+    force: Annotated[bool, msgspec.Meta(description="Also while guests sit on its replicas.")] = False
+
+
 class Endpoints:
     """The routes of endpoints."""
 
@@ -52,7 +59,7 @@ class Endpoints:
             Route("GET", f"{one}/events", manage, "Events", self.events, Empty, EventsQuery, Page[EventView]),
             Route("GET", one, manage, "Get an endpoint by id or name", self.get, Empty, Empty, EndpointView),
             Route("PATCH", one, manage, summary, self.change, ChangeEndpoint, Empty, EndpointView, 200, CHANGE_EXAMPLE),
-            Route("DELETE", one, manage, "Delete an endpoint", self.delete, Empty, Empty, DeletedEndpoint, 202),
+            Route("DELETE", one, manage, "Delete an endpoint", self.delete, Empty, DeleteQuery, DeletedEndpoint, 202),
         ]
 
     async def page(self, call: Call[Empty, Paging]) -> Page[EndpointView]:
@@ -63,7 +70,8 @@ class Endpoints:
         rows, has_more = page_of(endpoints, limit=call.query.limit, after=call.query.after, id_of=lambda one: one.id)
         versions = {version.id: version for version in await store.versions(tenant_id=tenant_id)}
         replicas = await store.replicas()
-        return Page([endpoint_view(self._context, call.request, one, versions, replicas) for one in rows], has_more)
+        known = Known.of(await store.endpoints(), replicas)
+        return Page([endpoint_view(self._context, call.request, one, versions, known) for one in rows], has_more)
 
     async def get(self, call: Call[Empty, Empty]) -> EndpointView:
         """Return one endpoint with its last events."""
@@ -93,11 +101,17 @@ class Endpoints:
             await context.refresh()
         return await whole_view(context, call.request, after)
 
-    async def delete(self, call: Call[Empty, Empty]) -> DeletedEndpoint:
+    async def delete(self, call: Call[Empty, DeleteQuery]) -> DeletedEndpoint:
         """Mark the endpoint deleted and take it from the gateways; the reconciler drains and removes it."""
         context = self._context
         async with context.changing:
             endpoint = await find_endpoint(context.store, call.identity, call.path("endpoint"))
+            guests = await guests_of(context, endpoint.id)
+            if guests and not endpoint.is_deleted and not call.query.force:
+                raise conflict(
+                    f"{len(guests)} guests sit on the replicas of '{endpoint.name}' ({named(guests, call.identity)}). "
+                    "Delete them first, or delete it with ?force=true, which leaves them without a host."
+                )
             if not endpoint.is_deleted:
                 await context.store.put_endpoint(msgspec.structs.replace(endpoint, is_deleted=True))
                 reason = f"asked for with key {call.identity.key_id}"
@@ -137,7 +151,7 @@ async def whole_view(context: Context, request: Request, endpoint: Endpoint) -> 
     """Return what is shown of one endpoint, with its last events."""
     store = context.store
     versions = {version.id: version for version in await store.versions(tenant_id=endpoint.tenant_id)}
-    replicas = await store.replicas(endpoint_id=endpoint.id)
-    view = endpoint_view(context, request, endpoint, versions, replicas)
+    known = Known.of(await store.endpoints(), await store.replicas())
+    view = endpoint_view(context, request, endpoint, versions, known)
     events = await store.events(endpoint.id, limit=EVENTS_SHOWN)
     return msgspec.structs.replace(view, events=[event_view(event) for event in events])

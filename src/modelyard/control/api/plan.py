@@ -8,9 +8,10 @@ import msgspec
 
 from modelyard.control.api.autoscale import changed_autoscale
 from modelyard.control.api.deploy import estimate_s, scaling_of
-from modelyard.control.api.deploy_spec import EXAMPLE, DeployRequest, Hardware, endpoint_faults
+from modelyard.control.api.deploy_spec import EXAMPLE, DeployRequest, Hardware, endpoint_faults, guest_faults
 from modelyard.control.api.faults import check_all
 from modelyard.control.api.hardware import choose_hardware, known_facts
+from modelyard.control.api.hosting import find_host
 from modelyard.control.api.serving import changed_serving
 from modelyard.control.api.versions import Findings, examine, make_version
 from modelyard.control.asking import ask_of
@@ -88,17 +89,21 @@ class Plans:
         context, wanted = self._context, call.body
         nodes = await context.fleet.nodes()
         findings = await examine(context, call.identity, wanted)
+        hosting = await find_host(context, call.identity, findings, wanted.host)
         facts, prices = await known_facts(context, findings), context.config.fleet.accelerator_prices
         chosen = choose_hardware(wanted.hardware, findings, facts, nodes, prices)
         _, unserved = changed_serving(wanted.serving, Serving(), context.config.gateway)
         autoscale, unscaled = changed_autoscale(wanted.autoscale, Autoscale(), scaling_of(wanted))
         unmade = endpoint_faults(wanted, chosen, findings.engine, real_kinds(nodes))
-        faults = [*unmade, *findings.faults, *unserved, *unscaled]
+        faults = [*unmade, *findings.faults, *hosting.faults, *unserved, *unscaled]
+        if hosting.host is not None:
+            faults += guest_faults(wanted)
         check_all("This deployment cannot be made.", call.flaws, faults)
         endpoint, offer = await self._on_paper(call, findings, autoscale, chosen)
         ask = ask_of(endpoint, offer, kinds_of(nodes))
         replicas = await context.store.replicas()
-        placed, no_room = _place_all(ask, endpoint.scaling, nodes, held_in(replicas))
+        # A guest takes a seat on replicas that are there, and no room of its own.
+        placed, no_room = ([], None) if hosting.host else _place_all(ask, endpoint.scaling, nodes, held_in(replicas))
         placed, over = await self._within_quota(endpoint.tenant_id, placed, replicas, nodes)
         why_not = over or (no_room.text if no_room else "")
         of_id = {seen.node.id: seen.node for seen in nodes}
@@ -121,6 +126,8 @@ class Plans:
             fits=not why_not,
             reason=f"{len(placed)} of {endpoint.scaling.max_replicas} fit; {why_not}"
             if why_not
+            else f"as a guest on '{hosting.host.name}'"
+            if hosting.host
             else _doubt(ask, offer),
             replicas=[_view(placement, ask, nodes) for placement in placed],
             cost_per_hour_usd=_usd(placed[: endpoint.scaling.floor], of_id),

@@ -6,7 +6,7 @@ from modelyard.control.api.faults import Fault
 from modelyard.control.context import Context
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.tenants import Identity
-from modelyard.engines import Engine
+from modelyard.engines import Engine, GuestKind
 
 MODEL = "model:"
 """How an order names a registered version in the place of an artifact."""
@@ -51,6 +51,11 @@ async def find_registered(
     return None, [Fault("model_artifact", f"there is no registered version '{wanted[:200]}'; {hint}")]
 
 
+def no_adapters(engine: Engine) -> str:
+    """Return why an adapter cannot be deployed on ``engine``."""
+    return f"the engine '{engine.name}' cannot load an adapter onto a base; merge them into one artifact"
+
+
 async def find_base(
     context: Context, identity: Identity, engine: Engine | None, reference: str, *, is_deployed: bool
 ) -> tuple[ModelVersion | None, list[Fault]]:
@@ -77,7 +82,6 @@ async def find_base(
         faults.append(Fault("base", f"'{reference}' is an adapter itself; name the version that it is loaded onto"))
     if engine is not None and base.framework != engine.name:
         faults.append(Fault("base", f"'{reference}' runs on '{base.framework}', and this on '{engine.name}'"))
-    if is_deployed and engine is not None and not engine.loads_adapters:
-        reason = f"the engine '{engine.name}' cannot load an adapter onto a base; merge them into one artifact"
-        faults.append(Fault("base", reason))
+    if is_deployed and engine is not None and engine.guests is not GuestKind.ADAPTER:
+        faults.append(Fault("base", no_adapters(engine)))
     return base, faults

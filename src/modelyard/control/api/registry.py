@@ -14,13 +14,14 @@ from modelyard.control.context import Context
 from modelyard.control.placing import real_kinds
 from modelyard.domain.catalog import ArtifactFile, ModelVersion, VersionStatus
 from modelyard.domain.facts import ModelFacts
-from modelyard.domain.tenants import Scope
+from modelyard.domain.tenants import Identity, Scope
 from modelyard.engines import Options
 from modelyard.errors import conflict
 from modelyard.stores import AlreadyExistsError
 from modelyard.web.paging import LIMIT_DEFAULT, After, Limit, Page, page_of
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
 
+ADAPTERS_TOLD_MAX = 5
 EXAMPLE = {"model_name": "smol", "framework": "llamacpp", "model_artifact": "file:///models/smollm2-135m-q8_0.gguf"}
 
 
@@ -80,7 +81,9 @@ class RegisterRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A version to be stored without an endpoint."""
 
     model_name: Annotated[str, msgspec.Meta(description="The model that it is a version of.")]
-    framework: Annotated[str, msgspec.Meta(description="The engine, like 'llamacpp' or 'simulated'.")]
+    framework: Annotated[
+        str, msgspec.Meta(description="The engine, like 'llamacpp'; an adapter has that of its base.")
+    ] = ""
     model_artifact: Annotated[str, msgspec.Meta(description="As in a deployment.")] = ""
     version: Annotated[str | None, msgspec.Meta(description="Left out: the next of v1, v2, …")] = None
     options: Annotated[Options, msgspec.Meta(description="The engine's own settings.")] = {}
@@ -193,9 +196,18 @@ class Registry:
                 if any(release.version_id == version.id for release in endpoint.releases)
             ]
             if users or not await store.remove_version(version.id):
-                by = f"endpoint '{users[0]}'" if users else "an adapter, or a replica that still runs"
+                by = f"endpoint '{users[0]}'" if users else await self._user_of(version, call.identity)
                 raise conflict(f"Version '{reference_of(version)}' is used by {by}. Remove that first.")
         return DeletedVersion(id=version.id)
+
+    async def _user_of(self, version: ModelVersion, identity: Identity) -> str:
+        """Return what keeps a version that no endpoint has: adapters of it, or a replica."""
+        adapters = [one for one in await self._context.store.versions() if one.base_id == version.id]
+        mine = [reference_of(one) for one in adapters if identity.visible_tenant in (None, one.tenant_id)]
+        if not adapters:
+            return "a replica that still runs"
+        told = ", ".join(mine[:ADAPTERS_TOLD_MAX]) or f"{len(adapters)} of other tenants"
+        return f"adapters of it ({told})"
 
 
 _REGISTERING = (RegisterRequest, Empty, VersionView)

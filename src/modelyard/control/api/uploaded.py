@@ -16,14 +16,14 @@ _LOOK_TIMEOUT_S = 10.0
 
 
 async def read_uploaded(
-    context: Context, identity: Identity, engine: Engine, reference: str
+    context: Context, identity: Identity, engine: Engine, reference: str, *, is_adapter: bool = False
 ) -> tuple[ArtifactSource, list[Fault]]:
     """Return the content that ``reference`` names, and what is wrong with it.
 
     To know a digest is not to have the bytes: only a tenant that sent all of them may deploy them.
     """
     try:
-        return await _read(context, identity, engine, reference), []
+        return await _read(context, identity, None if is_adapter else engine, reference), []
     except TimeoutError:
         reason = "the file could not be read in time"
     except (OSError, ValueError) as error:
@@ -31,9 +31,9 @@ async def read_uploaded(
     return ArtifactSource(), [Fault("model_artifact", reason)]
 
 
-async def _read(context: Context, identity: Identity, engine: Engine, reference: str) -> ArtifactSource:
+async def _read(context: Context, identity: Identity, engine: Engine | None, reference: str) -> ArtifactSource:
     digest = upload_digest(reference)
-    if not engine.needs_artifact:
+    if engine is not None and not engine.needs_artifact:
         raise ValueError(f"the engine '{engine.name}' loads no artifact; leave it out")
     if _DIGEST.fullmatch(digest) is None:
         raise ValueError("write upload:sha256: and 64 lower-case hex digits")
@@ -41,10 +41,12 @@ async def _read(context: Context, identity: Identity, engine: Engine, reference:
     upload = await desk.store.uploaded(digest, tenant_id=identity.visible_tenant)
     if upload is None:
         raise ValueError("you have no complete upload of this digest; 'modelyard models upload' makes one")
-    file = await asyncio.to_thread(desk.file_of, upload)
-    if file is None:
+    files = await asyncio.to_thread(desk.files_of, upload)
+    if files is None:
         raise ValueError("the uploaded bytes are gone; upload them again")
     async with asyncio.timeout(_LOOK_TIMEOUT_S):
-        await asyncio.to_thread(engine.check_artifact, file)
-        facts = await asyncio.to_thread(facts_of, {"model": file})
-    return ArtifactSource(reference, upload.size_bytes, digest, facts)
+        if engine is not None and not upload.files:
+            # What a folder is to its engine is seen when it is laid out, before its first replica starts.
+            await asyncio.to_thread(engine.check_artifact, files["model"])
+        facts = await asyncio.to_thread(facts_of, files)
+    return ArtifactSource(reference, upload.size_bytes, digest, facts, upload.files)

@@ -1,6 +1,7 @@
 """Uploads by parts: announce, send each part (again), ask what is there, complete."""
 
 import re
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
@@ -9,11 +10,13 @@ from starlette.requests import Request
 from modelyard import errors
 from modelyard.control.api.access import missing
 from modelyard.control.api.faults import Fault, refusal
+from modelyard.control.artifacts.names import FILES_MAX, is_plain
 from modelyard.control.context import Context
 from modelyard.control.uploads import UploadDesk, uri_of
 from modelyard.domain.catalog import NAME_PATTERN
 from modelyard.domain.tenants import Scope
 from modelyard.domain.uploads import (
+    FOLDERS_PATH,
     PART_BYTES_MAX,
     PART_BYTES_MIN,
     PARTS_MAX,
@@ -30,7 +33,13 @@ EXAMPLE = {
     "size_bytes": 386404992,
     "digest": "sha256:8f3c2a0de5f5a0d9f2b5c26b7c1d8e4f60718293a4b5c6d7e8f9012345678abc",
 }
-
+FOLDER_EXAMPLE = {
+    "name": "my-adapter",
+    "files": [
+        {"path": "adapter_config.json", "digest": EXAMPLE["digest"]},
+        {"path": "adapter_model.safetensors", "digest": EXAMPLE["digest"]},
+    ],
+}
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _HEX = re.compile(r"[0-9a-f]{64}")
@@ -85,6 +94,20 @@ class DeletedUpload(msgspec.Struct, frozen=True, kw_only=True):
     deleted: bool = True
 
 
+class FolderFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of a folder: the content of a complete upload of yours."""
+
+    path: Annotated[str, msgspec.Meta(description="Its path in the folder, like adapter_config.json.")]
+    digest: Annotated[str, msgspec.Meta(description="sha256:<hex> of the upload.")]
+
+
+class NewFolder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A folder to be made of uploads."""
+
+    name: Annotated[str, msgspec.Meta(description="What it is; shown in listings.")]
+    files: list[FolderFile]
+
+
 class UploadsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which uploads."""
 
@@ -104,12 +127,14 @@ class Uploads:
         every, manage = UPLOADS_PATH, Scope.MANAGE
         one, part = f"{every}/{{upload}}", f"{every}/{{upload}}/parts/{{number}}"
         begin, complete = "Begin an upload", "Put the parts together"
+        folder = "Make a folder of uploads, as a PEFT adapter is one"
         return [
             Route("POST", every, manage, begin, self.begin, NewUpload, Empty, UploadView, 201, EXAMPLE),
             Route("GET", every, manage, "List uploads", self.page, Empty, UploadsQuery, Page[UploadView]),
             Route("GET", one, manage, "Get an upload with the parts it has", self.get, Empty, Empty, UploadView),
             Route("PUT", part, manage, "Send a part (its raw bytes)", self.put_part, Empty, Empty, PartView),
             Route("POST", f"{one}/complete", manage, complete, self.complete, Empty, Empty, UploadView),
+            Route("POST", FOLDERS_PATH, manage, folder, self.folder, NewFolder, Empty, UploadView, 201, FOLDER_EXAMPLE),
             Route("DELETE", one, manage, "Delete an upload", self.delete, Empty, Empty, DeletedUpload),
         ]
 
@@ -159,6 +184,15 @@ class Uploads:
         """Put the parts together; of a big file the answer is ``completing``, and the same call is made again."""
         return self._view(await self._desk.complete(await self._find(call)))
 
+    async def folder(self, call: Call[NewFolder, Empty]) -> UploadView:
+        """Make one artifact of several complete uploads; the same ones again give the same."""
+        wanted = call.body
+        if faults := list(_folder_faults(wanted)):
+            raise refusal("This folder cannot be made.", faults)
+        files = {file.path: file.digest for file in wanted.files}
+        upload = await self._desk.make_folder(tenant_id=call.identity.tenant_id, name=wanted.name, files=files)
+        return self._view(upload)
+
     async def delete(self, call: Call[Empty, Empty]) -> DeletedUpload:
         """Forget an upload; versions that were made of it stay."""
         upload = await self._find(call)
@@ -191,6 +225,22 @@ class Uploads:
             created_at=int(upload.created_at),
             expires_at=int(upload.expires_at),
         )
+
+
+def _folder_faults(wanted: NewFolder) -> Iterator[Fault]:
+    if NAME_PATTERN.fullmatch(wanted.name) is None:
+        yield Fault("name", "use 1 to 96 letters, digits, '.', '_' or '-', beginning with a letter or digit")
+    if not 1 <= len(wanted.files) <= FILES_MAX:
+        yield Fault("files", f"must be 1 to {FILES_MAX}")
+    seen: set[str] = set()
+    for at, file in enumerate(wanted.files[:FILES_MAX]):
+        if not is_plain(file.path):
+            yield Fault(f"files.{at}.path", "use a plain relative path, like adapter_config.json")
+        elif file.path in seen:
+            yield Fault(f"files.{at}.path", "is named twice")
+        if _DIGEST.fullmatch(file.digest) is None:
+            yield Fault(f"files.{at}.digest", "write sha256: and 64 lower-case hex digits")
+        seen.add(file.path)
 
 
 def _faults(wanted: NewUpload, bytes_max: int) -> list[Fault]:

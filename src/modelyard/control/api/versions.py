@@ -4,19 +4,20 @@ Shared by deployments, which make an endpoint for it, and by releases, which
 add it to one.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 from modelyard.control.api.artifact_sources import ArtifactSource, read_source, reference_faults
 from modelyard.control.api.deploy_spec import engine_faults, option_faults, version_faults
 from modelyard.control.api.faults import Fault
-from modelyard.control.api.registered import MODEL, find_base, find_registered, newest
+from modelyard.control.api.registered import MODEL, find_base, find_registered, newest, no_adapters
 from modelyard.control.api.uploaded import read_uploaded
 from modelyard.control.context import Context
-from modelyard.control.supplies import lone_adapter
+from modelyard.control.supplies import NO_ADAPTER, adapter_settings, lone_adapter
 from modelyard.domain.catalog import Artifact, ModelVersion
 from modelyard.domain.tenants import Identity, Scope
 from modelyard.domain.uploads import SCHEME
-from modelyard.engines import Engine, Options, OptionsError, Settings
+from modelyard.engines import Engine, GuestKind, Options, OptionsError, Settings
 from modelyard.errors import conflict
 from modelyard.ids import new_id
 from modelyard.policy.cluster import CPU
@@ -70,25 +71,27 @@ async def examine(context: Context, identity: Identity, order: Order, *, is_depl
     if order.model_artifact.startswith(MODEL):
         return await _examine_registered(context, identity, order)
     is_admin = identity.may(Scope.ADMIN)
-    engine = context.engines.get(order.framework)
+    framework = await _framework(context, identity, order)
+    engine = context.engines.get(framework)
     faults = [
         *version_faults(order.version),
-        *engine_faults(order.framework, engine, context.engines),
+        *(engine_faults(framework, engine, context.engines) if framework or not order.base else ()),
         *_admin_faults(engine, "framework", is_admin=is_admin),
         *option_faults(order.options, is_admin=is_admin),
     ]
     source, settings = ArtifactSource(), None
     if engine is not None:
-        if order.model_artifact.startswith(SCHEME):
-            source, found = await read_uploaded(context, identity, engine, order.model_artifact)
-        else:
-            sources = context.artifacts.sources
-            source, found = await read_source(engine, order.model_artifact, sources, is_admin=is_admin)
+        source, found = await _source_of(context, identity, engine, order)
         faults += found
-        if source.facts.is_adapter:
+        if order.base:
+            faults += adapter_faults(order, source)
+            settings = adapter_settings(source.size_bytes)
+        elif source.facts.is_adapter:
             faults.append(Fault("model_artifact", lone_adapter(source.facts)))
         try:
-            settings = engine.settings(dict(order.options), artifact_bytes=source.size_bytes, facts=source.facts)
+            settings = settings or engine.settings(
+                dict(order.options), artifact_bytes=source.size_bytes, facts=source.facts
+            )
         except OptionsError as error:
             faults += [Fault(f"options.{name}", reason) for name, reason in error.faults.items()]
         except ValueError as error:
@@ -97,6 +100,24 @@ async def examine(context: Context, identity: Identity, order: Order, *, is_depl
         faults += reference_faults(order.model_artifact, context.artifacts.sources, is_admin=is_admin)
     base, found = await find_base(context, identity, engine, order.base, is_deployed=is_deployed)
     return Findings([*faults, *found], engine, settings, source, None, base)
+
+
+async def _framework(context: Context, identity: Identity, order: Order) -> str:
+    """Return the engine that an order names: an adapter runs where its base does."""
+    if order.framework or not order.base:
+        return order.framework
+    base, _ = await find_base(context, identity, None, order.base, is_deployed=False)
+    return base.framework if base is not None else ""
+
+
+async def _source_of(
+    context: Context, identity: Identity, engine: Engine, order: Order
+) -> tuple[ArtifactSource, list[Fault]]:
+    is_adapter = bool(order.base)
+    if order.model_artifact.startswith(SCHEME):
+        return await read_uploaded(context, identity, engine, order.model_artifact, is_adapter=is_adapter)
+    is_admin, sources = identity.may(Scope.ADMIN), context.artifacts.sources
+    return await read_source(engine, order.model_artifact, sources, is_admin=is_admin, is_adapter=is_adapter)
 
 
 async def _examine_registered(context: Context, identity: Identity, order: Order) -> Findings:
@@ -118,8 +139,12 @@ async def _examine_registered(context: Context, identity: Identity, order: Order
     faults += _admin_faults(engine, "model_artifact", is_admin=identity.may(Scope.ADMIN))
     if engine is None:
         return Findings(faults, None, None, registered=version)
-    if version.base_id and not engine.loads_adapters:
-        faults.append(Fault("model_artifact", f"it is an adapter, and the engine '{engine.name}' loads none"))
+    if version.base_id:
+        if engine.guests is not GuestKind.ADAPTER:
+            faults.append(Fault("model_artifact", f"it is an adapter; {no_adapters(engine)}"))
+        bases = {one.id: one for one in await context.store.versions()}
+        settings = adapter_settings(version.artifact.size_bytes)
+        return Findings(faults, engine, settings, registered=version, base=bases.get(version.base_id))
     try:
         settings = engine.settings(
             dict(version.options), artifact_bytes=version.artifact.size_bytes, facts=version.facts
@@ -135,6 +160,14 @@ def _admin_faults(engine: Engine | None, param: str, *, is_admin: bool) -> list[
         return []
     reason = f"the engine '{engine.name}' uses what is the operator's and needs a key with the scope 'admin'"
     return [Fault(param, reason)]
+
+
+def adapter_faults(order: Order, source: ArtifactSource) -> Iterator[Fault]:
+    """Yield what is wrong with an adapter."""
+    if source.facts.format and not source.facts.is_adapter:
+        yield Fault("model_artifact", NO_ADAPTER)
+    for name in order.options:
+        yield Fault(f"options.{name[:64]}", "an adapter runs with the options of its host; leave this out")
 
 
 async def make_version(
@@ -158,7 +191,9 @@ async def make_version(
         name=name,
         version=_version_name(order.version, name, {one.version for one in versions if one.name == name}),
         framework=findings.engine.name,
-        artifact=Artifact(findings.source.uri, findings.source.digest, findings.source.size_bytes),
+        artifact=Artifact(
+            findings.source.uri, findings.source.digest, findings.source.size_bytes, findings.source.files
+        ),
         options=dict(order.options),
         created_at=int(context.clock.unix_s()),
         gpu_type=gpu_type,

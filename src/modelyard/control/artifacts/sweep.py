@@ -129,7 +129,9 @@ class Sweep:
 
 def kept_of(versions: Iterable[ModelVersion], replicas: Iterable[Replica]) -> Kept:
     """Return what versions name, and what of it must stay."""
-    running = {replica.version_id for replica in replicas if replica.state not in _ENDED}
+    living = [replica for replica in replicas if replica.state not in _ENDED]
+    running = {replica.version_id for replica in living}
+    running |= {seat.version_id for replica in living for seat in replica.guests}
     named: set[str] = set()
     needed: set[str] = set()
     for version in versions:

@@ -79,7 +79,7 @@ class LlamaCppEngine(EngineDefaults):
     """The ``Engine`` contract for ``llamacpp/server.py``, and for ``llamacpp/front.py`` where adapters may come."""
 
     name = NAME
-    loads_adapters = True
+    guests_option = "max_adapters"
     guests = GuestKind.ADAPTER
     routes = _CHAT_ROUTES | {_EMBEDDINGS_ROUTE}
     # Without "n": its usage covers only one of several choices, so they could not be billed. Without "echo", "suffix"

@@ -20,6 +20,9 @@ KV cache
     that came last is preempted when they run out (``batching.py``). Whole blocks of prompts are cached by
     ``cache_salt``; ``usage.prompt_tokens_details.cached_tokens`` is what was found.
 
+Adapters
+    Up to ``max_adapters`` beside its model, with vLLM's calls (``adapters.py``); each takes ``adapter_load_s``.
+
 Faults
     In the last user message (prompt, or embeddings input), any number of ``[[sim: key=value key …]]``; they are cut out
     of the echo. Or for later requests with ``POST /sim/faults`` (needs the secret) and a JSON list of
@@ -57,10 +60,20 @@ import sys
 from pathlib import Path
 
 from modelyard.domain.facts import ModelFacts
-from modelyard.engines import EngineCommand, EngineLoad, LaunchSpec, Options, OptionsError, Settings
+from modelyard.engines import (
+    EngineCall,
+    EngineCommand,
+    EngineLoad,
+    Guest,
+    GuestKind,
+    LaunchSpec,
+    Options,
+    OptionsError,
+    Settings,
+)
 from modelyard.engines.defaults import EngineDefaults
 from modelyard.engines.options import read_options
-from modelyard.engines.pages import count_of, read_samples
+from modelyard.engines.pages import adapters_on, count_of, read_samples
 from modelyard.engines.simulated.options import SimulatedOptions
 from modelyard.engines.simulated.tokens import BLOCK_TOKENS
 
@@ -68,6 +81,10 @@ __all__ = ["SimulatedEngine", "SimulatedOptions"]
 
 _PROCESS_BYTES = 40 * 1024 * 1024
 _PROCESS_START_S = 0.3
+LOAD_TIMEOUT_S = 120.0
+"""Longest load of an adapter; option ``adapter_load_s`` may make it slow on purpose."""
+NOTHING = Path()
+"""The artifact of an adapter that has none: nothing is computed with it."""
 
 
 class SimulatedEngine(EngineDefaults):
@@ -88,8 +105,8 @@ class SimulatedEngine(EngineDefaults):
         }
     )  # fmt: skip
     needs_artifact = False
-    loads_adapters = True
-    """It computes nothing, with an adapter and without."""
+    guests = GuestKind.ADAPTER
+    guests_option = "max_adapters"
 
     def check_artifact(self, file: Path) -> None:
         """Accept anything: it loads nothing."""
@@ -131,6 +148,23 @@ class SimulatedEngine(EngineDefaults):
             prompt_tokens_total=samples.get("vllm:prompt_tokens_total"),
             generation_tokens_total=samples.get("vllm:generation_tokens_total"),
         )
+
+    def guests_max(self, options: Options) -> int:
+        """Return ``max_adapters``."""
+        return read_options(SimulatedOptions, options, engine=self.name).max_adapters
+
+    def load_guest(self, guest: Guest) -> EngineCall:
+        """Load as vLLM does."""
+        path = "" if guest.artifact == NOTHING else str(guest.artifact)
+        return EngineCall("/v1/load_lora_adapter", {"lora_name": guest.name, "lora_path": path}, LOAD_TIMEOUT_S)
+
+    def unload_guest(self, name: str) -> EngineCall:
+        """Unload as vLLM does."""
+        return EngineCall("/v1/unload_lora_adapter", {"lora_name": name})
+
+    def read_guests(self, models: str) -> frozenset[str]:
+        """Return the models that have a parent."""
+        return adapters_on(models)
 
 
 def _as_text(value: object) -> str:

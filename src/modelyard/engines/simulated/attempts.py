@@ -4,6 +4,7 @@ import asyncio
 
 import msgspec
 
+from modelyard.engines.simulated.adapters import Adapters
 from modelyard.engines.simulated.answers import Token
 from modelyard.engines.simulated.faults import FaultPlan, Faults, cut_directives
 from modelyard.engines.simulated.forms import field_names, is_form
@@ -19,9 +20,10 @@ _ERROR_TEXT = "The engine failed, as a directive asks."
 class Attempts:
     """The attempts at answers of one engine process, which calls itself ``model``."""
 
-    def __init__(self, accelerator: Accelerator, plan: FaultPlan, model: str) -> None:
+    def __init__(self, accelerator: Accelerator, plan: FaultPlan, model: str, adapters: Adapters) -> None:
         self.accelerator = accelerator
         self.model = model
+        self._adapters = adapters
         self._plan = plan
 
     def faults(self, prompt: str, directive: str) -> Faults:
@@ -35,14 +37,17 @@ class Attempts:
         except ValueError as error:
             raise Refused(400, str(error)) from error
 
-    def check_model(self, model: str | None) -> None:
-        """Refuse another model than this process is.
+    def check_model(self, model: str | None) -> str:
+        """Return the model that is asked for: this process's own, or an adapter that it has.
 
         Raises:
             Refused: 404.
         """
-        if model is not None and model != self.model:
+        if model is None or model == self.model:
+            return self.model
+        if model not in self._adapters:
             raise Refused(404, f"The model `{model}` does not exist.", "NotFoundError")
+        return model
 
     def begin(self, request: Request, plan: Generation, *, stream: bool) -> Generation:
         """Write down that the attempt ``plan`` begins.
@@ -55,10 +60,13 @@ class Attempts:
         if needed > self.accelerator.batch.blocks:
             raise Refused(400, f"The request needs {needed} KV blocks, there are {self.accelerator.batch.blocks}.")
         plan.rid = request.headers.get("x-request-id", "")
+        plan.model = plan.model or self.model
+        self._adapters.began(plan.model)
         self.accelerator.journal.write(
             plan.rid,
             "begin",
             path=request.path,
+            model=plan.model,
             stream=stream,
             prompt_tokens=plan.prompt_tokens,
             cached_tokens=plan.cached_tokens,
@@ -67,8 +75,10 @@ class Attempts:
         )
         return plan
 
-    async def compute(self, request: Request, connection: Connection, texts: list[str]) -> Generation | None:
-        """Read ``texts`` one by one, generating nothing; None when a fault of theirs answered instead.
+    async def compute(
+        self, request: Request, connection: Connection, texts: list[str], model: str = ""
+    ) -> Generation | None:
+        """Read ``texts`` one by one for ``model``, generating nothing; None when a fault of theirs answered instead.
 
         The caller answers, and then says ``ended``.
         """
@@ -78,7 +88,7 @@ class Attempts:
             raise Refused(400, f"This model's maximum context length is {context} tokens, a text has {longest}.")
         _, directive = cut_directives(" ".join(texts))
         faults = self.faults(texts[0] if texts else "", directive)
-        plan = Generation("", sum(lengths), 0, [], faults, held_tokens=longest)
+        plan = Generation("", sum(lengths), 0, [], faults, held_tokens=longest, model=model)
         generation = self.begin(request, plan, stream=False)
         try:
             if await self.answered_wrongly(connection, faults):
@@ -95,6 +105,7 @@ class Attempts:
 
     def ended(self, generation: Generation, finish: str) -> None:
         """Write down that the attempt has ended well."""
+        self._adapters.ended(generation.model)
         finished = self.accelerator.totals.finished
         finished[finish] = finished.get(finish, 0) + 1
         self.accelerator.journal.write(
@@ -108,6 +119,7 @@ class Attempts:
 
     def aborted(self, generation: Generation, why: str) -> None:
         """Write down that the attempt has not ended well."""
+        self._adapters.ended(generation.model)
         finished = self.accelerator.totals.finished
         finished["abort"] = finished.get("abort", 0) + 1
         self.accelerator.journal.write(generation.rid, "abort", n=generation.made, why=why)

@@ -67,6 +67,8 @@ class Generation:
     faults: Faults
     made: int = 0
     held_tokens: int | None = None
+    model: str = ""
+    """What the request asked for: the engine's own model, or an adapter."""
 
     async def run(self, on: Accelerator, emit: Emit) -> None:
         """Make all tokens.

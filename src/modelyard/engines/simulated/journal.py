@@ -4,10 +4,11 @@ One JSON line a record, one ``write()`` a line, in append mode, so that records
 survive ``kill -9`` and several engines may share a file. A token is written
 down *before* it goes to the socket: nothing delivered is missing here.
 
-``begin``  rid, path, stream, prompt_tokens, cached_tokens, body_keys, header_names
+``begin``  rid, path, model, stream, prompt_tokens, cached_tokens, body_keys, header_names
 ``token``  rid, i (choice), n (tokens so far, all choices)
 ``end``    rid, n, prompt_tokens, cached_tokens, finish
 ``abort``  rid, n, why: ``client gone`` or the fault
+``adapter_loaded``, ``adapter_unloaded``  model
 
 Every record also has ``t`` (Unix seconds), ``replica`` and ``pid``. Refused requests (4xx) leave no record.
 """

@@ -78,11 +78,11 @@ class Media:
     async def speech(self, request: Request, connection: Connection) -> None:
         """Answer ``POST /v1/audio/speech`` with a WAV, or bare samples for ``pcm``."""
         wanted = decode(request.body, SpeechRequest)
-        self._attempts.check_model(wanted.model)
+        model = self._attempts.check_model(wanted.model)
         kind = wanted.response_format or "wav"
         if kind not in ("wav", "pcm"):
             raise Refused(400, f"response_format {kind} is not supported, use wav or pcm")
-        generation = await self._attempts.compute(request, connection, [wanted.input])
+        generation = await self._attempts.compute(request, connection, [wanted.input], model)
         if generation is None:
             return
         text, _ = cut_directives(wanted.input)
@@ -95,11 +95,11 @@ class Media:
     async def transcribe(self, request: Request, connection: Connection) -> None:
         """Answer ``POST /v1/audio/transcriptions`` and ``/translations``."""
         form = read_form(request)
-        self._attempts.check_model(form.texts.get("model"))
+        model = self._attempts.check_model(form.texts.get("model"))
         if "file" not in form.files:
             raise Refused(400, "the form has no file")
         text, seconds = heard_in(form.files["file"])
-        generation = await self._attempts.compute(request, connection, [text])
+        generation = await self._attempts.compute(request, connection, [text], model)
         if generation is None:
             return
         text, _ = cut_directives(text)
@@ -126,7 +126,7 @@ class Media:
 
     async def infer(self, request: Request, connection: Connection) -> None:
         """Answer ``POST /v2/models/{model}/infer``: each output is the input of its name."""
-        self._attempts.check_model(unquote(request.path.removeprefix("/v2/models/").removesuffix("/infer")))
+        model = self._attempts.check_model(unquote(request.path.removeprefix("/v2/models/").removesuffix("/infer")))
         wanted = decode(request.body, InferRequest)
         for tensor in wanted.inputs:
             if _elements(tensor.data) != math.prod(tensor.shape):
@@ -136,19 +136,19 @@ class Media:
         if missing := [name for name in names if name not in known]:
             raise Refused(400, f"there is no output '{missing[0]}'")
         texts = [str(item) for tensor in wanted.inputs if tensor.datatype == "BYTES" for item in tensor.data]
-        generation = await self._attempts.compute(request, connection, texts)
+        generation = await self._attempts.compute(request, connection, texts, model)
         if generation is None:
             return
         self._attempts.ended(generation, "stop")
-        body: dict[str, Any] = {"model_name": self._attempts.model, "model_version": "1"}
+        body: dict[str, Any] = {"model_name": model, "model_version": "1"}
         if wanted.id is not None:
             body["id"] = wanted.id
         connection.respond(200, encode({**body, "outputs": [msgspec.to_builtins(known[name]) for name in names]}))
 
     async def _draw(self, request: Request, connection: Connection, wanted: ImageRequest, given: bytes) -> None:
-        self._attempts.check_model(wanted.model)
+        model = self._attempts.check_model(wanted.model)
         width, height = _size(wanted.size)
-        generation = await self._attempts.compute(request, connection, [wanted.prompt])
+        generation = await self._attempts.compute(request, connection, [wanted.prompt], model)
         if generation is None:
             return
         self._attempts.ended(generation, "stop")

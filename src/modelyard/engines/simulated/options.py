@@ -42,6 +42,12 @@ class SimulatedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Go on after SIGTERM, as an engine that hangs does."""
     byte_tokens: bool = False
     """Each byte of a character outside ASCII is a token of its own."""
+    max_adapters: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
+    """Adapters that it holds at once beside its own model."""
+    adapter_load_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
+    """Time that loading one takes."""
+    fail_adapters: str = ""
+    """Adapters whose name holds this text are refused; "": none."""
     journal: str = ""
     """File of the token journal, absolute; "": ``tokens.jsonl`` in the replica's folder."""
 

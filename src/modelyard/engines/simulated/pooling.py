@@ -90,7 +90,7 @@ class Pooling:
     async def embeddings(self, request: Request, connection: Connection) -> None:
         """Answer ``POST /v1/embeddings``."""
         wanted = decode(request.body, EmbeddingsRequest)
-        self._attempts.check_model(wanted.model)
+        model = self._attempts.check_model(wanted.model)
         texts = texts_of(wanted.input, "input")
         dimensions = self._attempts.accelerator.options.embedding_dimensions
         keep = wanted.dimensions or dimensions
@@ -104,50 +104,50 @@ class Pooling:
             {"object": "embedding", "index": i, "embedding": as_base64(vector) if as_text else vector}
             for i, vector in enumerate(vectors)
         ]
-        await self._answer(request, connection, texts, {"object": "list", "data": data})
+        await self._answer(request, connection, texts, {"object": "list", "data": data}, model)
 
     async def rerank(self, request: Request, connection: Connection) -> None:
         """Answer ``POST /v1/rerank``."""
         wanted = decode(request.body, RerankRequest)
-        self._attempts.check_model(wanted.model)
+        model = self._attempts.check_model(wanted.model)
         results = [
             {"index": i, "document": {"text": text}, "relevance_score": likeness(wanted.query, text)}
             for i, text in enumerate(wanted.texts())
         ]
         results.sort(key=lambda entry: -float(str(entry["relevance_score"])))
         texts = [f"{wanted.query} {text}" for text in wanted.texts()]
-        await self._answer(request, connection, texts, {"id": "rerank-sim", "results": results[: wanted.top_n]})
+        await self._answer(request, connection, texts, {"id": "rerank-sim", "results": results[: wanted.top_n]}, model)
 
     async def score(self, request: Request, connection: Connection) -> None:
         """Answer ``POST /v1/score``."""
         wanted = decode(request.body, ScoreRequest)
-        self._attempts.check_model(wanted.model)
+        model = self._attempts.check_model(wanted.model)
         first, second = texts_of(wanted.text_1, "text_1"), texts_of(wanted.text_2, "text_2")
         if len(first) not in (1, len(second)):
             raise Refused(400, "text_1 must have one text, or as many as text_2")
         pairs = list(zip(first * (len(second) if len(first) == 1 else 1), second, strict=True))
         data = [{"index": i, "object": "score", "score": likeness(*pair)} for i, pair in enumerate(pairs)]
         body = {"id": "score-sim", "object": "list", "data": data}
-        await self._answer(request, connection, [f"{a} {b}" for a, b in pairs], body)
+        await self._answer(request, connection, [f"{a} {b}" for a, b in pairs], body, model)
 
     async def classify(self, request: Request, connection: Connection) -> None:
         """Answer ``POST /v1/classify``."""
         wanted = decode(request.body, ClassifyRequest)
-        self._attempts.check_model(wanted.model)
+        model = self._attempts.check_model(wanted.model)
         texts = texts_of(wanted.input, "input")
         body = {"id": "classify-sim", "object": "list", "data": [_classified(i, text) for i, text in enumerate(texts)]}
-        await self._answer(request, connection, texts, body)
+        await self._answer(request, connection, texts, body, model)
 
     async def moderations(self, request: Request, connection: Connection) -> None:
         """Answer ``POST /v1/moderations``: one result a text, one for all parts together."""
         wanted = decode(request.body, ModerationRequest)
-        self._attempts.check_model(wanted.model)
+        model = self._attempts.check_model(wanted.model)
         given = wanted.input if isinstance(wanted.input, list) else [wanted.input]
         texts = [item for item in given if isinstance(item, str)]
         if len(texts) < len(given):
             texts = [" ".join(item if isinstance(item, str) else item.text for item in given)]
         body = {"id": "modr-sim", "results": [_moderated(text) for text in texts]}
-        await self._answer(request, connection, texts, body)
+        await self._answer(request, connection, texts, body, model)
 
     async def tokenize(self, request: Request, connection: Connection) -> None:
         """Answer ``POST /tokenize`` at once: it takes no slot."""
@@ -159,16 +159,16 @@ class Pooling:
         body = {"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": None}
         connection.respond(200, encode(body))
 
-    async def _answer(self, request: Request, connection: Connection, texts: list[str], body: dict[str, Any]) -> None:
-        generation = await self._attempts.compute(request, connection, texts)
+    async def _answer(
+        self, request: Request, connection: Connection, texts: list[str], body: dict[str, Any], model: str
+    ) -> None:
+        generation = await self._attempts.compute(request, connection, texts, model)
         if generation is None:
             return
         tokens = generation.prompt_tokens
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         self._attempts.ended(generation, "stop")
-        connection.respond(
-            200, encode({**body, "model": self._attempts.model, **usage_field(generation.faults, usage)})
-        )
+        connection.respond(200, encode({**body, "model": model, **usage_field(generation.faults, usage)}))
 
 
 def usage_field(faults: Faults, usage: dict[str, Any]) -> dict[str, Any]:

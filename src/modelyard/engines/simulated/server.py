@@ -9,6 +9,7 @@ from functools import partial
 import msgspec
 
 from modelyard.clock import Clock
+from modelyard.engines.simulated.adapters import Adapters
 from modelyard.engines.simulated.attempts import Attempts
 from modelyard.engines.simulated.batching import Batch, PrefixCache
 from modelyard.engines.simulated.faults import FaultPlan, Planned
@@ -59,7 +60,8 @@ class SimulatedServer:
             clock=clock,
             crash=crash,
         )
-        attempts = Attempts(self._accelerator, self._plan, model)
+        self._adapters = Adapters(options, journal)
+        attempts = Attempts(self._accelerator, self._plan, model, self._adapters)
         serving = Serving(attempts, self._cache)
         pooling = Pooling(attempts)
         self._media = media = Media(attempts)
@@ -67,6 +69,8 @@ class SimulatedServer:
             ("GET", "/health"): self._health,
             ("GET", "/v1/models"): self._models,
             ("GET", "/metrics"): self._metrics,
+            ("POST", "/v1/load_lora_adapter"): self._adapters.load,
+            ("POST", "/v1/unload_lora_adapter"): self._adapters.unload,
             ("GET", "/sim/faults"): self._list_faults,
             ("POST", "/sim/faults"): self._plan_faults,
             ("POST", "/v1/chat/completions"): serving.chat,
@@ -140,8 +144,10 @@ class SimulatedServer:
 
     async def _models(self, _request: Request, connection: Connection) -> None:
         context = self._accelerator.options.context_length
-        model = {"id": self._model, "object": "model", "created": 0, "owned_by": "simulated", "max_model_len": context}
-        connection.respond(200, msgspec.json.encode({"object": "list", "data": [model]}))
+        model = {"object": "model", "created": 0, "owned_by": "simulated", "max_model_len": context}
+        models = [{**model, "id": self._model, "parent": None}]
+        models += [{**model, "id": name, "parent": self._model} for name in self._adapters.names()]
+        connection.respond(200, msgspec.json.encode({"object": "list", "data": models}))
 
     async def _metrics(self, _request: Request, connection: Connection) -> None:
         page = metrics_page(self._model, self._accelerator.batch, self._accelerator.totals, self._cache)

@@ -84,7 +84,6 @@ class Serving:
 
     def _room(self, request: Generate, prompt_tokens: int) -> int:
         """Return how many tokens each choice may have; refuse what can never fit, as vLLM does."""
-        self._attempts.check_model(request.model)
         context = self._attempts.accelerator.options.context_length
         asked = request.length_max()
         if prompt_tokens + (1 if asked is None else asked) > context:
@@ -122,8 +121,9 @@ class Serving:
         choices: list[Choice],
         faults: Faults,
     ) -> None:
+        model = self._attempts.check_model(asked.model)
         cached = self._cache.use(asked.cache_salt or "", prompt)
-        plan = Generation("", len(prompt), cached, choices, faults)
+        plan = Generation("", len(prompt), cached, choices, faults, model=model)
         generation = self._attempts.begin(request, plan, stream=bool(asked.stream))
         is_chat = isinstance(asked, ChatRequest)
         self._answers += 1
@@ -133,7 +133,7 @@ class Serving:
             is_chat=is_chat,
             answer_id=answer_id,
             created=created,
-            model=self._attempts.model,
+            model=model,
             choices=len(choices),
             top=asked.top(),
         )

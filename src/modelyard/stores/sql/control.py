@@ -15,7 +15,7 @@ from sqlalchemy import exc
 
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress, Release
-from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.fleet import GuestSeat, Replica, ReplicaState
 from modelyard.domain.tenants import ApiKey, Tenant
 from modelyard.stores import AlreadyExistsError, Event
 from modelyard.stores.sql import mapping, schema
@@ -181,6 +181,11 @@ class SqlControlStore:
         values = mapping.replica_values(replica)
         await self._database.write(lambda connection: connection.execute(_replica_upsert(connection), values))
 
+    async def put_guests(self, replica_id: str, guests: tuple[GuestSeat, ...]) -> None:
+        """Replace the seats on the replica of this id."""
+        values = {"replica_id": replica_id, "guests": mapping.seats_text(guests)}
+        await self._update(schema.replicas.c.replica_id, values, "")
+
     async def remove_replica(self, replica_id: str) -> None:
         """Forget a replica."""
         table = schema.replicas
@@ -295,7 +300,9 @@ def _replica_upsert(connection: sa.Connection) -> sa.Executable:
     if found is None:
         row = insert(connection, schema.replicas)
         changes = {
-            column.name: row.excluded[column.name] for column in schema.replicas.columns if not column.primary_key
+            column.name: row.excluded[column.name]
+            for column in schema.replicas.columns
+            if not column.primary_key and column.name != "guests"
         }
         found = row.on_conflict_do_update(index_elements=["replica_id"], set_=changes)
         _replica_upserts[connection.dialect.name] = found

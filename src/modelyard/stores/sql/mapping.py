@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from modelyard.domain.catalog import Artifact, ArtifactFile, ModelVersion, VersionStatus
 from modelyard.domain.endpoints import Autoscale, Endpoint, EndpointStatus, Progress, Release, Scaling, Serving
 from modelyard.domain.facts import ModelFacts
-from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.fleet import GuestSeat, Replica, ReplicaState
 from modelyard.domain.nodes import Placement
 from modelyard.domain.rollouts import Rollout
 from modelyard.domain.tenants import ApiKey, Limits, Plan, Scope, Tenant
@@ -41,6 +41,7 @@ _autoscale = lru_cache(4096)(msgspec.json.Decoder(Autoscale).decode)
 _rollout = lru_cache(4096)(msgspec.json.Decoder(Rollout | None).decode)
 _facts = lru_cache(4096)(msgspec.json.Decoder(ModelFacts).decode)
 _files = lru_cache(4096)(msgspec.json.Decoder(tuple[ArtifactFile, ...]).decode)
+_seats = lru_cache(4096)(msgspec.json.Decoder(tuple[GuestSeat, ...]).decode)
 _placement = lru_cache(4096)(msgspec.json.Decoder(Placement).decode)
 
 
@@ -184,6 +185,7 @@ def endpoint_values(endpoint: Endpoint) -> Values:
         "autoscale": _json(endpoint.autoscale),
         "rollout": _json(endpoint.rollout),
         "pool": endpoint.pool,
+        "host_id": endpoint.host_id,
         **outlook_values(endpoint.status, endpoint.progress, endpoint.failure),
     }
 
@@ -233,6 +235,7 @@ def endpoint_of(row: sa.RowMapping, releases: tuple[Release, ...]) -> Endpoint:
         autoscale=_autoscale(row["autoscale"]),
         rollout=_rollout(row["rollout"]),
         pool=row["pool"],
+        host_id=row["host_id"],
     )
 
 
@@ -260,6 +263,7 @@ def replica_values(replica: Replica) -> Values:
         "reason": replica.reason,
         "placement": _json(replica.placement),
         "model_name": replica.model_name,
+        "guests": seats_text(replica.guests),
     }
 
 
@@ -282,7 +286,13 @@ def replica_of(row: sa.RowMapping) -> Replica:
         reason=row["reason"],
         placement=_placement(row["placement"]),
         model_name=row["model_name"],
+        guests=_seats(row["guests"]),
     )
+
+
+def seats_text(guests: tuple[GuestSeat, ...]) -> str:
+    """Return what the row of a replica says of its guests."""
+    return _json(guests)
 
 
 def event_values(event: Event) -> Values:

@@ -13,7 +13,7 @@ keys: it outlives everything that it bills. Times are unix seconds.
 
 import sqlalchemy as sa
 
-HEAD = "0007"
+HEAD = "0008"
 """The newest migration; a fresh database is created at it directly. A test holds it equal to Alembic's head."""
 
 metadata = sa.MetaData(
@@ -139,6 +139,7 @@ endpoints = sa.Table(
     _added("autoscale", "{}"),
     _added("rollout", "null"),
     _added("pool"),
+    _added("host_id"),
     # A deleted endpoint drains for a while; its name is free at once.
     sa.Index(
         "uq_endpoints_owner_id_name",
@@ -181,6 +182,7 @@ replicas = sa.Table(
     _text("reason"),
     _added("placement", "{}"),
     _added("model_name"),
+    _added("guests", "[]"),
     sa.Index(None, "endpoint_id"),
 )
 
@@ -362,6 +364,7 @@ uploads = sa.Table(
     _text("status"),
     _instant("created_at"),
     _instant("expires_at"),
+    _added("files", "[]"),
     sa.Index(None, "owner_id", "created_at"),
     sa.Index(None, "expires_at"),
 )

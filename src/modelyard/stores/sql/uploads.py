@@ -5,6 +5,7 @@ from collections.abc import Callable
 import msgspec
 import sqlalchemy as sa
 
+from modelyard.domain.catalog import ArtifactFile
 from modelyard.domain.uploads import Upload, UploadStatus
 from modelyard.stores import AlreadyExistsError
 from modelyard.stores.sql import schema
@@ -14,6 +15,7 @@ from modelyard.stores.sql.mapping import Values
 _TABLE = schema.uploads
 
 _to_json = msgspec.json.Encoder().encode
+_files = msgspec.json.Decoder(tuple[ArtifactFile, ...]).decode
 _parts = msgspec.json.Decoder(tuple[int, ...]).decode
 
 
@@ -114,6 +116,7 @@ def _values(upload: Upload) -> Values:
         "status": upload.status.value,
         "created_at": upload.created_at,
         "expires_at": upload.expires_at,
+        "files": _to_json(upload.files).decode(),
     }
 
 
@@ -129,4 +132,5 @@ def _upload_of(row: sa.RowMapping) -> Upload:
         digest=row["digest"],
         parts=_parts(row["parts"]),
         status=UploadStatus(row["status"]),
+        files=_files(row["files"]),
     )
