@@ -142,6 +142,7 @@ def run_gateway_plane(
             journal_root=data.journal,
             last_table=data.last_table,
             clock=SystemClock(),
+            fetcher=_fetcher(config.fetch) if config.gateway.image_links else None,
         )
 
     _run(serve)
@@ -255,9 +256,10 @@ def _fleet(settings: FleetConfig, data: DataDirectory, clock: Clock, fence: "Fen
 def _engines(config: EnginesConfig) -> "Engines":
     """Return every engine by its name."""
     from modelyard.engines.llamacpp import LlamaCppEngine
+    from modelyard.engines.onnx import OnnxEngine
     from modelyard.engines.simulated import SimulatedEngine
 
-    engines: list[Engine] = [LlamaCppEngine(), SimulatedEngine()]
+    engines: list[Engine] = [LlamaCppEngine(), OnnxEngine(), SimulatedEngine()]
     return {engine.name: engine for engine in engines}
 
 

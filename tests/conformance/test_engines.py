@@ -14,13 +14,15 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.support.smallmodels import minilm_onnx
 from tests.support.waiting import eventually_async
 from tools.smollm import ModelMissing, model_file
 
 from modelyard.clock import SystemClock
 from modelyard.domain.facts import ModelFacts
-from modelyard.engines import Engine, EngineLoad, LaunchSpec, Options
+from modelyard.engines import Engine, EngineLoad, Guest, GuestKind, LaunchSpec, Options
 from modelyard.engines.llamacpp import LlamaCppEngine
+from modelyard.engines.onnx import OnnxEngine
 from modelyard.engines.simulated import SimulatedEngine
 from modelyard.fleet import StartOrder
 from modelyard.fleet.local import LocalFleet, stop_all
@@ -30,6 +32,7 @@ SECRET = "the-replica-secret"
 ENGINES: dict[str, tuple[Engine, Options]] = {
     "simulated": (SimulatedEngine(), {"slots": 2, "load_s": 0.3, "context_length": 4096, "itl_ms": 5}),
     "llamacpp": (LlamaCppEngine(), {"slots": 2, "context_length": 512, "embedding": True}),
+    "onnx": (OnnxEngine(), {"slots": 2, "context_length": 256, "task": "embeddings", "guests": 2}),
 }
 
 
@@ -101,6 +104,15 @@ async def replica(running: Running) -> AsyncIterator[Replica]:
         yield Replica(running.engine, running.options, session, running.url, running.saw_loading)
 
 
+@pytest.fixture
+def a_chat_model(replica: Replica) -> None:
+    if "/v1/chat/completions" not in replica.engine.routes_for(replica.options):
+        pytest.skip("it serves no chats")
+
+
+chats = pytest.mark.usefixtures("a_chat_model")
+
+
 async def started(fleet: LocalFleet, engine: Engine, options: Options, artifact: Path | None) -> Running:
     address = await fleet.reserve("r-1")
     settings = engine.settings(options, artifact_bytes=artifact.stat().st_size if artifact else 0)  # noqa: ASYNC240 - a test
@@ -132,6 +144,10 @@ async def started(fleet: LocalFleet, engine: Engine, options: Options, artifact:
 def artifact_of(engine: Engine) -> Path | None:
     if not engine.needs_artifact:
         return None
+    if engine.name == "onnx":
+        folder = minilm_onnx()
+        engine.check_artifact(folder)
+        return folder
     try:
         file = model_file()
     except ModelMissing as error:
@@ -159,6 +175,7 @@ def chat(text: str, **more: Any) -> dict[str, Any]:
     return {"model": MODEL, "messages": [{"role": "user", "content": text}], "temperature": 0, **more}
 
 
+@chats
 async def test_it_loads_answers_and_counts(replica: Replica) -> None:
     assert replica.saw_loading, "until the model is loaded the ready path must not say 200"
     before = await replica.load()
@@ -178,6 +195,7 @@ async def test_it_loads_answers_and_counts(replica: Replica) -> None:
     assert after.prompt_tokens_total == (before.prompt_tokens_total or 0) + usage["prompt_tokens"]
 
 
+@chats
 async def test_a_chat_stream_has_role_text_finish_and_usage_in_order(replica: Replica) -> None:
     chunks, content_type = await replica.stream("/v1/chat/completions", chat("Count to five, please", max_tokens=4))
     assert content_type == "text/event-stream"
@@ -197,6 +215,7 @@ async def test_a_chat_stream_has_role_text_finish_and_usage_in_order(replica: Re
     assert chunks[-1]["usage"]["completion_tokens"] == 4
 
 
+@chats
 async def test_completions_stream_text_and_usage(replica: Replica) -> None:
     body = {"model": MODEL, "prompt": "One two three four", "max_tokens": 3, "temperature": 0}
     chunks, _ = await replica.stream("/v1/completions", body)
@@ -207,6 +226,7 @@ async def test_completions_stream_text_and_usage(replica: Replica) -> None:
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk.get("usage")] == [3]
 
 
+@chats
 async def test_an_answer_is_continued_from_the_middle_where_the_engine_says_so(replica: Replica) -> None:
     """What mid-stream failover rests on: the same greedy answer, whoever generates its second half."""
     body = chat("What is the capital of France? Answer in one sentence.", max_tokens=12, temperature=0)
@@ -225,6 +245,7 @@ async def test_an_answer_is_continued_from_the_middle_where_the_engine_says_so(r
     assert begun + ended == "".join(pieces)
 
 
+@chats
 async def test_a_repeated_prompt_is_read_from_the_cache(replica: Replica) -> None:
     text = "This is a long sentence that will be asked for twice, to see that its beginning is not computed again. " * 3
     _, first = await replica.call("/v1/chat/completions", chat(text, max_tokens=2))
@@ -251,6 +272,7 @@ async def test_nothing_but_readiness_is_served_without_the_secret(replica: Repli
     assert await replica.load() == before
 
 
+@chats
 async def test_a_client_that_leaves_frees_its_slot(replica: Replica) -> None:
     before = (await replica.load()).generation_tokens_total or 0
     body = chat("Tell me a very long story", stream=True, max_tokens=400, ignore_eos=True)
@@ -267,6 +289,7 @@ async def test_a_client_that_leaves_frees_its_slot(replica: Replica) -> None:
     assert ((await replica.load()).generation_tokens_total or 0) - before < 400
 
 
+@chats
 async def test_requests_beyond_the_slots_wait_and_are_counted(replica: Replica) -> None:
     body = chat("Tell me a very long story", max_tokens=60, ignore_eos=True)
 
@@ -280,6 +303,7 @@ async def test_requests_beyond_the_slots_wait_and_are_counted(replica: Replica) 
     assert [call.result()[1]["usage"]["completion_tokens"] for call in calls] == [60, 60, 60]
 
 
+@chats
 async def test_a_prompt_over_the_context_is_refused_with_an_error_object(replica: Replica) -> None:
     for stream in (False, True):
         status, body = await replica.call("/v1/chat/completions", chat("word " * 5000, max_tokens=1, stream=stream))
@@ -288,7 +312,12 @@ async def test_a_prompt_over_the_context_is_refused_with_an_error_object(replica
 
 
 async def test_a_bad_request_is_refused_with_an_error_object(replica: Replica) -> None:
-    status, body = await replica.call("/v1/chat/completions", chat("Hi", max_tokens="many"))
+    for route, wrong in (("/v1/chat/completions", chat("Hi", max_tokens="many")), ("/v1/embeddings", {"input": 5})):
+        if route in replica.engine.routes_for(replica.options):
+            status, body = await replica.call(route, wrong)
+            assert status == 400
+            assert body["error"]["message"]
+    status, body = await replica.call("/v1/embeddings", {"model": MODEL, "input": {}})
     assert status == 400
     assert body["error"]["message"]
 
@@ -305,6 +334,7 @@ async def test_embeddings_have_equal_vectors_for_equal_texts(replica: Replica) -
     assert body["usage"]["prompt_tokens"] > 0
 
 
+@chats
 async def test_a_schema_is_followed(replica: Replica) -> None:
     schema = {
         "type": "object",
@@ -317,6 +347,37 @@ async def test_a_schema_is_followed(replica: Replica) -> None:
     found = json.loads(body["choices"][0]["message"]["content"])
     assert found["colour"] in ("red", "blue")
     assert isinstance(found["count"], int)
+
+
+async def test_a_model_is_taken_in_and_forgotten_while_the_replica_runs(replica: Replica) -> None:
+    engine, place = replica.engine, artifact_of(replica.engine)
+    if engine.guests is not GuestKind.MODEL:
+        pytest.skip("it takes no models in")
+    assert engine.guests_max(replica.options) > 0
+    assert place is not None
+    loading = engine.load_guest(Guest("twin@1", place, replica.options))
+    for _ in range(2):  # asking again is no error
+        status, answer = await replica.call(loading.path, loading.body)
+        assert status == 200, answer
+    _, models = await replica.call("/v1/models")
+    assert engine.read_guests(json.dumps(models)) == {"twin@1"}
+    body = {"input": "the same text"}
+    vectors = []
+    for name in (MODEL, "twin@1"):
+        status, answer = await replica.call("/v1/embeddings", {**body, "model": name})
+        assert (status, answer["model"]) == (200, name)
+        vectors.append(answer["data"][0]["embedding"])
+    assert vectors[0] == pytest.approx(vectors[1], abs=1e-5)
+    bad = engine.load_guest(Guest("bad@1", Path(__file__)))
+    status, answer = await replica.call(bad.path, bad.body)
+    assert status == 400
+    assert "not an ONNX file" in answer["error"]["message"]
+    leaving = engine.unload_guest("twin@1")
+    assert (await replica.call(leaving.path, leaving.body))[0] == 200
+    _, models = await replica.call("/v1/models")
+    assert engine.read_guests(json.dumps(models)) == set()
+    assert (await replica.call("/v1/embeddings", {**body, "model": "twin@1"}))[0] == 404
+    assert (await replica.call("/v1/embeddings", {**body, "model": MODEL}))[0] == 200
 
 
 @pytest.mark.parametrize("name", list(ENGINES))
@@ -349,7 +410,8 @@ def test_facts_of_the_model_are_optional_and_empty_ones_are_as_none(name: str) -
     exact = engine.settings(options, artifact_bytes=98_362_432, facts=smol)
     assert (exact.slots, exact.context_length) == (estimated.slots, estimated.context_length)
     if engine.needs_artifact:
-        assert (exact.weights_bytes, exact.kv_bytes_per_token) == (96_576_768, 23_040)
+        keeps_tokens = "/v1/chat/completions" in engine.routes_for(options)
+        assert (exact.weights_bytes, exact.kv_bytes_per_token) == (96_576_768, 23_040 if keeps_tokens else 0)
         assert exact.memory_bytes > exact.weights_bytes + exact.kv_tokens * exact.kv_bytes_per_token
 
 
