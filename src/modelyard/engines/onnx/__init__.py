@@ -23,8 +23,12 @@ from modelyard.engines.options import read_options
 from modelyard.engines.pages import count_of, read_samples
 
 _PACKAGES = ("onnxruntime", "tokenizers", "PIL", "numpy")
-_OVERHEAD_BYTES = 112 * 1024 * 1024
-"""Of the process with its libraries, and of the memory of a batch; measured (``bench/onnx``)."""
+_OVERHEAD_BYTES = 128 * 1024 * 1024
+"""Of the process with its libraries (78 MiB) and of a session before its first batch (50 MiB for MiniLM); measured."""
+_HIDDEN_SIZE = 384
+"""Of a model that does not tell its own: MiniLM's."""
+_TOKEN_BYTES = 160
+"""Of a token in a batch for each of its hidden numbers; MiniLM took 143 (full batches of 4,096 tokens)."""
 _WEIGHTS_SHARE = 1.15
 """ONNX Runtime keeps some weights twice, packed for its kernels."""
 _LOAD_BYTES_PER_S = 200_000_000
@@ -74,10 +78,12 @@ class OnnxEngine(EngineDefaults):
         read = read_options(OnnxOptions, options, engine=self.name)
         weights = (facts.weights_bytes if facts is not None else 0) or artifact_bytes
         guests = read.guests_mib * 1024 * 1024 if read.guests else 0
+        hidden = (facts.embedding_size if facts is not None else 0) or _HIDDEN_SIZE
+        batches = max(1, read.parallel) * max(read.batch_tokens_max, read.context_length) * hidden * _TOKEN_BYTES
         return Settings(
             slots=read.slots,
             context_length=read.context_length,
-            memory_bytes=int(weights * _WEIGHTS_SHARE) + _OVERHEAD_BYTES + guests,
+            memory_bytes=int(weights * _WEIGHTS_SHARE) + _OVERHEAD_BYTES + batches + guests,
             load_s=_PROCESS_START_S + artifact_bytes / _LOAD_BYTES_PER_S,
             weights_bytes=weights,
         )

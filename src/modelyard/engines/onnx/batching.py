@@ -26,7 +26,7 @@ class BatchRule:
     """How items of one model are put together."""
 
     items_max: int = 16
-    tokens_max: int = 4096
+    tokens_max: int = 1024
     delay_s: float = 0.0
     queue_max: int = 2048
 

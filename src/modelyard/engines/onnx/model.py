@@ -297,7 +297,7 @@ def _open(file: Path, threads: int) -> Any:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-    except Exception as error:
+    except Exception as error:  # boundary: their libraries raise nothing narrower
         text = str(error).replace(str(file), file.name)
         raise ArtifactInvalidError(f"ONNX Runtime does not load it: {text[:400]}") from error
 
@@ -309,7 +309,7 @@ def _open_tokenizer(artifact: Artifact, max_tokens: int) -> Any:
         tokenizer = Tokenizer.from_file(str(artifact.tokenizer))
         tokenizer.no_padding()
         tokenizer.enable_truncation(max_length=max_tokens)
-    except Exception as error:
+    except Exception as error:  # boundary: their libraries raise nothing narrower
         raise ArtifactInvalidError(f"The file 'tokenizer.json' is no tokenizer: {str(error)[:200]}") from error
     return tokenizer
 

@@ -49,8 +49,8 @@ class OnnxOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What makes scores of the outputs; "": as ``problem_type`` says, and none where the graph ends in one."""
     batch_max: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
     """Most texts, pictures or tensors computed together."""
-    batch_tokens_max: Annotated[int, msgspec.Meta(ge=16, le=1_048_576)] = 4096
-    """Most tokens of a batch, padding among them."""
+    batch_tokens_max: Annotated[int, msgspec.Meta(ge=16, le=1_048_576)] = 1024
+    """Most tokens of a batch, padding among them: they cost memory, and more of them gain a CPU nothing."""
     delay_ms: Milliseconds = 0.0
     """How long a batch that is not full waits for more. 0: it starts when a core is free, since waiting gains a CPU
     nothing."""
