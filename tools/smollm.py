@@ -41,7 +41,7 @@ def model_file() -> Path:
             raise ModelMissing(f"{ENVIRONMENT_VARIABLE}={given} is no file")
         return Path(given)
     if not FILE.is_file():
-        with _locked(FILE.with_name("lock")):
+        with locked(FILE.with_name("lock")):
             if not FILE.is_file():
                 _fetch()
     return FILE
@@ -75,7 +75,7 @@ def _fetch() -> None:
 
 
 @contextmanager
-def _locked(file: Path) -> Iterator[None]:
+def locked(file: Path) -> Iterator[None]:
     """Hold an exclusive lock: parallel processes fetch once."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w") as handle:

@@ -142,6 +142,7 @@ def run_gateway_plane(
             journal_root=data.journal,
             last_table=data.last_table,
             clock=SystemClock(),
+            fetcher=_fetcher(config.fetch) if config.gateway.image_links else None,
         )
 
     _run(serve)
@@ -255,6 +256,7 @@ def _fleet(settings: FleetConfig, data: DataDirectory, clock: Clock, fence: "Fen
 def _engines(config: Config, data: DataDirectory) -> "Engines":
     """Return every engine by its name."""
     from modelyard.engines.llamacpp import LlamaCppEngine
+    from modelyard.engines.onnx import OnnxEngine
     from modelyard.engines.providers.engines import provider_engines
     from modelyard.engines.sglang import SglangEngine
     from modelyard.engines.simulated import SimulatedEngine
@@ -263,7 +265,7 @@ def _engines(config: Config, data: DataDirectory) -> "Engines":
     from modelyard.engines.triton import TritonEngine
     from modelyard.engines.vllm import VllmEngine
 
-    engines: list[Engine] = [LlamaCppEngine(), SimulatedEngine(), VllmEngine(config.engines.vllm)]
+    engines: list[Engine] = [LlamaCppEngine(), OnnxEngine(), SimulatedEngine(), VllmEngine(config.engines.vllm)]
     engines += provider_engines(
         os.environ,
         data.provider_keys,

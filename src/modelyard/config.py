@@ -92,6 +92,13 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Pause between two ': loading' comments of a stream that waits for a cold model."""
     max_tokens_default: PositiveInt = 4096
     """Output tokens of a request that names no limit; without a cap one request could hold a replica for an hour."""
+    image_links: bool = False
+    """Fetch pictures that requests name by https links. Off: only ``data:`` URLs and forms, since whoever names a link
+    chooses where this machine connects to; 'fetch.private_networks' bounds it."""
+    image_bytes_max: PositiveInt = 10 * 1024 * 1024
+    """Largest picture that is fetched."""
+    image_timeout_s: Positive = 10.0
+    """Time to fetch a picture."""
     journal_sync_s: Positive = 0.05
     """Longest time a journal record is not yet on disk (power loss); a killed process loses nothing."""
     mark_tokens: PositiveInt = 64

@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 from tests.support import vllm
 from tests.support.peft import peft_adapter
+from tests.support.smallmodels import minilm_onnx
 from tests.support.waiting import eventually_async
 from tools.smollm import ModelMissing, model_file
 
@@ -23,6 +24,7 @@ from modelyard.clock import SystemClock
 from modelyard.domain.facts import ModelFacts
 from modelyard.engines import Engine, EngineCall, EngineLoad, Guest, GuestKind, LaunchSpec, Options
 from modelyard.engines.llamacpp import LlamaCppEngine
+from modelyard.engines.onnx import OnnxEngine
 from modelyard.engines.simulated import SimulatedEngine
 from modelyard.engines.vllm import VllmEngine
 from modelyard.fleet import StartOrder
@@ -41,6 +43,7 @@ ENGINES: dict[str, tuple[Engine, Options]] = {
         {"slots": 2, "context_length": 512, "dtype": "bfloat16", "block_size": 32, "kv_blocks": 64},
     ),
     "llamacpp-adapters": (LlamaCppEngine(), {"slots": 2, "context_length": 512, "max_adapters": 2}),
+    "onnx": (OnnxEngine(), {"slots": 2, "context_length": 256, "task": "embeddings", "guests": 2}),
 }
 READY_S = {"vllm": vllm.READY_S}
 """Longest start of those that take their time."""
@@ -119,6 +122,15 @@ async def replica(running: Running) -> AsyncIterator[Replica]:
         yield Replica(running.engine, running.options, session, running.url, running.saw_loading)
 
 
+@pytest.fixture
+def a_chat_model(replica: Replica) -> None:
+    if "/v1/chat/completions" not in replica.engine.routes_for(replica.options):
+        pytest.skip("it serves no chats")
+
+
+chats = pytest.mark.usefixtures("a_chat_model")
+
+
 async def started(fleet: LocalFleet, engine: Engine, options: Options, artifact: Path | None) -> Running:
     address = await fleet.reserve("r-1")
     settings = engine.settings(options, artifact_bytes=artifact.stat().st_size if artifact else 0)  # noqa: ASYNC240 - a test
@@ -183,6 +195,10 @@ def artifact_of(engine: Engine, root: Path) -> Path | None:
         folder = vllm.converted_smollm(root.with_name("smollm"))
         engine.check_artifact(folder)
         return folder
+    if engine.name == "onnx":
+        folder = minilm_onnx()
+        engine.check_artifact(folder)
+        return folder
     try:
         file = model_file()
     except ModelMissing as error:
@@ -215,6 +231,7 @@ def chat(text: str, **more: Any) -> dict[str, Any]:
     return {"model": MODEL, "messages": [{"role": "user", "content": text}], "temperature": 0, **more}
 
 
+@chats
 async def test_it_loads_answers_and_counts(replica: Replica) -> None:
     assert replica.saw_loading, "until the model is loaded the ready path must not say 200"
     before = await replica.load()
@@ -234,6 +251,7 @@ async def test_it_loads_answers_and_counts(replica: Replica) -> None:
     assert after.prompt_tokens_total == (before.prompt_tokens_total or 0) + usage["prompt_tokens"]
 
 
+@chats
 async def test_a_chat_stream_has_role_text_finish_and_usage_in_order(replica: Replica) -> None:
     chunks, content_type = await replica.stream("/v1/chat/completions", chat("Count to five, please", max_tokens=4))
     assert content_type == "text/event-stream"
@@ -251,6 +269,7 @@ async def test_a_chat_stream_has_role_text_finish_and_usage_in_order(replica: Re
     assert chunks[-1]["usage"]["completion_tokens"] == 4
 
 
+@chats
 async def test_completions_stream_text_and_usage(replica: Replica) -> None:
     body = {"model": MODEL, "prompt": "One two three four", "max_tokens": 3, "temperature": 0}
     chunks, _ = await replica.stream("/v1/completions", body)
@@ -261,6 +280,7 @@ async def test_completions_stream_text_and_usage(replica: Replica) -> None:
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk.get("usage")] == [3]
 
 
+@chats
 async def test_an_answer_is_continued_from_the_middle_where_the_engine_says_so(replica: Replica) -> None:
     """What mid-stream failover rests on: the same greedy answer, whoever generates its second half."""
     body = chat("What is the capital of France? Answer in one sentence.", max_tokens=12, temperature=0)
@@ -279,6 +299,7 @@ async def test_an_answer_is_continued_from_the_middle_where_the_engine_says_so(r
     assert begun + ended == "".join(pieces)
 
 
+@chats
 async def test_a_repeated_prompt_is_read_from_the_cache(replica: Replica) -> None:
     text = "This is a long sentence that will be asked for twice, to see that its beginning is not computed again. " * 3
     _, first = await replica.call("/v1/chat/completions", chat(text, max_tokens=2))
@@ -305,6 +326,7 @@ async def test_nothing_but_readiness_is_served_without_the_secret(replica: Repli
     assert await replica.load() == before
 
 
+@chats
 async def test_a_client_that_leaves_frees_its_slot(replica: Replica) -> None:
     before = (await replica.load()).generation_tokens_total or 0
     body = chat("Tell me a very long story", stream=True, max_tokens=400, ignore_eos=True)
@@ -321,6 +343,7 @@ async def test_a_client_that_leaves_frees_its_slot(replica: Replica) -> None:
     assert ((await replica.load()).generation_tokens_total or 0) - before < 400
 
 
+@chats
 async def test_requests_beyond_the_slots_wait_and_are_counted(replica: Replica) -> None:
     body = chat("Tell me a very long story", max_tokens=60, ignore_eos=True)
 
@@ -334,6 +357,7 @@ async def test_requests_beyond_the_slots_wait_and_are_counted(replica: Replica) 
     assert [call.result()[1]["usage"]["completion_tokens"] for call in calls] == [60, 60, 60]
 
 
+@chats
 async def test_a_prompt_over_the_context_is_refused_with_an_error_object(replica: Replica) -> None:
     for stream in (False, True):
         status, body = await replica.call("/v1/chat/completions", chat("word " * 5000, max_tokens=1, stream=stream))
@@ -342,7 +366,12 @@ async def test_a_prompt_over_the_context_is_refused_with_an_error_object(replica
 
 
 async def test_a_bad_request_is_refused_with_an_error_object(replica: Replica) -> None:
-    status, body = await replica.call("/v1/chat/completions", chat("Hi", max_tokens="many"))
+    for route, wrong in (("/v1/chat/completions", chat("Hi", max_tokens="many")), ("/v1/embeddings", {"input": 5})):
+        if route in replica.engine.routes_for(replica.options):
+            status, body = await replica.call(route, wrong)
+            assert status == 400
+            assert body["error"]["message"]
+    status, body = await replica.call("/v1/embeddings", {"model": MODEL, "input": {}})
     assert status == 400
     assert body["error"]["message"]
 
@@ -360,6 +389,7 @@ async def test_embeddings_have_equal_vectors_for_equal_texts(replica: Replica) -
     assert body["usage"]["prompt_tokens"] > 0
 
 
+@chats
 async def test_a_schema_is_followed(replica: Replica) -> None:
     schema = {
         "type": "object",
@@ -413,6 +443,37 @@ async def test_a_broken_guest_is_refused_and_the_base_goes_on(replica: Replica, 
     assert (await replica.call("/v1/chat/completions", chat("Hi", max_tokens=1)))[0] == 200
 
 
+async def test_a_model_is_taken_in_and_forgotten_while_the_replica_runs(replica: Replica) -> None:
+    engine, place = replica.engine, artifact_of(replica.engine)
+    if engine.guests is not GuestKind.MODEL:
+        pytest.skip("it takes no models in")
+    assert engine.guests_max(replica.options) > 0
+    assert place is not None
+    loading = engine.load_guest(Guest("twin@1", place, replica.options))
+    for _ in range(2):  # asking again is no error
+        status, answer = await replica.call(loading.path, loading.body)
+        assert status == 200, answer
+    _, models = await replica.call("/v1/models")
+    assert engine.read_guests(json.dumps(models)) == {"twin@1"}
+    body = {"input": "the same text"}
+    vectors = []
+    for name in (MODEL, "twin@1"):
+        status, answer = await replica.call("/v1/embeddings", {**body, "model": name})
+        assert (status, answer["model"]) == (200, name)
+        vectors.append(answer["data"][0]["embedding"])
+    assert vectors[0] == pytest.approx(vectors[1], abs=1e-5)
+    bad = engine.load_guest(Guest("bad@1", Path(__file__)))
+    status, answer = await replica.call(bad.path, bad.body)
+    assert status == 400
+    assert "not an ONNX file" in answer["error"]["message"]
+    leaving = engine.unload_guest("twin@1")
+    assert (await replica.call(leaving.path, leaving.body))[0] == 200
+    _, models = await replica.call("/v1/models")
+    assert engine.read_guests(json.dumps(models)) == set()
+    assert (await replica.call("/v1/embeddings", {**body, "model": "twin@1"}))[0] == 404
+    assert (await replica.call("/v1/embeddings", {**body, "model": MODEL}))[0] == 200
+
+
 @pytest.mark.parametrize("name", list(ENGINES))
 def test_what_a_page_does_not_say_is_none_and_never_zero(name: str) -> None:
     engine, _ = ENGINES[name]
@@ -443,7 +504,8 @@ def test_facts_of_the_model_are_optional_and_empty_ones_are_as_none(name: str) -
     exact = engine.settings(options, artifact_bytes=98_362_432, facts=smol)
     assert (exact.slots, exact.context_length) == (estimated.slots, estimated.context_length)
     if engine.needs_artifact:
-        assert (exact.weights_bytes, exact.kv_bytes_per_token) == (96_576_768, 23_040)
+        keeps_tokens = "/v1/chat/completions" in engine.routes_for(options)
+        assert (exact.weights_bytes, exact.kv_bytes_per_token) == (96_576_768, 23_040 if keeps_tokens else 0)
         assert exact.memory_bytes > exact.weights_bytes + exact.kv_tokens * exact.kv_bytes_per_token
 
 

@@ -26,6 +26,14 @@ FORMS = {
         "modelyard.formats.convert.to_hf",
         "Deploy it: modelyard deploy {folder} --engine vllm --name NAME",
     ),
+    "onnx": Form(
+        "modelyard.formats.convert.onnx_bert",
+        "Deploy it: modelyard deploy {folder} --engine onnx --name NAME",
+    ),
+    "onnx-int8": Form(
+        "modelyard.formats.convert.onnx_bert_int8",
+        "Deploy it: modelyard deploy {folder} --engine onnx --name NAME",
+    ),
 }
 
 

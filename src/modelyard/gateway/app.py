@@ -17,6 +17,7 @@ from modelyard.gateway.catalog import Catalog, EndpointState
 from modelyard.gateway.clockwork import connections_limit, raise_file_limit, sweep
 from modelyard.gateway.exchange import Exchange
 from modelyard.gateway.flow import Gateway
+from modelyard.gateway.links import LinkFetcher
 from modelyard.gateway.presence import ControllerPresence
 from modelyard.gateway.server import ClientConnection
 from modelyard.gateway.siblings import Siblings
@@ -25,6 +26,7 @@ from modelyard.metering.abandoned import settle_abandoned
 from modelyard.metering.journal import Journal
 from modelyard.observe.metrics import Gauge, Labels
 from modelyard.stores import TableFollower
+from modelyard.web.fetcher import Fetcher
 
 BACKLOG = 4096
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -66,6 +68,7 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
     journal_root: Path,
     last_table: Path,
     clock: Clock,
+    fetcher: Fetcher | None = None,
 ) -> None:
     """Serve for one ``shift``, then drain. ``name`` is this process's own, also beside one of the same number.
 
@@ -99,6 +102,7 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
         internal_token=internal_token,
         pepper=pepper,
     )
+    gateway.links = LinkFetcher(fetcher, bytes_max=settings.image_bytes_max, timeout_s=settings.image_timeout_s)
     _declare_gauges(gateway)
     catalog.accounts.attach(journal)
     presence.on_table(gateway.forget_heads)
@@ -126,6 +130,7 @@ async def _close(gateway: Gateway, follower: TableFollower) -> None:
     await follower.close()
     for request in list(gateway.side_requests):
         request.cancel()
+    await gateway.links.close()
     await gateway.kept.close()
     await gateway.control.close()
     await gateway.pool.close()

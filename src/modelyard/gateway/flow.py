@@ -30,6 +30,7 @@ from modelyard.gateway.control_proxy import ControlProxy
 from modelyard.gateway.detached import KeptRequests
 from modelyard.gateway.exchange import Exchange
 from modelyard.gateway.failover import CONTINUES, PREFILL
+from modelyard.gateway.links import LinkFetcher
 from modelyard.gateway.memory import RequestMemory
 from modelyard.gateway.openai import Call
 from modelyard.gateway.routes import COUNTS, body_of_error, decoder_of, spoken_on
@@ -76,6 +77,7 @@ class Gateway:
         pepper: bytes,
     ) -> None:
         self.settings = settings
+        self.links = LinkFetcher(None, bytes_max=0, timeout_s=0)
         self.catalog = catalog
         self.pool = pool
         self.journal = journal
@@ -193,6 +195,8 @@ class Gateway:
             able = extras if CONTINUES.isdisjoint(extras) else extras | {PREFILL}
             if (lacking := call.lacking(able)) is not None:
                 raise errors.unsupported_parameter(lacking, f"the engine of '{call.model}' cannot do that")
+        if call.links:
+            self.links.check(call.links)
         return endpoint
 
     def _limit(
@@ -283,16 +287,22 @@ class Gateway:
         return max(1, context_length - prompt) * call.choices
 
     def admit(self, exchange: Exchange, wait_s_max: float | None = None) -> None:
-        """Give the request a replica, a place in line, or the reason why it gets neither.
+        """Give the request a replica, a place in line, or the reason why it gets neither; first what it links to.
 
         ``wait_s_max`` is the longest that its caller wants to stand in line, None what the settings say.
         """
-        endpoint = exchange.endpoint
-        route = endpoint.route
         exchange.client.current = exchange
         self.exchanges.add(exchange)
-        endpoint.in_flight += 1
-        endpoint.arrivals += 1
+        exchange.endpoint.in_flight += 1
+        exchange.endpoint.arrivals += 1
+        if exchange.call.links:
+            self.links.follow(exchange, lambda: self._place(exchange, wait_s_max))
+        else:
+            self._place(exchange, wait_s_max)
+
+    def _place(self, exchange: Exchange, wait_s_max: float | None) -> None:
+        endpoint = exchange.endpoint
+        route = endpoint.route
         now_s = exchange.arrived_s
         if now_s - endpoint.last_request_s > QUIET_S:
             # The sweep leaves quiet endpoints alone.

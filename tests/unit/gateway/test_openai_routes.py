@@ -119,6 +119,41 @@ def test_pairs_of_texts_and_texts_to_classify_pass_as_they_are() -> None:
     assert sent(ask("/v1/moderations", input="x")) == {"model": "m", "input": "x"}
 
 
+def picture(url: str = "data:image/png;base64,eA==") -> dict[str, object]:
+    return {"type": "image_url", "image_url": {"url": url, "detail": "low"}}
+
+
+def test_pictures_to_classify_are_billed_each_and_need_an_engine_that_sees() -> None:
+    call = ask("/v1/classify", input=[picture(), picture()])
+    assert (call.choices, call.units_of(b"{}"), call.links) == (2, (2, Unit.IMAGES), ())
+    assert call.lacking(frozenset()) == "input"
+    assert call.lacking(frozenset({"classify.pictures"})) is None
+    assert sent(call)["input"][0] == {"type": "image_url", "image_url": {"url": "data:image/png;base64,eA=="}}
+
+
+def test_a_picture_behind_a_link_is_one_to_fetch() -> None:
+    call = ask("/v1/classify", input=[picture(), picture("https://example.com/cat.png")])
+    [link] = call.links
+    assert link.param == "input[1].image_url.url"
+    link.target.url = "data:image/png;base64,eQ=="
+    assert sent(call)["input"][1]["image_url"]["url"] == "data:image/png;base64,eQ=="
+
+
+def test_a_form_with_pictures_is_the_same_request() -> None:
+    call = post("/v1/classify", form(("file[]", "a.png", b"one"), ("file[]", "b", b"two"), MODEL))
+    assert [part["image_url"]["url"] for part in sent(call)["input"]] == [
+        "data:image/png;base64,b25l",
+        "data:image/png;base64,dHdv",
+    ]
+    assert (call.model, call.content_type) == ("m", b"application/json")
+
+
+def test_texts_to_tag_pass_with_the_strategy() -> None:
+    call = ask("/v1/token_classify", input="a", aggregation_strategy="first")
+    assert sent(call) == {"model": "m", "input": "a", "aggregation_strategy": "first"}
+    assert (call.engine_route, call.units_of(b"{}")) == ("/v1/token_classify", (0.0, Unit.NONE))
+
+
 def test_a_moderation_without_a_model_is_for_the_model_that_openai_would_take() -> None:
     decoder = decoder_of("/v1/moderations")
     assert decoder is not None
@@ -142,6 +177,10 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://10.0.0.1/x"}}
         ("/v1/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "text_1"),
         ("/v1/score", {"text_1": "a"}, "text_2"),
         ("/v1/classify", {"input": ["a", ""]}, "input[1]"),
+        ("/v1/classify", {"input": ["a", IMAGE]}, "input"),
+        ("/v1/classify", {"input": [IMAGE] * 17}, "input"),
+        ("/v1/token_classify", {"input": []}, "input"),
+        ("/v1/token_classify", {"input": "a", "aggregation_strategy": "most"}, "aggregation_strategy"),
         ("/v1/moderations", {"input": []}, "input"),
         ("/v1/moderations", {"input": ["a", {"type": "text", "text": "b"}]}, "input"),
         ("/v1/moderations", {"input": [IMAGE]}, "input[0].image_url.url"),

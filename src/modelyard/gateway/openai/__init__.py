@@ -7,7 +7,7 @@ an engine (``reference/security.md`` S3).
 
 from collections.abc import Callable
 
-from modelyard.gateway.openai import audio, images, ranking, tensors
+from modelyard.gateway.openai import audio, classifying, images, ranking, tensors
 from modelyard.gateway.openai.call import Call, Incoming
 from modelyard.gateway.openai.chat import decode_chat
 from modelyard.gateway.openai.completions import decode_completion
@@ -25,8 +25,9 @@ DECODERS: dict[str, Decode] = {
     "/rerank": ranking.decode_rerank,
     "/v1/score": ranking.decode_score,
     "/score": ranking.decode_score,
-    "/v1/classify": ranking.decode_classify,
-    "/classify": ranking.decode_classify,
+    "/v1/classify": classifying.decode_classify,
+    "/classify": classifying.decode_classify,
+    "/v1/token_classify": classifying.decode_token_classify,
     "/v1/moderations": decode_moderation,
     "/v1/audio/speech": audio.decode_speech,
     "/v1/audio/transcriptions": audio.decode_transcription,

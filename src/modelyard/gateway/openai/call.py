@@ -92,6 +92,19 @@ class Meter(NamedTuple):
     count_of: Callable[[bytes], float]
 
 
+class LinkTarget(Protocol):
+    """Where in a request a URL stands."""
+
+    url: str
+
+
+class Link(NamedTuple):
+    """A URL in a request that the gateway fetches; what it finds takes its place. ``param`` is what to blame."""
+
+    param: str
+    target: LinkTarget
+
+
 class Call(msgspec.Struct):
     """What the gateway needs to know of a request; ``request`` is encoded for the engine.
 
@@ -105,7 +118,7 @@ class Call(msgspec.Struct):
     the encoded ``request``; where the model's name stands in it, ``payload_for`` makes it instead, for the name that
     the engine has. ``is_passthrough``: the answer is no JSON, and goes out as it came, under the
     ``answer_type`` of what the engine said. ``meter`` counts what is not counted in tokens; with one, an answer without
-    usage has used no tokens.
+    usage has used no tokens. ``links`` are fetched before the request goes on.
 
     A ``Struct`` because one is made for every request, and a dataclass of so many fields costs 0.7 µs more to make.
     """
@@ -129,6 +142,7 @@ class Call(msgspec.Struct):
     content_type: bytes = b"application/json"
     payload_for: Callable[[str], bytes] | None = None
     meter: Meter | None = None
+    links: tuple[Link, ...] = ()
 
     @property
     def units_max(self) -> float:

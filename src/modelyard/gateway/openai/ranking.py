@@ -1,4 +1,4 @@
-"""``/v1/rerank`` (also ``/v2/rerank``, ``/rerank``), ``/v1/score`` and ``/v1/classify``.
+"""``/v1/rerank`` (also ``/v2/rerank``, ``/rerank``) and ``/v1/score``.
 
 Rerank takes what Cohere's and Jina's clients send and answers with the union
 of both, so that either reads it; engines get the common part. A search unit is
@@ -53,13 +53,6 @@ class ScoreRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkn
     text_2: Texts
 
 
-class ClassifyRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Texts to classify."""
-
-    model: ModelName
-    input: Texts
-
-
 class _Ranked(msgspec.Struct):
     index: Annotated[int, msgspec.Meta(ge=0)]
     relevance_score: float
@@ -72,7 +65,6 @@ class _Ranking(msgspec.Struct):
 
 _rerank = msgspec.json.Decoder(RerankRequest)
 _score = msgspec.json.Decoder(ScoreRequest)
-_classify = msgspec.json.Decoder(ClassifyRequest)
 _ranking = msgspec.json.Decoder(_Ranking)
 
 
@@ -112,7 +104,7 @@ def decode_score(incoming: Incoming) -> Call:
         ApiError: 400 naming what is wrong.
     """
     request, ignored = decode_strict(_score, incoming.body)
-    first, second = _listed(request.text_1, "text_1"), _listed(request.text_2, "text_2")
+    first, second = listed(request.text_1, "text_1"), listed(request.text_2, "text_2")
     if len(first) not in (1, len(second)):
         raise errors.invalid_value("text_1", f"it has {len(first)} texts and 'text_2' {len(second)}")
     pairs = len(second)
@@ -124,26 +116,6 @@ def decode_score(incoming: Incoming) -> Call:
         output_tokens=0,
         ignored=ignored,
         engine_route="/v1/score",
-        meter=not_counted(),
-    )
-
-
-def decode_classify(incoming: Incoming) -> Call:
-    """Return the decoded request.
-
-    Raises:
-        ApiError: 400 naming what is wrong.
-    """
-    request, ignored = decode_strict(_classify, incoming.body)
-    texts = _listed(request.input, "input")
-    return Call(
-        model=request.model,
-        request=request,
-        text_length=sum(map(len, texts)),
-        choices=len(texts),
-        output_tokens=0,
-        ignored=ignored,
-        engine_route="/v1/classify",
         meter=not_counted(),
     )
 
@@ -191,8 +163,13 @@ class RerankTranslation:
         return found
 
 
-def _listed(texts: str | list[str], param: str) -> list[str]:
-    listed = [texts] if isinstance(texts, str) else texts
-    if "" in listed:
-        raise errors.invalid_value(f"{param}[{listed.index('')}]", "it is empty")
-    return listed
+def listed(texts: str | list[str], param: str) -> list[str]:
+    """Return one text or several as a list.
+
+    Raises:
+        ApiError: 400 for an empty one.
+    """
+    found = [texts] if isinstance(texts, str) else texts
+    if "" in found:
+        raise errors.invalid_value(f"{param}[{found.index('')}]", "it is empty")
+    return found

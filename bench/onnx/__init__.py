@@ -1,0 +1,1 @@
+"""Our server of small models beside raw ONNX Runtime."""
