@@ -52,5 +52,6 @@ async def test_taking_a_replica_survives_a_cut_at_any_write(tmp_path: Path) -> N
                 (taken,) = await site.replicas(mine, ReplicaState.READY)
             assert taken.id == waiting.id, "whoever was cut off, the next one takes it"
         if not was_cut:
-            assert writes > 5, "taking and refilling takes more writes than that"
+            # It may be well before its last writes: those that tell what was done.
+            assert writes > 3, "taking and refilling takes more writes than that"
             return
