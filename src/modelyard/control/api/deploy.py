@@ -11,7 +11,6 @@ from modelyard.control.api.deploy_spec import (
     EXAMPLE,
     DeployAnswer,
     DeployRequest,
-    HardwareBody,
     endpoint_faults,
     guest_faults,
 )

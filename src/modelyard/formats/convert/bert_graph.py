@@ -177,6 +177,7 @@ class _Graph:
 
     def _keep(self, name: str, array: "NDArray[Any]") -> str:
         import numpy as np
+
         from onnx import numpy_helper
 
         if name not in self._known:
