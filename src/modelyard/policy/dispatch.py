@@ -223,11 +223,12 @@ class Dispatcher(ReplicaSet, Generic[W]):
             del self._by_id[replica.route.id]
             replica.is_owned = False
         if replica.occupancy is not None:
-            # Not to the own line first: others wait for this replica, too.
             replica.occupancy.settle(job, prompt_tokens, output_tokens)
+        if replica.occupancy is not None and not self._has_changed:
+            # Not to the own line first: others wait for this replica, too.
             self._seats.serve((replica.occupancy,), now_s=now_s)
-        elif self.line.waiters:
-            self._serve_all(now_s)
+        elif self.line.waiters or self._has_changed:
+            self._serve_all(now_s, replica.occupancy)
 
     def serve(self, *, now_s: float, at_most: int = 0) -> bool:
         """Hand free slots to those who wait, in order; say whether anybody left the line.
@@ -336,6 +337,7 @@ class Dispatcher(ReplicaSet, Generic[W]):
 
     def _serve_all(self, now_s: float, freed: Occupancy | None = None) -> None:
         """Serve who waits here and, where replicas are shared (``freed`` among them), whoever is next by right."""
+        self._has_changed = False
         if not self._seats.has_any:
             self.serve(now_s=now_s)
             return

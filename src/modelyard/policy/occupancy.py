@@ -24,6 +24,7 @@ whatever the number of endpoints.
 from collections.abc import Iterator
 from operator import itemgetter
 from typing import Protocol
+from weakref import ref
 
 from modelyard.policy.fairness import OUTPUT_WEIGHT, BandShares, cost_of
 from modelyard.policy.job import BANDS, Job
@@ -89,10 +90,11 @@ class Turns:
 class Occupancy:
     """Everybody who sends requests to one replica, and the lines that wait for it."""
 
-    __slots__ = ("_bands", "_turns", "_waiting", "base", "lines", "turn_of")
+    __slots__ = ("_bands", "_base", "_turns", "_waiting", "lines", "turn_of")
 
     def __init__(self, base: ReplicaLoad) -> None:
-        self.base = base
+        # Not held: the replica holds this, and a cycle would leave it to the collector's whim when `Seats` forgets it.
+        self._base = ref(base)
         self.lines: dict[Line, None] = {}
         """Those that wait; who had its turn last comes last."""
         self.turn_of: Line | None = None
@@ -103,7 +105,7 @@ class Occupancy:
         """How many lines waited by band when the last turn was given."""
 
     def __repr__(self) -> str:
-        return f"<Occupancy of {self.base!r}: {len(self.lines)} lines wait>"
+        return f"<Occupancy of {self._base()!r}: {len(self.lines)} lines wait>"
 
     # --- what runs there ---
 
@@ -142,9 +144,9 @@ class Occupancy:
 
     def serve(self, *, now_s: float) -> None:
         """Hand free slots to those who wait, in order; those that cannot use one are passed over."""
-        base, lines = self.base, self.lines
-        has_changed = True
-        while has_changed and lines and base.running < base.slots and not base.ejected_until_s:
+        base, lines = self._base(), self.lines
+        has_changed = base is not None
+        while base is not None and has_changed and lines and base.running < base.slots and not base.ejected_until_s:
             has_changed = False
             for line in self._in_order():
                 self.turn_of = line

@@ -56,6 +56,7 @@ class ReplicaSet:
         "_chance",
         "_dispatches",
         "_fallbacks",
+        "_has_changed",
         "_has_kv",
         "_holders",
         "_kv_share_max",
@@ -110,6 +111,8 @@ class ReplicaSet:
         self._holders: PrefixHolders[ReplicaLoad] | None = None
         self._dispatches = 0
         self._has_kv = False
+        self._has_changed = False
+        """Whether one was ejected since anybody was served: another may have been let back for it."""
         self.names: dict[int, str] = {}
         """Ids of replicas by their ``identity``, of late ones too, for whoever asks why a request went where it did."""
 
@@ -215,6 +218,7 @@ class ReplicaSet:
         if is_out:
             breaker.reprieve(self._healths(), now_s=now_s)
             self._note_health()
+            self._has_changed = True
 
     def succeeded(self, replica: ReplicaLoad) -> None:
         """Note a good answer, or one that blames the request."""

@@ -177,7 +177,7 @@ async def test_gateways_are_told_what_a_fallback_can_do_and_costs_and_it_never_g
     assert [one.price and one.price.output for one in route.releases] == [None, 10_000_000_000]
     assert route.routes == SimulatedEngine.routes, "what a fallback cannot do waits for the others"
     assert route.fallback_routes == {"/v1/chat/completions"}
-    assert route.fallback_extras == {"n", "dimensions"}
+    assert route.fallback_extras == {"n", "dimensions", "tools.required"}
     assert route.context_length == 64
 
 
