@@ -332,7 +332,7 @@ class Gateway:
             exchange.fail(self._full(endpoint, is_cold=is_cold))
         elif verdict is Verdict.NEVER:
             exchange.fail(errors.no_capacity(route.name))
-        else:
+        elif exchange in endpoint.dispatcher.line:
             waiting.begin(exchange, is_cold=is_cold)
 
     def _is_suspect(self, exchange: Exchange) -> bool:
