@@ -145,7 +145,8 @@ class Dispatcher(ReplicaSet, Generic[W]):
     def arrive(self, waiter: W, *, now_s: float, deadline_s: float) -> ReplicaLoad | Verdict:
         """Return the replica to use now (its slot is taken), or that the waiter stands in line, or that it may not.
 
-        One that stands in line may have been delivered meanwhile: who it displaced may have held up the line. Nobody overtakes within a band: while others wait, the newcomer waits behind them.
+        Nobody overtakes within a band: while others wait, the newcomer waits behind them. One that stands in line may
+        have been delivered meanwhile: who was displaced by it may have held up the line.
         """
         self.retries.requests += 1
         return self._arrive(waiter, now_s, deadline_s)
@@ -378,13 +379,7 @@ class Dispatcher(ReplicaSet, Generic[W]):
         line.join(waiter, job, deadline_s=deadline_s)
         if self._seats.has_any:
             self.stand()
-        replica = self._overtaking(waiter, now_s) if len(line) > 1 else None
-        if replica is not None:
-            self._occupy(replica, job, now_s)
-            line.leave(waiter)
-            if self._stands:
-                self.stand()
-            self._served(replica, job)
+        replica = self._overtake(waiter, now_s) if len(line) > 1 else None
         if has_displaced:
             # Whoever lost its place may have been too big for what is free, and held up those behind it.
             self._serve_all(now_s)
@@ -424,6 +419,17 @@ class Dispatcher(ReplicaSet, Generic[W]):
                 # Too big for what is free: nobody behind it may overtake.
                 return None
         return None
+
+    def _overtake(self, newcomer: W, now_s: float) -> ReplicaLoad | None:
+        """Take the slot for one who has just joined and need not wait behind the others."""
+        replica = self._overtaking(newcomer, now_s)
+        if replica is not None:
+            self._occupy(replica, newcomer.job, now_s)
+            self.line.leave(newcomer)
+            if self._stands:
+                self.stand()
+            self._served(replica, newcomer.job)
+        return replica
 
     def _overtaking(self, newcomer: W, now_s: float) -> ReplicaLoad | None:
         """Return the replica for one who has just joined: more urgent than all who wait, and small enough for it."""
