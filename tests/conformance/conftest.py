@@ -1,4 +1,4 @@
-"""What the suites of the engine contract share: each file has the fixture ``running``, and talks to it as ``replica``."""
+"""What the suites of the engine contract share: a file's fixture ``running`` is talked to as ``replica``."""
 
 from collections.abc import AsyncIterator
 

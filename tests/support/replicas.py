@@ -148,7 +148,8 @@ async def ready(fleet: LocalFleet, session: aiohttp.ClientSession, url: str, wit
             statuses.append(503)
         return statuses[-1] == 200
 
-    await eventually_async(look, within_s, "ready")
+    is_up: bool = await eventually_async(look, within_s, "ready")
+    assert is_up
     assert set(statuses) <= {200, 503}
     return 503 in statuses
 

@@ -84,7 +84,7 @@ class Fits:
         wanted = call.body
         offers = await self._offers(wanted)
         check_all("This cannot be advised on.", call.flaws, [*_faults(wanted), *_gpu_faults(wanted, offers)])
-        facts = wanted.facts
+        facts: ModelFacts | None = wanted.facts
         name = wanted.model
         if facts is None:
             version = await self._version(call.identity, wanted.model)
