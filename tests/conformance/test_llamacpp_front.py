@@ -199,6 +199,25 @@ async def test_a_full_replica_says_so_and_an_unload_makes_room(tmp_path: Path, a
         assert (await llama.load("a@1", adapters["a@1"]))[0] == 400
 
 
+async def test_an_adapter_that_comes_back_while_another_is_loaded_is_there(
+    llama: Llama, adapters: dict[str, Path]
+) -> None:
+    assert (await llama.load("a@1", adapters["a@1"]))[0] == 200
+    answer = await llama.logprob("a@1")
+    assert (await llama.unload("a@1"))[0] == 200
+    before = llama.children()
+
+    async def is_starting() -> bool:
+        return bool(set(llama.children()) - set(before))
+
+    loading = asyncio.create_task(llama.load("c@1", adapters["c@1"]))
+    await eventually_async(is_starting, 10, "a process with the other one starts, without the first")
+    assert (await llama.load("a@1", adapters["a@1"]))[0] == 200
+    assert (await loading)[0] == 200
+    assert await llama.logprob("a@1") == pytest.approx(answer, abs=0.03)
+    assert (await llama.chat("c@1", max_tokens=1))[0] == 200
+
+
 async def test_requests_beyond_slots_and_queue_are_refused_at_once(tmp_path: Path) -> None:
     async with running(tmp_path, {"slots": 1, "context_length": 512, "max_adapters": 1}) as llama:
         # One runs and eight wait; the first goes on until the last was refused.

@@ -43,7 +43,8 @@ class Generations:
         self._group = group
         self._wanted: dict[str, Adapter] = {}
         self._known: dict[str, Adapter] = {}
-        """What the current process was started with: what is wanted, and what was unloaded since."""
+        """What the current process was started with, and the next one, if it is starting: what is wanted, and what was
+        unloaded since."""
         self._asked: dict[str, tuple[Adapter, asyncio.Future[None]]] = {}
         self._has_asked = asyncio.Event()
         self._expected = 0
@@ -144,10 +145,13 @@ class Generations:
         """Start the next process with ``names`` beside what is there, and switch; False: it did not come up."""
         await self._only_one_lives()
         adapters = [*self._wanted.values(), *(self._asked[name][0] for name in names)]
-        begun_s = self._clock.monotonic_s()
+        begun_s, before = self._clock.monotonic_s(), self._known
+        # What was unloaded is not in the next process: if it comes back now, it is for the one after that.
+        self._known = dict(self._wanted)
         try:
             child = await self._launch(adapters)
         except ChildError as error:
+            self._known = before
             if len(names) == 1:
                 _, answer = self._asked.pop(names[0])
                 _fail(answer, error)
