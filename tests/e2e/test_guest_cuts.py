@@ -109,3 +109,32 @@ async def test_a_change_of_seats_survives_a_cut_at_any_write(tmp_path: Path) -> 
         if not was_cut:
             assert writes > 5, "changing seats takes more writes than that"
             return
+
+
+def take_in(replica: Replica, name: str) -> None:
+    """Load an adapter behind the controller's back, as a load does that it has given up."""
+    request = urllib.request.Request(
+        f"http://{replica.host}:{replica.port}/v1/load_lora_adapter",
+        json.dumps({"lora_name": name}).encode(),
+        {"authorization": f"Bearer {replica.secret}"},
+    )
+    with urllib.request.urlopen(request, timeout=5) as page:
+        assert page.status == 200
+
+
+async def test_what_an_engine_has_without_a_seat_does_not_take_the_room_of_others(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site, controller(site):
+        host = await site.deploy({"max_adapters": SEATS}, name="base")
+
+        async def is_up() -> bool:
+            return len(await site.replicas(host, ReplicaState.READY)) == 1
+
+        await eventually_async(is_up, WITHIN_S, "the host is ready")
+        (replica,) = await site.replicas(host, ReplicaState.READY)
+        take_in(replica, "lost@0123456789ab")
+        guests = [await guest_of(site, host, name) for name in ("first", "second")]
+
+        async def both() -> bool:
+            return await seated(site, host) == {one.id for one in guests}
+
+        await eventually_async(both, WITHIN_S, "both sit, and nothing else")

@@ -117,7 +117,7 @@ class Attention:
             len(world.reports),
             world.are_gateways_known,
             [self._seen_of(guest, world) for guest in world.guests.get(endpoint.id, ())],
-            [told[1] if (told := self._observer.guests(one.id)) else None for one in replicas if one.guests],
+            [told[1] if (told := self._observer.guests(one.id)) else None for one in replicas],
         )
 
     @staticmethod

@@ -11,7 +11,9 @@ them, so that a guest answers as soon as it is loaded and not a round later.
 
 import asyncio
 import hashlib
+import logging
 import math
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,6 +48,8 @@ TOLD_S = 2.0
 NO_FILES = Path()
 """The artifact of a guest that has none: that of an engine which computes nothing."""
 _NAME_MAX = 100
+_log = logging.getLogger(__name__)
+_SEAT_NAME = re.compile(r".+@[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,8 @@ class Guests:
     _failed: dict[tuple[str, Key], _Failed] = field(default_factory=dict)
     _loaded_s: dict[str, float] = field(default_factory=dict)
     """When a seat was loaded, by its id (monotonic): what an engine said before that says nothing of it."""
+    _changed_s: dict[str, float] = field(default_factory=dict)
+    """When the seats on a replica last changed (monotonic): what its engine said before that tells of no stray."""
     _waiting_since_s: dict[Key, float] = field(default_factory=dict)
     _standing: dict[str, Standing] = field(default_factory=dict)
     _used_at: dict[str, float] = field(default_factory=dict)
@@ -116,6 +122,7 @@ class Guests:
         for gone in self._seats.keys() - living:
             del self._seats[gone]
             self._turns.pop(gone, None)
+            self._changed_s.pop(gone, None)
         self._failed = {at: failed for at, failed in self._failed.items() if at[0] in living}
         self._loaded_s = {id: at for id, at in self._loaded_s.items() if id.partition("/")[0] in living}
         self._preloading_since_s = {id: at for id, at in self._preloading_since_s.items() if id in living}
@@ -142,6 +149,7 @@ class Guests:
         """Bring the seats on a host's replicas one step closer to what they should be; say whether anything changed."""
         replicas = [one for one in records if one.state is ReplicaState.READY or self._preloads(one)]
         guests = world.guests.get(host.id, ())
+        self._drop_strays(replicas)
         if not guests and not any(self._seats_on(one) for one in replicas):
             return False
         now_s = world.unix_s
@@ -261,6 +269,19 @@ class Guests:
             before = self._standing.get(guest.id, NOTHING)
             self._standing[guest.id] = Standing(by_guest.get(guest.id, {}), before.troubles, before.fetch)
 
+    def _drop_strays(self, replicas: Iterable[Replica]) -> None:
+        """Make engines forget what has no seat there: a load that was given up may have ended well after that, and it
+        would take the room of another for good."""
+        for replica in replicas:
+            said = self.observer.guests(replica.id)
+            if said is None or said[0] <= self._changed_s.setdefault(replica.id, self.clock.monotonic_s()):
+                continue
+            seated = {seat.name for seat in self._seats_on(replica)}
+            for name in said[1] - seated:
+                # What an operator may have given the engine at its start is none of ours.
+                if _SEAT_NAME.fullmatch(name):
+                    self.tasks.spawn(seat_id(replica.id, name), partial(self._drop_stray, replica, name))
+
     # --- acting -----------------------------------------------------------------------------
 
     async def _do(self, action: policy.Action, replica: Replica, candidates: Mapping[Key, _Candidate]) -> bool:
@@ -326,15 +347,24 @@ class Guests:
         await self._tell(seat.endpoint_id, "guest_failed", reason, replica.id, {"times": times})
 
     async def _unload(self, replica: Replica, seat: GuestSeat, reason: str) -> None:
-        engine = await self._engine_of(replica)
-        if engine is not None:
-            try:
-                await self.calls.make(replica, engine.unload_guest(seat.name))
-            except EngineCallError as error:
-                if error.status != NOT_FOUND:  # it has gone already
-                    raise
+        await self._forget(replica, seat.name)
         await self._put(replica, tuple(one for one in self._seats_on(replica) if one.key != seat.key))
         await self._tell(seat.endpoint_id, "guest_unloaded", reason, replica.id)
+
+    async def _drop_stray(self, replica: Replica, name: str) -> None:
+        await self._forget(replica, name)
+        self._changed_s[replica.id] = self.clock.monotonic_s()
+        _log.warning("%s had '%s' without a seat; it was let go", replica.id, name)
+
+    async def _forget(self, replica: Replica, name: str) -> None:
+        engine = await self._engine_of(replica)
+        if engine is None:
+            return
+        try:
+            await self.calls.make(replica, engine.unload_guest(name))
+        except EngineCallError as error:
+            if error.status != NOT_FOUND:  # it has gone already
+                raise
 
     async def _engine_of(self, replica: Replica) -> Engine | None:
         versions = {version.id: version for version in await self.store.versions()}
@@ -393,6 +423,7 @@ class Guests:
             msgspec.structs.replace(one, used_at=max(one.used_at, used.get(one.endpoint_id, 0.0))) for one in seats
         )
         self._seats[replica.id] = seats
+        self._changed_s[replica.id] = self.clock.monotonic_s()
         try:
             async with self._turns.setdefault(replica.id, asyncio.Lock()):
                 await self.store.put_guests(replica.id, self._seats.get(replica.id, seats))
