@@ -32,6 +32,8 @@ from tests.support.smallmodels import (  # noqa: E402
 )
 from tests.support.waiting import eventually, eventually_async  # noqa: E402
 
+from modelyard.engines.onnx.options import OnnxOptions  # noqa: E402
+
 TEXTS = [
     "A man is eating food.",
     "Somebody has a meal, and a rather long one at that, with several courses and much to drink besides.",
@@ -342,6 +344,29 @@ def _square_root(file: Path) -> Path:
 # --- many models, and what goes wrong ---
 
 
+def test_a_model_that_gives_one_row_for_many_texts_ends_nobody_else(server: OnnxServer, tmp_path: Path) -> None:
+    from onnx import TensorProto, helper, numpy_helper, save
+
+    folder = tmp_path / "onerow"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_bytes((packed_model("minilm") / "tokenizer.json").read_bytes())
+    nodes = [
+        helper.make_node("Cast", ["input_ids"], ["wide"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["wide"], ["one"], keepdims=1),
+        helper.make_node("Mul", ["one", "row"], ["sentence_embedding"]),
+    ]
+    asked = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "tokens"])
+    told = helper.make_tensor_value_info("sentence_embedding", TensorProto.FLOAT, [1, 4])
+    row = numpy_helper.from_array(np.ones((1, 4), np.float32), "row")
+    graph = helper.make_graph(nodes, "onerow", [asked], [told], [row])
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), folder / "model.onnx")
+    assert server.load("onerow", folder)[0] == 200
+    body = server.post("/v1/embeddings", {"input": TEXTS}, "onerow")
+    assert [len(one["embedding"]) for one in body["data"]] == [4] * len(TEXTS), "each is computed alone"
+    server.post("/v1/embeddings", {"input": TEXTS})
+    assert server.unload("onerow")[0] == 200
+
+
 def test_what_a_model_cannot_do_is_said(server: OnnxServer) -> None:
     for path, body, model in (
         ("/v1/classify", {"input": "x"}, MAIN),
@@ -428,6 +453,35 @@ def test_a_load_does_not_hold_up_who_is_served(server: OnnxServer) -> None:
     assert server.unload("late")[0] == 200
 
 
+async def test_an_unload_that_was_given_up_can_be_asked_for_again(models: Models, tmp_path: Path) -> None:
+    with OnnxServer(models.classifier, tmp_path / "log", {"guests": 1}) as server:
+        assert server.load("one", minilm_onnx())[0] == 200
+        headers = {"authorization": f"Bearer {SECRET}"}
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{server.port}", headers=headers) as session:
+            large = {"model": "one", "input": ["a text that takes some time " * 20] * 400}
+            call = asyncio.create_task(session.post("/v1/embeddings", json=large))
+
+            async def is_running() -> bool:
+                return (await asyncio.to_thread(server.engine_load)).running == 1
+
+            await eventually_async(is_running, 10, "somebody uses it")
+            unloading = asyncio.create_task(session.post("/v1/unload_model", json={"name": "one"}))
+
+            async def is_unnamed() -> bool:
+                return "one" not in await asyncio.to_thread(server.models)
+
+            await eventually_async(is_unnamed, 10, "nobody new may use it")
+            unloading.cancel()
+
+            async def is_named() -> bool:
+                return "one" in await asyncio.to_thread(server.models)
+
+            await eventually_async(is_named, 10, "whoever asks what is in memory is told")
+            call.cancel()
+        assert server.unload("one")[0] == 200
+        assert set(server.models()) == {MAIN}
+
+
 # --- load ---
 
 
@@ -494,6 +548,62 @@ def test_tokens_and_requests_are_counted_by_model(server: OnnxServer) -> None:
     assert used == 7
     assert server.sample(tokens) == before + used
     assert server.engine_load().prompt_tokens_total == (load.prompt_tokens_total or 0) + used
+
+
+def _endless(file: Path, name: str, shape: list[Any], kind: int) -> Path:
+    """Write a graph that adds up for ever, of one input."""
+    from onnx import TensorProto, helper, numpy_helper, save_model
+
+    told = [helper.make_tensor_value_info(one, TensorProto.FLOAT, None) for one in ("v", "v2")]
+    asked = [helper.make_tensor_value_info(one, TensorProto.BOOL, []) for one in ("c", "c2")]
+    count = helper.make_tensor_value_info("i", TensorProto.INT64, [])
+    nodes = [helper.make_node("Identity", ["c"], ["c2"]), helper.make_node("Add", ["v", "v"], ["v2"])]
+    body = helper.make_graph(nodes, "body", [count, asked[0], told[0]], [asked[1], told[1]])
+    constants = [
+        numpy_helper.from_array(np.array(2**62, np.int64), "n"),
+        numpy_helper.from_array(np.array(True), "t"),
+    ]
+    nodes = [
+        helper.make_node("Cast", [name], ["x"], to=TensorProto.FLOAT),
+        helper.make_node("Loop", ["n", "t", "x"], ["sentence_embedding"], body=body),
+    ]
+    given = helper.make_tensor_value_info(name, kind, shape)
+    made = helper.make_tensor_value_info("sentence_embedding", TensorProto.FLOAT, shape)
+    graph = helper.make_graph(nodes, "endless", [given], [made], constants)
+    save_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), str(file))
+    return file
+
+
+async def test_what_nobody_waits_for_any_more_gives_the_cores_back(models: Models, tmp_path: Path) -> None:
+    from onnx import TensorProto
+
+    with OnnxServer(models.classifier, tmp_path / "log", {"guests": 1}) as server:
+        endless = _endless(tmp_path / "endless.onnx", "numbers", ["n", 1], TensorProto.FLOAT)
+        assert server.load("endless", endless)[0] == 200
+        headers = {"authorization": f"Bearer {SECRET}"}
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{server.port}", headers=headers) as session:
+            body = {"inputs": [{"name": "numbers", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
+            call = asyncio.create_task(session.post("/v2/models/endless/infer", json=body))
+
+            async def is_running() -> bool:
+                return (await asyncio.to_thread(server.engine_load)).running == 1
+
+            await eventually_async(is_running, 10, "it computes, for ever")
+            call.cancel()
+        server.post("/v1/classify", {"input": "good"})
+        assert server.unload("endless")[0] == 200
+
+
+def test_a_model_whose_first_input_takes_for_ever_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from modelyard.engines.onnx import model
+    from modelyard.formats import ArtifactInvalidError
+    from onnx import TensorProto
+
+    monkeypatch.setattr(model, "WARM_S_MAX", 0.2)
+    (tmp_path / "tokenizer.json").write_bytes((packed_model("minilm") / "tokenizer.json").read_bytes())
+    _endless(tmp_path / "model.onnx", "input_ids", ["batch", "tokens"], TensorProto.INT64)
+    with pytest.raises(ArtifactInvalidError, match="cannot compute a first input"):
+        model.load_model("endless", tmp_path, OnnxOptions(), 1)
 
 
 # --- the process ---

@@ -3,6 +3,7 @@
 Everything here blocks and runs in threads; ONNX Runtime and the tokenizer let go of the interpreter's lock.
 """
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from modelyard.formats import ArtifactInvalidError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+WARM_S_MAX = 90.0
+"""Longest that a first input may take: a graph can loop for ever, and the next load waits for this one."""
 _WARM_TOKENS = 512
 _LABELS_MADE_MAX = 10_000
 
@@ -115,18 +118,27 @@ class Model:
         assert self.preparation is not None, "only of image_classify"
         return pictures.prepared(content, self.preparation, self.options.pixels_max)
 
-    def run(self, payloads: Sequence[Any]) -> list[Any]:
+    def run(self, payloads: Sequence[Any], options: Any = None) -> list[Any]:
         """Return what the model makes of each of a batch: an array, a dict of arrays, or the ``Refused`` that it is.
 
-        A batch that fails is computed one by one, so that a bad item fails alone.
+        A batch that fails is computed one by one, so that a bad item fails alone. Whoever has the ``options``
+        (``run_options``) can end it from another thread.
         """
+        options = run_options() if options is None else options
+        self._running.add(options)
         try:
-            return self._run(payloads)
+            return self._each(payloads, options)
+        finally:
+            self._running.discard(options)
+
+    def _each(self, payloads: Sequence[Any], options: Any) -> list[Any]:
+        try:
+            return _one_each(self._run(payloads, options), len(payloads))
         except Refused as refusal:
             return [refusal] * len(payloads)
         except Exception as error:  # noqa: BLE001 - boundary: ONNX Runtime's own classes, whatever the graph does
             if len(payloads) > 1:
-                return [result for one in payloads for result in self.run([one])]
+                return [result for one in payloads for result in self._each([one], options)]
             text = str(error).rpartition("Status Message: ")[2].strip() or type(error).__name__
             return [Refused(400, "inference_failed", f"The model '{self.name}' cannot compute this: {text[:300]}")]
 
@@ -175,9 +187,9 @@ class Model:
             raise ArtifactInvalidError(f"The graph gives {count} classes without names.")
         self.labels = labels or tuple(f"LABEL_{index}" for index in range(count))
 
-    def _run(self, payloads: Sequence[Any]) -> list[Any]:
+    def _run(self, payloads: Sequence[Any], options: Any) -> list[Any]:
         if self.task == "tensors" or isinstance(payloads[0], dict):
-            return self._run_tensors(payloads)
+            return self._run_tensors(payloads, options)
         import numpy as np
 
         if self.task == "image_classify":
@@ -185,7 +197,7 @@ class Model:
             mask = None
         else:
             feeds, mask = self._text_feeds(payloads)
-        [raw] = self._compute([self.judged.output], feeds)
+        [raw] = self._session.run([self.judged.output], feeds, options)
         raw = raw.astype(np.float32, copy=False)
         return [row if np.isfinite(row).all() else bad_output(self.name) for row in self._results(raw, mask, payloads)]
 
@@ -222,7 +234,7 @@ class Model:
         }
         return {name: given[name].astype(kind, copy=False) for name, kind in self._kinds.items()}, mask
 
-    def _run_tensors(self, payloads: Sequence[dict[str, Any]]) -> list[Any]:
+    def _run_tensors(self, payloads: Sequence[dict[str, Any]], options: Any) -> list[Any]:
         import numpy as np
 
         names = [node.name for node in self.outputs]
@@ -230,7 +242,7 @@ class Model:
         feeds = payloads[0]
         if len(payloads) > 1:
             feeds = {name: np.concatenate([one[name] for one in payloads]) for name in feeds}
-        outputs = dict(zip(names, self._compute(names, feeds), strict=True))
+        outputs = dict(zip(names, self._session.run(names, feeds, options), strict=True))
         if len(payloads) == 1:
             return [self._checked(outputs)]
         if any(len(array) != sum(rows) for array in outputs.values()):
@@ -247,17 +259,20 @@ class Model:
                 return bad_output(self.name)
         return outputs
 
-    def _compute(self, names: list[str], feeds: dict[str, Any]) -> list[Any]:
-        import onnxruntime
 
-        options = onnxruntime.RunOptions()
-        options.log_severity_level = 4  # what fails is told to the caller; the log of the process is for its operator
-        self._running.add(options)
-        try:
-            found: list[Any] = self._session.run(names, feeds, options)
-            return found
-        finally:
-            self._running.discard(options)
+def run_options() -> Any:
+    """Return what one call is made with; to set its ``terminate`` ends it at the next operator."""
+    import onnxruntime
+
+    options = onnxruntime.RunOptions()
+    options.log_severity_level = 4  # what fails is told to the caller; the log of the process is for its operator
+    return options
+
+
+def _one_each(results: list[Any], count: int) -> list[Any]:
+    if len(results) != count:
+        raise RuntimeError("the output does not have a row for each input")
+    return results
 
 
 def load_model(name: str, place: Path, options: OnnxOptions, threads: int) -> Model:
@@ -275,7 +290,12 @@ def load_model(name: str, place: Path, options: OnnxOptions, threads: int) -> Mo
         raise ArtifactInvalidError(f"The input '{bad[0][:100]}' of the graph is no tensor that JSON can carry.")
     judged = judge(artifact, options, session.get_inputs(), session.get_outputs())
     model = Model(name, artifact, options, session, judged)
-    model.warm_up()
+    watch = threading.Timer(WARM_S_MAX, model.stop)
+    watch.start()
+    try:
+        model.warm_up()
+    finally:
+        watch.cancel()
     return model
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from modelyard.clock import Clock
 from modelyard.engines.onnx.batching import Batch, Batcher, BatchRule, Item, QueueFullError
 from modelyard.engines.onnx.metrics import Metrics
-from modelyard.engines.onnx.model import Model
+from modelyard.engines.onnx.model import Model, run_options
 from modelyard.engines.onnx.refusals import Refused
 
 
@@ -38,6 +38,8 @@ class Scheduler:
         self._batcher = Batcher()
         self._models: dict[str, Model] = {}
         self._asked: set[_Asked] = set()
+        self._running: list[tuple[Batch, Any]] = []
+        """Batches that are computed, with what ends them."""
         self._has_news = asyncio.Event()
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="onnx")
         metrics.show(lambda: self._count(has_begun=True), lambda: self._count(has_begun=False))
@@ -54,11 +56,16 @@ class Scheduler:
         self._models[model.name] = model
         self._batcher.set_rule(model.name, rule)
 
-    def leave(self, name: str) -> Model | None:
-        """Forget a model; nothing must wait for it."""
+    def leave(self, model: Model) -> bool:
+        """Forget a model, unless another one of its name was entered since; say whether it was. Nothing must wait for
+        it."""
+        name = model.name
+        if self._models.get(name) is not model:
+            return False
         for item in self._batcher.forget(name):
             self._give(item, Refused(503, "model_unloaded", f"The model '{name}' was unloaded. Try again."))
-        return self._models.pop(name, None)
+        del self._models[name]
+        return True
 
     async def compute(self, name: str, payloads: Sequence[tuple[Any, int]], key: Hashable = None) -> list[Any]:
         """Return the results of one request's items, given with their lengths, in their order.
@@ -80,6 +87,7 @@ class Scheduler:
         finally:
             self._asked.discard(asked)
             self._batcher.drop(asked)
+            self._end_unwanted()
         failed = next((one for one in asked.results if isinstance(one, Refused)), None)
         if failed is not None:
             raise failed
@@ -108,10 +116,13 @@ class Scheduler:
                 self._has_news.set()  # another worker may be waiting
             model = self._models[batch.model]
             begun_s = self._begin(batch)
+            running = (batch, run_options())
+            self._running.append(running)
             try:
                 payloads = [item.payload[1] for item in batch.items]
-                results = await loop.run_in_executor(self._pool, model.run, payloads)
+                results = await loop.run_in_executor(self._pool, model.run, payloads, running[1])
             finally:
+                self._running.remove(running)
                 took_s = self._clock.monotonic_s() - begun_s
                 self._batcher.done(batch.model, took_s)
             self._metrics.batch_s.labels(batch.model).observe(took_s)
@@ -145,6 +156,12 @@ class Scheduler:
         # A request that failed in one item fails as a whole, at once.
         if (not asked.left or isinstance(result, Refused)) and not asked.ended.done():
             asked.ended.set_result(None)
+
+    def _end_unwanted(self) -> None:
+        """End what is computed for nobody any more: it would keep the cores from the others for as long as it likes."""
+        for batch, options in self._running:
+            if not any(item.owner in self._asked for item in batch.items):
+                options.terminate = True
 
     def _count(self, *, has_begun: bool) -> int:
         return sum(1 for asked in self._asked if asked.has_begun == has_begun)

@@ -121,11 +121,17 @@ class Shelf:
         if not known.is_guest:
             raise Refused(409, "not_a_guest", f"'{name}' is what this replica is for; stop the replica instead.")
         del self._known[name]  # nothing new is taken for it
-        while known.uses:
-            known.left.clear()
-            await known.left.wait()  # its caller has a timeout, and so has who uses it
-        async with self._one_at_a_time:
-            await self._drop(known)
+        try:
+            while known.uses:
+                known.left.clear()
+                await known.left.wait()  # its caller has a timeout, and so has who uses it
+            async with self._one_at_a_time:
+                await self._drop(known)
+        except asyncio.CancelledError:
+            # Whoever asked gave up: what still takes memory must be found by who asks again.
+            if known.model is not None:
+                self._known.setdefault(name, known)
+            raise
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[Model]:
@@ -214,7 +220,7 @@ class Shelf:
                 f"{self._limit_bytes // _MIB} MiB that this replica was given. Raise its option 'guests_mib'.",
             )  # fmt: skip
         for one in others:
-            if one.name in room.evict:
+            if one.name in room.evict and not one.uses:  # somebody may have begun while others left
                 self._metrics.evictions.inc()
                 _log.info("evicted '%s' for '%s'", one.name, known.name)
                 await self._drop(one)
@@ -224,8 +230,9 @@ class Shelf:
         known.resident = None
         if known.model is None:
             return
-        known.model = None
-        self._scheduler.leave(known.name)
+        model, known.model = known.model, None
+        if not self._scheduler.leave(model):
+            return  # another of its name has come since, with its own numbers
         with contextlib.suppress(KeyError):
             self._metrics.forget(known.name)
         await asyncio.get_running_loop().run_in_executor(self._pool, _give_back)
