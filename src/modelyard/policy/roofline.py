@@ -39,7 +39,7 @@ class Weights(msgspec.Struct, frozen=True):
 
     def read_bytes(self, batch: float) -> float:
         """Return what one step reads: of a mixture of experts those that any of ``batch`` tokens is sent to."""
-        if not self.experts or self.active >= self.parameters:
+        if self.experts <= self.experts_used or self.active >= self.parameters:
             return float(self.total_bytes)
         per_parameter = self.total_bytes / self.parameters
         share = self.experts_used / self.experts
@@ -76,7 +76,7 @@ class Speed(msgspec.Struct, frozen=True):
 
 def weights_of(facts: ModelFacts, precision: Precision | None) -> Weights:
     """Return the weights in ``precision``; None: as they are."""
-    parameters = facts.parameters or round(facts.weights_bytes / WEIGHT_16)
+    parameters = facts.parameters or max(1, round(facts.weights_bytes / WEIGHT_16))
     if precision is None:
         total = facts.weights_bytes or round(parameters * OWN_BITS.get(facts.quantisation, 16.0) / 8)
     elif precision.is_gguf:

@@ -3,6 +3,7 @@
 import pytest
 from tests.support.shapes import LLAMA_3_8B, LLAMA_3_70B, MIXTRAL_8X7B, facts_of_config
 
+from modelyard.domain.facts import ModelFacts
 from modelyard.policy.hardware import KINDS
 from modelyard.policy.precisions import BF16, PRECISIONS
 from modelyard.policy.roofline import BANDWIDTH_SHARE, Load, speed, weights_of
@@ -60,3 +61,17 @@ def test_a_real_run_of_vllm_is_met_within_a_quarter() -> None:
     found = speed(EIGHT, weights_of(EIGHT, BF16), BF16, KINDS["rtx4090"], 1, load)
     assert found.output_tokens_s == pytest.approx(195_753 / 184, rel=0.25)
     assert found.itl_ms == pytest.approx(33, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        ModelFacts(parameters=10**9, active_parameters=10**8, experts=8, experts_used=8, weights_bytes=2 * 10**9),
+        ModelFacts(parameters=10**9, active_parameters=10**8, experts=8, experts_used=200),
+        ModelFacts(parameters=10**9, active_parameters=10**8, experts=8),
+        ModelFacts(weights_bytes=1),
+    ],
+)
+def test_facts_that_do_not_go_together_make_a_speed_all_the_same(facts: ModelFacts) -> None:
+    found = speed(facts, weights_of(facts, None), None, KINDS["h100"], 1, Load(100_000, 4096, 10_000_000))
+    assert 0 < found.output_tokens_s < float("inf")
