@@ -53,6 +53,7 @@ class OnnxEngine(EngineDefaults):
     # Token ids are taken or refused by the option ``token_ids``, which this set cannot know.
     request_extras = frozenset({"n", "dimensions", "token_arrays", "max_tokens_per_doc", "classify.pictures"})
     guests = GuestKind.MODEL
+    guests_option = "guests"
 
     def missing(self) -> str:
         """Return the fix when a package is not installed, else ""."""
