@@ -171,7 +171,7 @@ def _deploy(platform: Platform, body: Item, file: Path | None, *, is_uploading: 
 def _outcome(name: str, done: Applied, *, is_ready: bool, routes: Sequence[str]) -> str:
     if done.changes == ["deployed"]:
         if is_ready and routes and _CHAT not in routes:
-            return f"'{name}' is ready. It answers {', '.join(one.replace('{model}', name) for one in routes)}."
+            return f"'{name}' is ready. Routes: {', '.join(one.replace('{model}', name) for one in routes)}"
         if is_ready:
             return f"'{name}' is ready. Try: modelyard run {name} 'Hello'"
         ready = f"ready in about {done.answer['estimated_ready_seconds']} s"
