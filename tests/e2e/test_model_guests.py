@@ -90,6 +90,21 @@ def test_tenants_bring_models_of_their_own_which_answer_in_one_process_and_are_m
     assert list(engine_models(yard, "minilm")) == ["minilm"], "the engine forgot them"
 
 
+def test_a_plan_says_what_a_guest_takes_and_a_model_that_no_seat_is_for_is_refused(yard: Yard, sentiment: Path) -> None:
+    words = ("deploy", str(sentiment), "--name", "mood", "--dry-run", "--data-dir", str(yard.data))
+    operator = Customer(yard, "operator")
+    operator.key = yard.admin_key
+    plan = operator.modelyard(*words, "--on", "minilm")
+    assert plan.returncode == 0, plan.stderr
+    assert "the replicas of 'minilm', beside others" in plan.stdout
+    assert "a replica" not in plan.stdout
+    deploy(yard, "seatless", sentiment, {"task": "classify"})
+    refused = operator.modelyard(*words, "--on", "seatless")
+    assert "'seatless' has no seats for guests: set its option guests" in refused.stderr
+    assert yard.call("DELETE", "/v1/endpoints/seatless").status == 202
+    eventually(lambda: len(yard.engines()) == 1, 10, "it is gone")
+
+
 def test_what_another_tenant_has_does_not_exist(yard: Yard) -> None:
     owner, other = Customer(yard, "owner"), Customer(yard, "other")
     sit(owner, "vad", packed_model("silero") / "silero_vad.onnx")
