@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 _GIB = 1024**3
 _SHOWN = 12
 _OF_ANSWERS = ("TOK/S", "ITL MS", "BOUND", "$/1M OUT")
-_FILES = (".gguf", ".safetensors", ".onnx", ".json")
+_WEIGHTS = (".gguf", ".safetensors", ".onnx")
+_FILES = (*_WEIGHTS, ".json")
 _PURPOSES = ("general", "math", "code-exact", "embeddings", "reproducible")
 
 
@@ -107,7 +108,10 @@ def facts_of_path(path: Path) -> "ModelFacts":
         from modelyard.cli.model_inspect import files_in
         from modelyard.formats.folder import facts_of
 
-        return facts_of(files_in(path) if path.is_dir() else {path.name: path})
+        files = files_in(path) if path.is_dir() else {path.name: path}
+        if "config.json" in files and not any(name.endswith(_WEIGHTS) for name in files):
+            return facts_of_path(files["config.json"])  # a model that is not here
+        return facts_of(files)
     except ArtifactInvalidError as error:
         raise Failure(f"{path}: {error.code}: {error}") from error
     except OSError as error:

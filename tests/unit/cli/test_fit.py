@@ -28,7 +28,9 @@ def advised(capsys: pytest.CaptureFixture[str], file: Path, *line: str) -> str:
 def test_a_configuration_of_a_model_that_is_not_here_is_enough(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = advised(capsys, config, "--gpu", "h100", "--gpu", "l4", "--context", "2048", "--concurrency", "1")
+    words = ("--gpu", "h100", "--gpu", "l4", "--context", "2048", "--concurrency", "1")
+    text = advised(capsys, config, *words)
+    assert advised(capsys, config.parent, *words).partition("\n")[2] == text.partition("\n")[2], "so is its folder"
     assert "Parameters  70.55 B\n" in text
     assert "KV cache    320 KiB a token\n" in text
     assert "\nbf16       2 x h100" in text

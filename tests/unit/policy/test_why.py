@@ -69,6 +69,11 @@ def test_what_is_nearly_loaded_is_not_said_to_have_no_time_left() -> None:
     assert state.answer.endswith("about 1 s are left")
 
 
+def test_more_than_are_wanted_are_not_said_to_be_of_them() -> None:
+    state, *_ = explain(endpoint(EndpointStatus.RUNNING), Known(now_s=1.0, wanted=1, ready=2))
+    assert state.answer == "2 replicas are ready"
+
+
 def test_a_replica_that_drains_is_no_trouble() -> None:
     state = explain(endpoint(reason="a replica drains"), known())[0]
     assert (state.answer, state.next_step) == ("1 of 2 replicas are ready; a replica drains", "")
