@@ -78,13 +78,18 @@ def test_limits_of_a_text_come_from_the_files(tmp_path: Path) -> None:
 
 
 def test_a_graph_that_ends_in_a_softmax_gives_scores_already(tmp_path: Path) -> None:
-    def node(kind: str, output: str) -> bytes:
-        return models.field(1, "x") + models.field(2, output) + models.field(4, kind)
+    def node(kind: str, given: str, output: str) -> bytes:
+        return models.field(1, given) + models.field(2, output) + models.field(4, kind)
 
+    nodes = [
+        node("MatMul", "x", "logits"), node("Softmax", "logits", "probs"), node("Cast", "probs", "wide"),
+        node("Identity", "wide", "out"), node("Identity", "logits", "raw"), node("Add", "out", "more"),
+    ]  # fmt: skip
     file = tmp_path / "m.onnx"
-    file.write_bytes(models.onnx(nodes=[node("MatMul", "logits"), node("Softmax", "probs")]))
+    file.write_bytes(models.onnx(nodes=nodes))
     assert ends_in_scores(file, "probs")
-    assert not ends_in_scores(file, "logits")
+    assert ends_in_scores(file, "out"), "as Paddle's exporter writes it"
+    assert not any(ends_in_scores(file, name) for name in ("logits", "raw", "more"))
     assert not ends_in_scores(file, "none")
 
 
