@@ -133,6 +133,16 @@ def test_a_wrong_request_is_its_callers_fault_and_costs_nobody_a_seat(yard: Yard
     tenant.drop("vad")
 
 
+def test_a_host_does_not_lose_its_seats_while_somebody_sits_there(yard: Yard) -> None:
+    tenant = Customer(yard, "seated")
+    sit(tenant, "vad", packed_model("silero") / "silero_vad.onnx")
+    order = {"framework": "onnx", "model_artifact": minilm_onnx().as_uri(), "options": {"task": "embeddings"}}
+    reply = yard.call("POST", "/v1/endpoints/minilm/releases", {**order, "weight": 100})
+    assert (reply.status, reply.json()["error"]["param"]) == (400, "options")
+    assert "1 guests sit on 'minilm', and this has no seats for them; set its option guests" in reply.body.decode()
+    tenant.drop("vad")
+
+
 def test_beyond_the_seats_the_least_recently_used_goes_and_comes_back_when_asked(yard: Yard, sentiment: Path) -> None:
     tenant = Customer(yard, "many")
     names = [f"mood-{number}" for number in range(SEATS + 1)]

@@ -101,7 +101,9 @@ def _state(endpoint: Endpoint, known: Known) -> Answer:
         return Answer(question, endpoint.failure, _after_failure(endpoint.failure, name))
     match endpoint.status:
         case EndpointStatus.STOPPED:
-            step = f"send it a request, or: modelyard endpoints set {name} --scale 1"
+            step = "send it a request"
+            if not endpoint.host_id:  # a guest has no size of its own
+                step += f", or: modelyard endpoints set {name} --scale 1"
             return Answer(question, progress.reason or "it sleeps", step)
         case EndpointStatus.RUNNING:
             return Answer(question, progress.reason or _ready(known))

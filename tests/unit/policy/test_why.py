@@ -49,6 +49,8 @@ def test_the_next_step_is_about_the_reason(reason: str, step: str) -> None:
 def test_what_sleeps_and_what_runs_need_no_log() -> None:
     asleep, *_ = explain(endpoint(EndpointStatus.STOPPED, "asleep: no request for 6 s"), known())
     assert (asleep.answer, "--scale 1" in asleep.next_step) == ("asleep: no request for 6 s", True)
+    guest = msgspec.structs.replace(endpoint(EndpointStatus.STOPPED), host_id="ep-2")
+    assert explain(guest, known())[0].next_step == "send it a request", "it has no size of its own"
     runs, *_ = explain(endpoint(EndpointStatus.RUNNING), known())
     assert (runs.answer, runs.next_step) == ("1 of 2 replicas are ready", "")
 

@@ -13,6 +13,7 @@ from modelyard.control.api.faults import Fault, check_all
 from modelyard.control.api.hosting import guests_of, why_not
 from modelyard.control.api.versions import Findings, examine, make_version
 from modelyard.control.context import Context
+from modelyard.control.guests import seats_in
 from modelyard.domain.catalog import Artifact, ModelVersion, serves_as
 from modelyard.domain.endpoints import Endpoint, Release
 from modelyard.domain.tenants import Scope
@@ -87,7 +88,7 @@ class Releases:
         async with context.changing:
             endpoint = await find_living(context, call)
             await refuse_beside_rollout(context, endpoint)
-            faults = [*findings.faults, *await self._guest_faults(endpoint, findings)]
+            faults = [*findings.faults, *await self._guest_faults(endpoint, wanted, findings)]
             try:
                 with_release(endpoint.releases, Release("", wanted.weight, wanted.shadow, wanted.fallback))
             except SharesError as error:
@@ -124,7 +125,7 @@ class Releases:
             await self._announce(endpoint, "release_removed", f"version {name}, with key {call.identity.key_id}")
         return await whole_view(context, call.request, endpoint)
 
-    async def _guest_faults(self, endpoint: Endpoint, findings: Findings) -> list[Fault]:
+    async def _guest_faults(self, endpoint: Endpoint, wanted: ReleaseRequest, findings: Findings) -> list[Fault]:
         """Return why a version cannot be a release of an endpoint, as guests and hosts are different things."""
         context, engine, base = self._context, findings.engine, findings.base
         if engine is None:
@@ -133,7 +134,7 @@ class Releases:
         if not endpoint.host_id:
             if base is not None:
                 return [Fault("base", f"'{endpoint.name}' has replicas of its own; deploy the adapter as an endpoint")]
-            return await self._host_faults(endpoint, engine, findings)
+            return await self._host_faults(endpoint, engine, wanted, findings)
         main = versions.get(main_release(endpoint).version_id)
         if base is None and main is not None and main.base_id:
             return [Fault("base", f"'{endpoint.name}' is a guest: its versions are adapters; name the base")]
@@ -143,10 +144,19 @@ class Releases:
         reason = why_not(host, engine, base, versions)
         return [Fault("base" if base else "model_artifact", reason)] if reason else []
 
-    async def _host_faults(self, endpoint: Endpoint, engine: Engine, findings: Findings) -> list[Fault]:
+    async def _host_faults(
+        self, endpoint: Endpoint, engine: Engine, wanted: ReleaseRequest, findings: Findings
+    ) -> list[Fault]:
         """Return which guests could not be served by a version that an endpoint is to have."""
         guests = await guests_of(self._context, endpoint.id)
-        if not guests or engine.guests is not GuestKind.ADAPTER:
+        if not guests:
+            return []
+        registered = findings.registered
+        if wanted.weight == WHOLE and not seats_in(engine, registered.options if registered else wanted.options):
+            option = f"; set its option {engine.guests_option}" if engine.guests_option else ""
+            reason = f"{len(guests)} guests sit on '{endpoint.name}', and this has no seats for them{option}"
+            return [Fault("options" if engine.guests_option else "framework", reason)]
+        if engine.guests is not GuestKind.ADAPTER:
             return []
         versions = {one.id: one for one in await self._context.store.versions()}
         bases = {
@@ -155,7 +165,7 @@ class Releases:
             for release in guest.releases
             if (version := versions.get(release.version_id)) is not None and version.base_id
         }
-        source, registered = findings.source, findings.registered
+        source = findings.source
         new = registered or ModelVersion(
             id="",
             tenant_id=endpoint.tenant_id,
