@@ -62,6 +62,29 @@ def test_a_bert_becomes_a_graph_with_what_belongs_to_it_and_a_warning_where_answ
     assert "WARNING" not in told.stderr + capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "form", "told"),
+    [
+        ("model.onnx", "onnx", "it has ONNX already: deploy it as it is"),
+        ("pytorch_model.bin", "onnx-int8", "no .safetensors file; save the model with safe_serialization=True"),
+        ("model.safetensors", "hf", "'--to onnx' the folder of a BERT"),
+    ],
+)
+def test_a_folder_that_is_not_for_a_form_is_told_what_it_is_for(
+    tmp_path: Path, name: str, form: str, told: str
+) -> None:
+    pytest.importorskip("onnx", reason="needs the extra 'convert'")
+    pytest.importorskip("onnxruntime", reason="needs the extra 'onnx'")
+    source = tmp_path / "bert"
+    source.mkdir()
+    (source / "config.json").write_text("{}")
+    (source / name).write_bytes(b"x")
+    with pytest.raises(Failure) as refused:
+        run(source, tmp_path / "out", "--to", form)
+    assert told in str(refused.value)
+    assert [one.name for one in tmp_path.iterdir()] == ["bert"]
+
+
 def test_help_says_what_each_form_is_for() -> None:
     told = CliRunner().invoke(convert.command, ["--help"]).output
     assert all(f"{form}: " in told for form in convert.FORMS)
