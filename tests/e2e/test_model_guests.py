@@ -137,9 +137,17 @@ def test_a_host_does_not_lose_its_seats_while_somebody_sits_there(yard: Yard) ->
     tenant = Customer(yard, "seated")
     sit(tenant, "vad", packed_model("silero") / "silero_vad.onnx")
     order = {"framework": "onnx", "model_artifact": minilm_onnx().as_uri(), "options": {"task": "embeddings"}}
-    reply = yard.call("POST", "/v1/endpoints/minilm/releases", {**order, "weight": 100})
-    assert (reply.status, reply.json()["error"]["param"]) == (400, "options")
-    assert "1 guests sit on 'minilm', and this has no seats for them; set its option guests" in reply.body.decode()
+    reason = "1 guests sit on 'minilm', and this has no seats for them; set its option guests"
+    for path, body in (("releases", {"weight": 100}), ("releases", {"weight": 5}), ("releases", {}), ("canary", {})):
+        reply = yard.call("POST", f"/v1/endpoints/minilm/{path}", {**order, **body})
+        assert (reply.status, reply.json()["error"]["param"]) == (400, "options"), (path, body)
+        assert reason in reply.body.decode()
+    copied = yard.call("POST", "/v1/endpoints/minilm/releases", {**order, "shadow": 5, "version": "bare"})
+    assert copied.status == 202, "what answers nobody needs no seats"
+    reply = yard.call("PATCH", "/v1/endpoints/minilm", {"releases": [{"version": "bare", "weight": 5}]})
+    assert (reply.status, reply.json()["error"]["param"]) == (400, "releases")
+    assert f"version 'bare': {reason}" in reply.body.decode()
+    assert yard.call("DELETE", "/v1/endpoints/minilm/releases/bare").status == 202
     tenant.drop("vad")
 
 
