@@ -1,6 +1,7 @@
 """One request, and when each of its tokens came."""
 
 import asyncio
+import contextlib
 import time
 from array import array
 from collections.abc import Mapping
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "embeddings": "/v1/embeddings"}
 CONNECT_S = 10.0
+REST_S = 1.0
+"""Longest wait for the end of a body whose stream has ended."""
 _ERROR_BYTES = 64 * 1024
 _ANSWER_BYTES = 64 * 1024 * 1024
 
@@ -141,6 +144,8 @@ class Client:
                     sample.error, sample.detail = _refusal(answer.status, await answer.content.read(_ERROR_BYTES))
                 elif "text/event-stream" in answer.headers.get("content-type", ""):
                     await _read_stream(answer.content, sample)
+                    if not sample.error:
+                        await _read_rest(answer.content)
                 else:
                     await _read_whole(answer, sample)
         except TimeoutError:
@@ -174,6 +179,17 @@ async def _read_stream(content: "aiohttp.StreamReader", sample: Sample) -> None:
         sample.output_tokens = sample.pieces
     if not sample.first_s:
         sample.error = "empty answer"
+
+
+async def _read_rest(content: "aiohttp.StreamReader") -> None:
+    """Read what follows the end of a stream, which is the end of its body: only then the connection serves another
+    request, and opening one (TCP, TLS) would be in the next one's times."""
+    import aiohttp
+
+    with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+        async with asyncio.timeout(REST_S):
+            while not content.at_eof():
+                await content.readany()
 
 
 def _take(event: _Event, sample: Sample, now_s: float) -> None:

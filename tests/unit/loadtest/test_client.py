@@ -68,6 +68,25 @@ async def test_tokens_are_those_of_the_usage_and_pieces_those_with_content() -> 
     assert sample.sent_s < sample.first_s <= sample.last_s
 
 
+async def test_a_connection_is_kept_though_a_body_ends_after_its_stream() -> None:
+    callers = set()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        callers.add(request.transport.get_extra_info("peername"))
+        answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await answer.prepare(request)
+        await answer.write(chunk(content="x") + DONE)
+        await asyncio.sleep(0.02)  # as servers do that send the end of a body by itself
+        await answer.write_eof()
+        return answer
+
+    async with serving(handler) as client:
+        samples = [await client.ask(ASK) for _ in range(3)]
+    assert [sample.error for sample in samples] == [""] * 3
+    assert len(callers) == 1
+
+
 async def test_the_body_asks_for_usage_and_for_the_exact_length() -> None:
     bodies = []
 
