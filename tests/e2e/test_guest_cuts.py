@@ -4,6 +4,7 @@ import itertools
 import json
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,9 +14,11 @@ from tests.support.waiting import eventually_async
 
 from modelyard.domain.catalog import Artifact, ModelVersion
 from modelyard.domain.endpoints import Endpoint, Release, Scaling
-from modelyard.domain.fleet import Replica, ReplicaState, SeatState
+from modelyard.domain.fleet import GuestSeat, Replica, ReplicaState, SeatState
 from modelyard.domain.tenants import PLATFORM
+from modelyard.fleet import Fleet
 from modelyard.ids import new_id
+from modelyard.stores import ControlStore, StoreUnavailableError
 
 SEATS = 2
 
@@ -138,3 +141,48 @@ async def test_what_an_engine_has_without_a_seat_does_not_take_the_room_of_other
             return await seated(site, host) == {one.id for one in guests}
 
         await eventually_async(both, WITHIN_S, "both sit, and nothing else")
+
+
+class Failing:
+    """A store that loses one write of seats, and remembers how many sit after each of the others."""
+
+    def __init__(self, store: ControlStore, lost: int) -> None:
+        self._store = store
+        self._lost = lost
+        self.sizes: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def put_guests(self, replica_id: str, guests: tuple[GuestSeat, ...]) -> None:
+        self._lost -= 1
+        if not self._lost:
+            raise StoreUnavailableError("away for a moment")
+        await self._store.put_guests(replica_id, guests)
+        self.sizes.append(len(guests))
+
+
+@pytest.mark.parametrize("lost", [1, 4, 5])
+async def test_a_write_of_seats_that_fails_takes_nobody_s_seat(tmp_path: Path, lost: int) -> None:
+    stores: list[Failing] = []
+
+    def through(store: ControlStore, fleet: Fleet) -> tuple[Any, Fleet]:
+        stores.append(Failing(store, lost))
+        return stores[-1], fleet
+
+    async with open_site(tmp_path) as site:
+        host = await site.deploy({"max_adapters": 3, "adapter_load_s": 0.2}, name="base")
+        async with controller(site, through=through):
+
+            async def is_up() -> bool:
+                return len(await site.replicas(host, ReplicaState.READY)) == 1
+
+            await eventually_async(is_up, WITHIN_S, "the host is ready")
+            guests = [await guest_of(site, host, name) for name in ("first", "second", "third")]
+
+            async def all_sit() -> bool:
+                return await seated(site, host) == {one.id for one in guests}
+
+            await eventually_async(all_sit, WITHIN_S, "all sit")
+        (store,) = stores
+        assert store.sizes == sorted(store.sizes)

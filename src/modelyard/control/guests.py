@@ -104,6 +104,9 @@ class Guests:
     calls: EngineCalls = field(default_factory=EngineCalls)
     _seats: dict[str, tuple[GuestSeat, ...]] = field(default_factory=dict)
     """Seats by replica as they are now, ahead of any look at the store."""
+    _unstored: set[str] = field(default_factory=set)
+    """Replicas of which a write failed: it may have arrived or not, and is made again. To believe an older look at the
+    store instead would take their seats from those who sat down since."""
     _turns: dict[str, asyncio.Lock] = field(default_factory=dict)
     _failed: dict[tuple[str, Key], _Failed] = field(default_factory=dict)
     _loaded_s: dict[str, float] = field(default_factory=dict)
@@ -123,6 +126,7 @@ class Guests:
             del self._seats[gone]
             self._turns.pop(gone, None)
             self._changed_s.pop(gone, None)
+        self._unstored &= living
         self._failed = {at: failed for at, failed in self._failed.items() if at[0] in living}
         self._loaded_s = {id: at for id, at in self._loaded_s.items() if id.partition("/")[0] in living}
         self._preloading_since_s = {id: at for id, at in self._preloading_since_s.items() if id in living}
@@ -149,9 +153,10 @@ class Guests:
         """Bring the seats on a host's replicas one step closer to what they should be; say whether anything changed."""
         replicas = [one for one in records if one.state is ReplicaState.READY or self._preloads(one)]
         guests = world.guests.get(host.id, ())
+        has_changed = await self._store_again(replicas)
         self._drop_strays(replicas)
         if not guests and not any(self._seats_on(one) for one in replicas):
-            return False
+            return has_changed
         now_s = world.unix_s
         for guest in guests:
             if math.isfinite(idle_s := _idle_s(world, guest.id)):
@@ -162,7 +167,6 @@ class Guests:
         planned = policy.plan(seen, wanted, now_s, self.rule)
         self._note_waits(guests, planned.waits, candidates)
         by_id = {one.id: one for one in replicas}
-        has_changed = False
         for action in planned.actions:
             has_changed |= await self._do(action, by_id[action.replica_id], candidates)
         return has_changed
@@ -426,10 +430,20 @@ class Guests:
         self._changed_s[replica.id] = self.clock.monotonic_s()
         try:
             async with self._turns.setdefault(replica.id, asyncio.Lock()):
-                await self.store.put_guests(replica.id, self._seats.get(replica.id, seats))
+                stored = self._seats.get(replica.id, seats)
+                await self.store.put_guests(replica.id, stored)
         except BaseException:
-            self._seats.pop(replica.id, None)  # what is stored counts
+            self._unstored.add(replica.id)
             raise
+        if self._seats.get(replica.id) is stored:
+            self._unstored.discard(replica.id)
+
+    async def _store_again(self, replicas: Iterable[Replica]) -> bool:
+        """Make the writes again that failed; say whether there were any."""
+        unstored = [replica for replica in replicas if replica.id in self._unstored]
+        for replica in unstored:
+            await self._put(replica, self._seats_on(replica))
+        return bool(unstored)
 
     def _now(self) -> float:
         return self.clock.unix_s()
