@@ -8,6 +8,8 @@ import asyncio
 import importlib
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from modelyard.domain.fleet import Replica
 from modelyard.engines import EngineCall
 from modelyard.fleet import FleetError
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 ANSWER_BYTES_MAX = 64 * 1024
 TOLD_MAX = 300
+_MESSAGES = ("message", "error_message", "error", "detail")
 
 
 class EngineCallError(FleetError):
@@ -72,11 +75,20 @@ class EngineCalls:
 
 
 def _reason(status: int, said: bytes) -> str:
-    """Return what an engine said, without its wrapping; its text is not ours, so that it is cut and made printable."""
-    text = said.decode("utf-8", "replace")
-    for mark in ('"message":"', '"message": "'):
-        if mark in text:
-            text = text.partition(mark)[2].partition('","')[0].partition('", "')[0]
-            break
+    """Return what an engine said, without its wrapping; its text is not ours, so that it is cut and made printable.
+
+    Of an object only its message: some engines list beside it all adapters that they have, with their files.
+    """
+    try:
+        text = _message_of(msgspec.json.decode(said))
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        text = said.decode("utf-8", "replace")
     text = "".join(char if char.isprintable() else " " for char in text)[:TOLD_MAX].strip()
     return f"the engine refused it ({status}): {text}" if text else f"the engine refused it ({status})"
+
+
+def _message_of(said: object) -> str:
+    """Return the message in what an engine said, "" where there is none."""
+    if isinstance(said, dict):
+        return next((text for name in _MESSAGES if (text := _message_of(said.get(name)))), "")
+    return said if isinstance(said, str) else ""

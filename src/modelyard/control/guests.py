@@ -10,10 +10,8 @@ them, so that a guest answers as soon as it is loaded and not a round later.
 """
 
 import asyncio
-import hashlib
 import logging
 import math
-import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +23,7 @@ from modelyard.clock import Clock
 from modelyard.control.engine_calls import EngineCallError, EngineCalls
 from modelyard.control.loadtimes import LoadTimes
 from modelyard.control.observer import Observer
+from modelyard.control.seat_names import SEAT_NAME, seat_name, without_others
 from modelyard.control.signals import Signals
 from modelyard.control.supplies import Supplied, Supplies, SupplyError
 from modelyard.control.tasks import KeyedTasks
@@ -47,9 +46,7 @@ TOLD_S = 2.0
 """Longest that gateways take to tell that an engine has a guest again."""
 NO_FILES = Path()
 """The artifact of a guest that has none: that of an engine which computes nothing."""
-_NAME_MAX = 100
 _log = logging.getLogger(__name__)
-_SEAT_NAME = re.compile(r".+@[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +280,7 @@ class Guests:
             seated = {seat.name for seat in self._seats_on(replica)}
             for name in said[1] - seated:
                 # What an operator may have given the engine at its start is none of ours.
-                if _SEAT_NAME.fullmatch(name):
+                if SEAT_NAME.fullmatch(name):
                     self.tasks.spawn(seat_id(replica.id, name), partial(self._drop_stray, replica, name))
 
     # --- acting -----------------------------------------------------------------------------
@@ -325,7 +322,7 @@ class Guests:
         try:
             await self.calls.make(replica, supplied.engine.load_guest(guest))
         except EngineCallError as error:
-            await self._fail(replica, seat, str(error))
+            await self._fail(replica, seat, without_others(str(error), seat.name))
             return
         self._failed.pop((replica.id, seat.key), None)
         self._loaded_s[seat_id(replica.id, seat.name)] = self.clock.monotonic_s()
@@ -367,7 +364,10 @@ class Guests:
         try:
             await self.calls.make(replica, engine.unload_guest(name))
         except EngineCallError as error:
-            if error.status != NOT_FOUND:  # it has gone already
+            said, loaded_s = self.observer.guests(replica.id), self._loaded_s.get(seat_id(replica.id, name), 0.0)
+            # Not every engine says 404 of what it does not have; its list says it, too.
+            is_gone = bool(error.status) and said is not None and said[0] > loaded_s and name not in said[1]
+            if error.status != NOT_FOUND and not is_gone:
                 raise
 
     async def _engine_of(self, replica: Replica) -> Engine | None:
@@ -452,16 +452,6 @@ class Guests:
         self, endpoint_id: str, kind: str, reason: str, replica_id: str, data: EventData | None = None
     ) -> None:
         await self.store.add_event(Event(self._now(), endpoint_id, kind, reason, replica_id, data or {}))
-
-
-def seat_name(endpoint: Endpoint, version: ModelVersion) -> str:
-    """Return what an engine calls a guest: a name for this content of this endpoint and for nothing else, ever.
-
-    No endpoint can be called so, for the sign in it: callers cannot ask for it.
-    """
-    content = f"{endpoint.id}:{version.id}:{version.artifact.digest or version.artifact.uri}"
-    digest = hashlib.sha256(content.encode()).hexdigest()[:12]
-    return f"{endpoint.name.replace('/', '.')[:_NAME_MAX]}@{digest}"
 
 
 def guests_max(engine: Engine, version: ModelVersion) -> int:
