@@ -10,6 +10,7 @@ them, so that a guest answers as soon as it is loaded and not a round later.
 """
 
 import asyncio
+import hashlib
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -23,14 +24,13 @@ from modelyard.clock import Clock
 from modelyard.control.engine_calls import EngineCallError, EngineCalls
 from modelyard.control.loadtimes import LoadTimes
 from modelyard.control.observer import Observer
-from modelyard.control.seat_names import SEAT_NAME, seat_name, without_others
 from modelyard.control.signals import Signals
 from modelyard.control.supplies import Supplied, Supplies, SupplyError
 from modelyard.control.tasks import KeyedTasks
 from modelyard.control.world import World
 from modelyard.domain.catalog import ModelVersion, VersionStatus, serves_as
 from modelyard.domain.endpoints import Endpoint, EndpointStatus
-from modelyard.domain.fleet import GuestSeat, Replica, ReplicaState, SeatState, seat_id
+from modelyard.domain.fleet import SEAT_NAME, GuestSeat, Replica, ReplicaState, SeatState, seat_id, without_others
 from modelyard.engines import Engine, Engines, Guest, GuestKind, Options
 from modelyard.policy import guests as policy
 from modelyard.policy.guests import Key
@@ -46,6 +46,7 @@ TOLD_S = 2.0
 """Longest that gateways take to tell that an engine has a guest again."""
 NO_FILES = Path()
 """The artifact of a guest that has none: that of an engine which computes nothing."""
+_NAME_MAX = 100
 _log = logging.getLogger(__name__)
 
 
@@ -452,6 +453,16 @@ class Guests:
         self, endpoint_id: str, kind: str, reason: str, replica_id: str, data: EventData | None = None
     ) -> None:
         await self.store.add_event(Event(self._now(), endpoint_id, kind, reason, replica_id, data or {}))
+
+
+def seat_name(endpoint: Endpoint, version: ModelVersion) -> str:
+    """Return what an engine calls a guest: a name for this content of this endpoint and for nothing else, ever.
+
+    No endpoint can be called so, for the sign in it: callers cannot ask for it.
+    """
+    content = f"{endpoint.id}:{version.id}:{version.artifact.digest or version.artifact.uri}"
+    digest = hashlib.sha256(content.encode()).hexdigest()[:12]
+    return f"{endpoint.name.replace('/', '.')[:_NAME_MAX]}@{digest}"
 
 
 def guests_max(engine: Engine, version: ModelVersion) -> int:

@@ -1,5 +1,6 @@
 """Replicas and what is known of them."""
 
+import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
@@ -92,6 +93,15 @@ def replica_id(endpoint_id: str, version_id: str, ordinal: int, generation: int)
 def seat_id(replica_id: str, name: str) -> str:
     """Return the id of a seat: what gateways know it by."""
     return f"{replica_id}/{name}"
+
+
+SEAT_NAME = re.compile(r"[^\s'\"]+@[0-9a-f]{12}")
+"""What engines call guests."""
+
+
+def without_others(text: str, name: str) -> str:
+    """Return what an engine said for the owner of the guest ``name``: who else sits there is not for them to know."""
+    return SEAT_NAME.sub(lambda found: found[0] if found[0] == name else "another guest", text)
 
 
 def replica_of(id: str) -> str:

@@ -7,6 +7,7 @@ through; a 5xx is about the engine, and its text stays inside.
 import msgspec
 
 from modelyard import errors
+from modelyard.domain.fleet import without_others
 from modelyard.domain.usage import Unit
 from modelyard.errors import ApiError
 from modelyard.gateway.openai.call import Call
@@ -70,6 +71,8 @@ _FULL = (
     b"Model is overloaded",  # TGI
 )  # fmt: skip
 """How engines say that their queue has no place; a 503 for another reason is a failure."""
+_NO_GUEST = b"requested LoRA adapters are not loaded"
+"""How SGLang says with 400 that it does not have an adapter, followed by the names of all that it has."""
 _REFUSAL, _LOGPROBS = b'"refusal":', b'"logprobs":'
 _answer = msgspec.json.Decoder(_Answer)
 _error_body = msgspec.json.Decoder(_ErrorBody)
@@ -136,8 +139,13 @@ def is_full(head: ResponseHead, body: bytes) -> bool:
     return head.status in (429, 503) and any(words in body for words in _FULL)
 
 
-def translate(head: ResponseHead, body: bytes, model: str) -> ApiError:
-    """Return the error to show for an engine's error response."""
+def lacks_guest(head: ResponseHead, body: bytes) -> bool:
+    """Say whether an engine does not have the guest that it was asked for."""
+    return head.status == 404 or (head.status == 400 and _NO_GUEST in body)
+
+
+def translate(head: ResponseHead, body: bytes, model: str, engine_name: str = "") -> ApiError:
+    """Return the error to show for an engine's error response; ``engine_name`` is what it calls ``model``."""
     if head.status == 429:
         return errors.engine_busy(model, retry_after_s=head.retry_after or 1.0)
     if head.status == 503:
@@ -146,6 +154,8 @@ def translate(head: ResponseHead, body: bytes, model: str) -> ApiError:
         # 401 and 404 of an engine are about us (our secret, our route), not about the caller.
         return errors.bad_engine_response(f"status {head.status}")
     message, param = _message_of(body)
+    # Who else is on the engine is not the caller's to know.
+    message = without_others(message.replace(engine_name, model) if engine_name else message, model)
     if not _is_context_error(body):
         return ApiError(400, code="invalid_value", message=message, param=param)
     message = f"This does not fit the context of '{model}': {message.removesuffix(', try increasing it').rstrip('.')}."

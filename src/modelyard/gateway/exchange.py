@@ -225,7 +225,7 @@ class Exchange:
             return
         if head.status == 200 and not self.call.is_stream:
             self._answer_whole(head, body)
-        elif head.status == 404 and self.replica is not None and self.replica.route.seat_of:
+        elif self.replica is not None and self.replica.route.seat_of and engine_errors.lacks_guest(head, body):
             recovery.unseated(self)
         else:
             if engine_errors.is_full(head, body) and recovery.put_back(self):
@@ -238,7 +238,8 @@ class Exchange:
             if may_retry and recovery.retry(self, f"engine answered {head.status}"):
                 return
             # Whoever has half of an answer cannot be told that the question was wrong.
-            refusal = engine_errors.translate(head, body, self.endpoint.route.name)
+            alias = self.replica.route.model_name if self.replica is not None else ""
+            refusal = engine_errors.translate(head, body, self.endpoint.route.name, alias)
             self.fail(errors.engine_lost() if self.has_begun else refusal)
 
     def stream(self, data: bytes) -> None:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from modelyard.gateway import engine_request
+from modelyard.gateway import engine_errors, engine_request
 from modelyard.gateway.responses import ResponseHead
 from modelyard.gateway.upstream import UpstreamConnection
 from modelyard.policy.breaker import Failure
@@ -92,7 +92,7 @@ class SideRequest:
     def answer(self, head: ResponseHead, body: bytes) -> None:
         """End."""
         self._connection = None
-        if head.status == 404 and self._replica.route.seat_of:
+        if self._replica.route.seat_of and engine_errors.lacks_guest(head, body):
             self._end(is_good=False, reason=GUEST_MISSING, kind=Failure.MISSING)
         else:
             self._end(is_good=head.status < 500, reason=f"engine answered {head.status}", kind=Failure.BAD_ANSWER)

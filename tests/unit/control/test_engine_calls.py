@@ -6,8 +6,7 @@ import pytest
 from aiohttp import web
 
 from modelyard.control.engine_calls import EngineCallError, EngineCalls
-from modelyard.control.seat_names import without_others
-from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.fleet import Replica, ReplicaState, without_others
 from modelyard.engines import EngineCall
 
 SGLANG = (

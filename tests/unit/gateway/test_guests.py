@@ -189,6 +189,29 @@ def test_a_new_table_with_the_guest_on_another_replica_serves_who_waits(bench: Y
     assert wire.sent.startswith(b"HTTP/1.1 200 OK")
 
 
+def test_an_engine_that_says_it_with_400_and_names_all_that_it_has_is_understood(bench: Yard) -> None:
+    client, wire = bench.client()
+    bench.ask(client)
+    said = (
+        b'{"object":"error","message":"The following requested LoRA adapters are not loaded: m@1\\nLoaded adapters: '
+        b'odict_keys([\'globex.legal@ba9876543210\']).","code":400}'
+    )
+    bench.answer(whole(said, b"400 Bad Request"))
+    assert len(bench.pool.opened) == 2, "it goes to another seat"
+    bench.answer(ANSWER)
+    assert wire.sent.startswith(b"HTTP/1.1 200 OK")
+    assert b"globex" not in wire.sent
+    assert bench.reports, "the controller is to load it again"
+
+
+def test_who_else_is_on_an_engine_is_not_told_to_a_caller(bench: Yard) -> None:
+    client, wire = bench.client()
+    bench.ask(client)
+    said = b'{"error":{"message":"m@1 does not go with globex.legal@ba9876543210."}}'
+    bench.answer(whole(said, b"400 Bad Request"))
+    assert b'"m does not go with another guest."' in wire.sent
+
+
 def test_a_caller_is_never_told_404_of_our_own_making(bench: Yard) -> None:
     bench.take((1, 2, 3))
     client, wire = bench.client()
