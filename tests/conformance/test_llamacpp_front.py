@@ -24,6 +24,7 @@ from tests.support.smollm import real_model
 from tests.support.waiting import eventually_async
 
 from modelyard.engines.llamacpp.adapters import admit, read_base
+from modelyard.engines.llamacpp.children import ChildError, start
 
 STRENGTHS = {"a@1": 0.03, "c@1": 0.06, "d@1": 0.05, "e@1": 0.04}
 
@@ -216,6 +217,30 @@ async def test_an_adapter_that_comes_back_while_another_is_loaded_is_there(
     assert (await loading)[0] == 200
     assert await llama.logprob("a@1") == pytest.approx(answer, abs=0.03)
     assert (await llama.chat("c@1", max_tokens=1))[0] == 200
+
+
+async def test_files_that_were_made_of_adapters_go_with_them(
+    llama: Llama, adapters: dict[str, Path], tmp_path: Path
+) -> None:
+    def files() -> set[Path]:
+        return set((tmp_path / "replicas").rglob("adapters/*.gguf"))
+
+    for name in ("a@1", "c@1"):
+        assert (await llama.load(name, adapters[name]))[0] == 200
+    both = files()
+    assert len(both) == 2
+    assert (await llama.unload("a@1"))[0] == 200
+    assert (await llama.load("d@1", adapters["d@1"]))[0] == 200
+    assert len(files()) == 2
+    assert len(files() & both) == 1
+    assert (await llama.load("a@1", adapters["a@1"]))[0] == 200
+    assert len(files()) == 3
+    assert await llama.logprob("a@1") != await llama.logprob("d@1")
+
+
+async def test_a_process_that_cannot_be_started_is_an_answer_and_no_end(tmp_path: Path) -> None:
+    with pytest.raises(ChildError, match="it cannot be started: Argument list too long"):
+        await start(["x" * 4_000_000], [], slots=1, environment={})
 
 
 async def test_requests_beyond_slots_and_queue_are_refused_at_once(tmp_path: Path) -> None:

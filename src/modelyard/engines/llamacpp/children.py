@@ -127,6 +127,10 @@ async def start(
             env={**environment, "ENGINE_SECRET": secret},
             pass_fds=(tell,),
         )
+    except OSError as error:
+        # Those that serve go on: no memory or descriptor for one more process is no reason to end them.
+        os.close(told)
+        raise ChildError(f"it cannot be started: {error.strerror or error}", 1) from error
     finally:
         os.close(tell)
     child = Child(process, adapters, slots)

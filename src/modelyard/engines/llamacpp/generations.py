@@ -45,6 +45,8 @@ class Generations:
         self._known: dict[str, Adapter] = {}
         """What the current process was started with, and the next one, if it is starting: what is wanted, and what was
         unloaded since."""
+        self._made: dict[str, Adapter] = {}
+        """Adapters whose files were made here, and are there."""
         self._asked: dict[str, tuple[Adapter, asyncio.Future[None]]] = {}
         self._has_asked = asyncio.Event()
         self._expected = 0
@@ -98,6 +100,8 @@ class Generations:
         """
         if adapter.name in self._wanted:
             return
+        if adapter.file != adapter.source:
+            self._made[adapter.name] = adapter
         if adapter.name not in self._asked:
             if len(self._wanted) + len(self._asked) >= self._most:
                 raise FullError
@@ -163,7 +167,18 @@ class Generations:
         self.swaps += 1
         self.swap_s = self._clock.monotonic_s() - begun_s
         self._serve_with(child)
+        self._tidy()
         return True
+
+    def _tidy(self) -> None:
+        """Remove files of adapters that nobody wants any more: a disk holds fewer than come by in a replica's life.
+
+        The process that serves may want its own again, also of those that were unloaded: it reads them when it wakes.
+        """
+        if self._expected:
+            return  # one of them may be read anew just now
+        for name in self._made.keys() - self._known.keys() - self._asked.keys():
+            self._made.pop(name).file.unlink(missing_ok=True)
 
     def _serve_with(self, child: Child) -> None:
         before = self._desk.switch(child)
