@@ -10,7 +10,7 @@ import asyncio
 import errno
 import logging
 import threading
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -124,7 +124,7 @@ class UploadDesk:
         under_way = [one for one in everyone if one.status is UploadStatus.OPEN]
         if sum(one.tenant_id == upload.tenant_id for one in under_way) >= settings.uploads_open_max:
             raise errors.uploads_full(f"{settings.uploads_open_max} uploads are open", "Complete or delete one")
-        held = sum(one.size_bytes for one in mine if not one.files)  # a folder has nothing of its own
+        held = _held_bytes(mine)
         if held + upload.size_bytes > settings.upload_bytes_held_max:
             reason = f"{held} of {settings.upload_bytes_held_max} bytes are taken, and this needs {upload.size_bytes}"
             raise errors.uploads_full(reason, "Delete an upload that you do not need")
@@ -407,6 +407,13 @@ class UploadDesk:
 def uri_of(digest: str) -> str:
     """Return what a deployment calls uploaded content."""
     return SCHEME + digest
+
+
+def _held_bytes(uploads: Sequence[Upload]) -> int:
+    """Return the bytes that uploads of a tenant keep here; those of a folder stay when the uploads of its files go."""
+    whole = {one.digest for one in uploads if one.status is UploadStatus.COMPLETE and not one.files}
+    of_folders = {file.digest: file.size_bytes for one in uploads for file in one.files if file.digest not in whole}
+    return sum(one.size_bytes for one in uploads if not one.files) + sum(of_folders.values())
 
 
 def _still_to_come(upload: Upload) -> int:

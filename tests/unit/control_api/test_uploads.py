@@ -8,6 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 from tests.support.management import Management, management
+from tests.support.models import safetensors
 from tests.support.uploading import content_of, digest_of
 
 from modelyard.config import Config, ControlConfig
@@ -15,6 +16,7 @@ from modelyard.control.artifacts import ArtifactError
 from modelyard.control.artifacts.sweep import Sweep
 from modelyard.domain.catalog import Artifact
 from modelyard.domain.tenants import Identity, Scope
+from modelyard.domain.uploads import FOLDERS_PATH
 
 UPLOADS = "/v1/uploads/artifacts"
 PART = 64 * 1024
@@ -193,6 +195,34 @@ async def test_a_tenant_may_have_so_many_uploads_and_bytes(tmp_path: Path) -> No
         assert refused.json()["error"]["param"] == "size_bytes"
         other, _ = await api.key(await api.tenant("other"), Scope.MANAGE)
         await begin(api, other)
+
+
+async def test_what_a_folder_keeps_counts_when_the_uploads_of_its_files_are_gone(tmp_path: Path) -> None:
+    weights = safetensors(
+        {"x.lora_A.weight": ("F32", [4, 4], bytes(64)), "x.lora_B.weight": ("F32", [4, 4], bytes(64))}
+    )
+    files = {
+        "adapter_config.json": b'{"r": 4, "lora_alpha": 8, "peft_type": "LORA"}',
+        "adapter_model.safetensors": weights,
+    }
+    size = sum(map(len, files.values()))
+    async with management(tmp_path, Config(control=ControlConfig(upload_bytes_held_max=size + 10))) as api:
+        who, _ = await api.key(await api.tenant("acme"), Scope.MANAGE)
+        begun = []
+        for content in files.values():
+            begun.append(await begin(api, who, size_bytes=len(content)))
+            assert (await send(api, who, begun[-1]["id"], 1, content)).status_code == 200
+            assert (await api.call(who, "POST", f"{UPLOADS}/{begun[-1]['id']}/complete")).status_code == 200
+        listed = [{"path": path, "digest": digest_of(content)} for path, content in files.items()]
+        folder = await api.call(who, "POST", FOLDERS_PATH, {"name": "bot", "files": listed})
+        assert folder.status_code == 201, folder.text
+        await begin(api, who, size_bytes=10)
+        for one in begun:
+            assert (await api.call(who, "DELETE", f"{UPLOADS}/{one['id']}")).status_code == 200
+        refused = await api.call(who, "POST", UPLOADS, {"name": "smol", "size_bytes": 11})
+        assert code_of(refused) == (429, "uploads_full")
+        assert (await api.call(who, "DELETE", f"{UPLOADS}/{folder.json()['id']}")).status_code == 200
+        await begin(api, who, size_bytes=11)
 
 
 async def test_an_upload_whose_bytes_are_gone_is_forgotten(api: Management, manager: Identity) -> None:
