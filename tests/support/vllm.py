@@ -66,8 +66,11 @@ def converted_smollm(place: Path) -> Path:
     return place
 
 
-def tiny_llama(place: Path, like: Path, *, seed: int = 7) -> Path:
-    """Write a random Llama with four heads, so that two can share it, and the tokenizer of the folder ``like``."""
+def tiny_llama(place: Path, like: Path, *, seed: int = 7, classes: tuple[str, ...] = ()) -> Path:
+    """Write a random Llama with four heads, so that two can share it, and the tokenizer of the folder ``like``.
+
+    With ``classes`` it tells those of a text instead of writing.
+    """
     import numpy as np
 
     from modelyard.formats.convert.safetensors_writer import Tensor, write
@@ -84,6 +87,10 @@ def tiny_llama(place: Path, like: Path, *, seed: int = 7) -> Path:
         shapes[f"{name}.mlp.down_proj.weight"] = (hidden, inner)
         shapes |= {f"{name}.{one}_layernorm.weight": (hidden,) for one in ("input", "post_attention")}
     shapes["model.norm.weight"] = (hidden,)
+    if classes:
+        shapes["score.weight"] = (len(classes), hidden)
+        config |= {"architectures": ["LlamaForSequenceClassification"], "pad_token_id": 0}
+        config |= {"id2label": dict(enumerate(classes)), "label2id": {name: at for at, name in enumerate(classes)}}
     chance = np.random.default_rng(seed)
 
     def rows(shape: tuple[int, ...]) -> list[Any]:

@@ -262,6 +262,15 @@ async def test_every_route_of_the_engine_and_its_pages_pass_with_the_secret(monk
         assert (await passed(Inner(), path, monkeypatch))[0] == 200, path
 
 
+async def test_classes_are_asked_for_where_vllm_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has ``/v1/score`` and ``/v1/rerank``, but no ``/v1/classify``."""
+    inner = Inner()
+    for path in ("/v1/classify", "/v1/score"):
+        assert (await passed(inner, path, monkeypatch))[0] == 200
+    assert inner.paths == ["/classify", "/v1/score"]
+    assert (await passed(inner, "/v1/classify", monkeypatch, secret="wrong"))[0] == 401
+
+
 async def test_websockets_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     inner = Inner()
     assert (await passed(inner, "/v1/realtime", monkeypatch, kind="websocket"))[0] == 1008

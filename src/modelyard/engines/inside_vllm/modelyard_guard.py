@@ -34,6 +34,8 @@ OPEN_WITH_SECRET = frozenset(
     }
 )  # fmt: skip
 """Paths that are passed on; all others do not exist."""
+ELSEWHERE = {"/v1/classify": "/classify"}
+"""Paths that vLLM has without their version: the same requests and answers, by another name."""
 SECRET_VARIABLE = "ENGINE_SECRET"  # noqa: S105 - its name
 
 _SETTLED = {LOAD: (400, b"has already been loaded"), UNLOAD: (404, b"cannot be found")}
@@ -69,6 +71,9 @@ class Guard:
             await _refuse(send, 404, "not_found", f"There is no {path} here.")
         elif path in (LOAD, UNLOAD):
             await self.app(scope, receive, _Settled(send, *_SETTLED[path]))
+        elif path in ELSEWHERE:
+            place = ELSEWHERE[path]
+            await self.app({**scope, "path": place, "raw_path": place.encode()}, receive, send)
         else:
             await self.app(scope, receive, send)
 
