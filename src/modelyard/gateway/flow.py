@@ -331,7 +331,7 @@ class Gateway:
         elif verdict is Verdict.FULL:
             exchange.fail(self._full(endpoint, is_cold=is_cold))
         elif verdict is Verdict.NEVER:
-            exchange.fail(errors.no_capacity(route.name))
+            exchange.fail(waiting.never_fits(exchange))
         else:
             waiting.begin(exchange, is_cold=is_cold)
 
