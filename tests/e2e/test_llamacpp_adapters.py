@@ -16,6 +16,8 @@ from tests.support.smollm import real_model
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
 
+from modelyard.engines.llamacpp.adapters import admit, read_base
+
 SEATS = 2
 BASE = "llama"
 QUESTION = "What is the capital of France?"
@@ -88,9 +90,12 @@ def test_it_answers_as_the_adapter_that_was_trained_and_no_other(
     """The same numbers under another name, of another tenant, answer alike; at the strength 0 as the base."""
     anna, ben = tenants
     ben.drop("bot")
-    ben.deploy("same", ben.upload(write_lora(tmp_path / "same", seed=0)), base)
-    assert distance(ask(ben, "same")[0], ask(anna, "bot")[0]) < NEAR
-    ben.drop("same")
+    same = write_lora(tmp_path / "same", seed=0)
+    gguf = admit("same", same, read_base(real_model()), work_dir=tmp_path, rank_max=8).file
+    for name, source in (("as-peft", same), ("as-gguf", gguf)):
+        ben.deploy(name, ben.upload(source), base)
+        assert distance(ask(ben, name)[0], ask(anna, "bot")[0]) < NEAR
+        ben.drop(name)
     ben.deploy("none", ben.upload(write_lora(tmp_path / "none", seed=0, alpha=0)), base)
     assert distance(ask(ben, "none")[0], ask(ben, BASE)[0]) < NEAR
     ben.drop("none")

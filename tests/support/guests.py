@@ -31,16 +31,22 @@ class Tenant:
         """Make one call with its key."""
         return self.yard.call(method, path, body, key=self.key, within_s=within_s)
 
-    def upload(self, folder: Path) -> str:
-        """Send an adapter's folder, each file as one part; return what ``deploy`` takes."""
-        files = []
-        for file in sorted(folder.iterdir()):
-            content = file.read_bytes()
-            begun = announce(self.yard, content, key=self.key, name=file.name, part_bytes=_PART)
-            if begun["status"] == "open":
-                assert send(self.yard, begun["id"], 1, content, key=self.key).status == 200
-                eventually(partial(self._is_complete, str(begun["id"])), 30, "the upload is checked")
-            files.append({"path": file.name, "digest": digest_of(content)})
+    def upload(self, source: Path) -> str:
+        """Send an adapter, each file of its folder as one part, or the one file; return what ``deploy`` takes."""
+        if source.is_file():
+            return f"upload:{self._send(source)}"
+        return self._folder(source)
+
+    def _send(self, file: Path) -> str:
+        content = file.read_bytes()
+        begun = announce(self.yard, content, key=self.key, name=file.name, part_bytes=_PART)
+        if begun["status"] == "open":
+            assert send(self.yard, begun["id"], 1, content, key=self.key).status == 200
+            eventually(partial(self._is_complete, str(begun["id"])), 30, "the upload is checked")
+        return digest_of(content)
+
+    def _folder(self, folder: Path) -> str:
+        files = [{"path": file.name, "digest": self._send(file)} for file in sorted(folder.iterdir())]
         reply = self.call("POST", "/v1/uploads/folders", {"name": folder.name, "files": files})
         assert reply.status in (200, 201), reply.body
         return str(reply.json()["uri"])
