@@ -1,7 +1,10 @@
 """Tenants that put adapters of their own on a base that is shared, as their clients do it."""
 
 import math
+import os
 import statistics
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,15 @@ class Tenant:
     def call(self, method: str, path: str, body: object = None, *, within_s: float = 30.0) -> Reply:
         """Make one call with its key."""
         return self.yard.call(method, path, body, key=self.key, within_s=within_s)
+
+    def modelyard(self, *words: str) -> str:
+        """Run the command line with its key; return what it printed."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MODELYARD")}
+        environment |= {"MODELYARD_URL": self.yard.url, "MODELYARD_API_KEY": self.key}
+        command = [sys.executable, "-m", "modelyard", *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def upload(self, source: Path) -> str:
         """Send an adapter, each file of its folder as one part, or the one file; return what ``deploy`` takes."""
