@@ -4,18 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.support.vllm import COMMAND, READY_S, converted_smollm, lane, run_inside, tiny_llama
+from tests.support.vllm import SETTINGS, converted_smollm, deploy, lane, run_inside, tiny_llama
 from tests.support.yard import Yard
 
 pytestmark = [lane, pytest.mark.timeout(900)]
-SETTINGS = {
-    "engines.vllm": COMMAND,
-    "gateway.load_wait_s": READY_S,
-    "gateway.first_token_timeout_s": 120,
-    "gateway.total_timeout_s": 120,
-    "control.hang_timeout_s": 120,
-    "fleet.threads": 2,
-}
+__all__ = ["SETTINGS"]
 CLASSES = ("good", "bad", "neither")
 TEXTS = ["What a fine day!", "I want my money back.", "It is twelve o'clock."]
 TRANSFORMERS = """
@@ -40,17 +33,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_classes_are_those_of_transformers(yard: Yard, folder: Path) -> None:
-    order = {
-        "model_name": "mood",
-        "framework": "vllm",
-        "model_artifact": f"file://{folder}",
-        "options": {"task": "classify", "slots": 4, "context_length": 256, "dtype": "float32"},
-        "hardware": {"min_replicas": 1, "max_replicas": 1},
-    }
-    reply = yard.call("POST", "/v1/models/deploy", order, within_s=60)
-    assert reply.status == 202, reply.body
     expected = run_inside(TRANSFORMERS, str(folder), json.dumps(TEXTS))
-    yard.wait_ready("mood", within_s=READY_S)
+    deploy(yard, "mood", folder, {"task": "classify", "slots": 4, "context_length": 256, "dtype": "float32"})
     answer = yard.call("POST", "/v1/classify", {"model": "mood", "input": TEXTS}, within_s=120)
     assert answer.status == 200, answer.body
     body = answer.json()

@@ -4,22 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.vllm import COMMAND, READY_S, converted_smollm, lane, tiny_llama
+from tests.support.vllm import SETTINGS, converted_smollm, deploy, lane, tiny_llama
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
 
 pytestmark = [lane, pytest.mark.timeout(1300)]
+__all__ = ["SETTINGS"]
 PROMPT = "A random model says nothing, but always the same."
-SETTINGS = {
-    "engines.vllm": COMMAND,
-    "gateway.queue_wait_s": 300,
-    "gateway.load_wait_s": READY_S,
-    "gateway.first_token_timeout_s": 300,
-    "gateway.token_timeout_s": 300,
-    "gateway.total_timeout_s": 600,
-    "control.hang_timeout_s": 120,
-    "fleet.threads": 2,
-}
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def answer_of(yard: Yard, folder: Path, ways: int) -> tuple[str, list[float]]:
     """Deploy the folder over ``ways`` workers, ask it once through the gateway, and delete it."""
     name = f"tiny-{ways}"
-    order = {
-        "model_name": name,
-        "framework": "vllm",
-        "model_artifact": f"file://{folder}",
-        "options": {"tensor_parallel": ways, "slots": 2, "context_length": 256, "dtype": "float32"},
-        "hardware": {"min_replicas": 1, "max_replicas": 1},
-    }
-    reply = yard.call("POST", "/v1/models/deploy", order, within_s=60)
-    assert reply.status == 202, reply.body
-    yard.wait_ready(name, within_s=READY_S)
+    deploy(yard, name, folder, {"tensor_parallel": ways, "slots": 2, "context_length": 256, "dtype": "float32"})
     body = {"model": name, "prompt": PROMPT, "max_tokens": 24, "temperature": 0, "logprobs": 1}
     answer = yard.call("POST", "/v1/completions", body, within_s=300)
     assert answer.status == 200, answer.body

@@ -20,7 +20,7 @@ from tests.support.engines import secret_of
 from tests.support.guests import TOP, Fingerprint, Tenant, asks_for_fingerprint, distance, fingerprint_of
 from tests.support.load import Exchange, Load, Outcome, chat
 from tests.support.loras import shape_of, write_lora
-from tests.support.vllm import COMMAND, READY_S, converted_smollm, lane, run_inside, vllm_command
+from tests.support.vllm import COMMAND, SETTINGS, converted_smollm, deploy, lane, run_inside
 from tests.support.waiting import eventually_async
 from tests.support.yard import Yard
 
@@ -28,17 +28,7 @@ from modelyard.engines import EngineCall, EngineLoad
 from modelyard.engines.vllm import VllmEngine
 
 pytestmark = [lane, pytest.mark.timeout(1200)]
-SETTINGS = {
-    "engines.vllm": COMMAND,
-    "gateway.queue_wait_s": 300,
-    "gateway.load_wait_s": READY_S,
-    "gateway.first_token_timeout_s": 300,
-    "gateway.token_timeout_s": 300,
-    "gateway.total_timeout_s": 600,
-    "control.hang_timeout_s": 120,
-    "control.drain_timeout_s": 120,
-    "fleet.threads": 2,
-}
+__all__ = ["SETTINGS"]
 MODEL = "smol"
 SLOTS, PLACES = 10, 5
 """The gateway sends up to ten at once, the engine takes five: running and waiting together."""
@@ -89,24 +79,13 @@ class Server:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    vllm_command()
     return converted_smollm(tmp_path_factory.mktemp("converted") / "smollm")
 
 
 @pytest.fixture(scope="module")
 def model(yard: Yard, folder: Path) -> str:
     """Deploy the converted folder and wait until it serves."""
-    order = {
-        "model_name": MODEL,
-        "framework": "vllm",
-        "model_artifact": f"file://{folder}",
-        "options": OPTIONS,
-        "hardware": {"min_replicas": 1, "max_replicas": 1},
-        "shared": True,
-    }
-    reply = yard.call("POST", "/v1/models/deploy", order, within_s=60)
-    assert reply.status == 202, reply.body
-    yard.wait_ready(MODEL, within_s=READY_S)
+    deploy(yard, MODEL, folder, OPTIONS)
     return MODEL
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from modelyard.domain.facts import ModelFacts
@@ -109,9 +110,27 @@ def test_speculation_is_told_as_json() -> None:
 def test_gpus_get_an_exact_cache_or_a_share() -> None:
     exact = flags({}, accelerators=(0, 1), accelerator_kind="h100", kv_cache_bytes=8 * 1024**3)
     assert exact["--kv-cache-memory-bytes"] == str(4 * 1024**3), "of each of the two"
+    assert float(exact["--gpu-memory-utilization"]) < 0.1, "vLLM wants 92 % of each free else, also for an exact cache"
     share = flags({"gpu_memory": 0.8}, accelerators=(0,), accelerator_kind="h100", kv_cache_bytes=1)
     assert share["--gpu-memory-utilization"] == "0.8"
     assert "--kv-cache-memory-bytes" not in share
+
+
+@pytest.mark.parametrize("task", ["generate", "embed", "classify", "score"])
+@pytest.mark.parametrize("kind", ["cpu", "h100"])
+def test_what_only_reads_gets_an_exact_cache_too_and_not_nearly_all_memory(task: str, kind: str) -> None:
+    settings = ENGINE.settings({"task": task, "slots": 1}, artifact_bytes=1, facts=LLAMA_8B)
+    assert settings.kv_tokens == 4096 + 256
+    size = settings.kv_tokens * settings.kv_bytes_per_token
+    found = flags({"task": task, "slots": 1}, accelerator_kind=kind, kv_cache_bytes=size)
+    assert found["--kv-cache-memory-bytes"] == str(size)
+
+
+def test_an_encoder_has_no_cache() -> None:
+    encoder = msgspec.structs.replace(LLAMA_8B, kv_bytes_per_token=0)
+    assert ENGINE.settings({"task": "embed"}, artifact_bytes=1, facts=encoder).kv_tokens == 0
+    on_gpu = flags({"task": "embed"}, accelerators=(0,), accelerator_kind="h100")
+    assert float(on_gpu["--gpu-memory-utilization"]) < 0.1
 
 
 def test_sleep_is_offered_where_it_is_asked_for() -> None:
