@@ -36,7 +36,7 @@ def bad_request(code: str, message: str, *, param: str | None = None) -> ApiErro
 
 
 def context_exceeded(model: str, prompt_tokens: int, context_length: int) -> ApiError:
-    """Return the error for a prompt that is longer than all that the model can have before it."""
+    """Return the error for a prompt, with the answer it asks for, that does not fit the model's context."""
     return ApiError(
         400,
         code="context_length_exceeded",
