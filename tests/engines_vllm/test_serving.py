@@ -348,7 +348,11 @@ async def test_an_adapter_that_is_deleted_is_gone_and_its_neighbours_stay(
     gone, kept = bots[-2], bots[-1]
     before = await server.guests()
     await asyncio.to_thread(gone.tenant.drop, gone.name)
-    (name,) = before - await server.guests()
+
+    async def unloaded() -> frozenset[str]:
+        return before - await server.guests()
+
+    (name,) = await eventually_async(unloaded, 10, "it is unloaded")
     assert name.startswith(f"{gone.name}@")
     assert await server.tell(server.engine.unload_guest(name)) == 200, "it is gone: no error"
     status, answer = await server.post("/v1/completions", {"model": name, "prompt": "Hi", "max_tokens": 1})

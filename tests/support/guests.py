@@ -85,10 +85,10 @@ class Tenant:
         return {one["name"] for one in self.call("GET", "/v1/endpoints").json()["data"] if one["current_replicas"]}
 
     def drop(self, *names: str) -> None:
-        """Delete endpoints and wait until their seats are given up."""
+        """Delete endpoints; their adapters are unloaded a moment later."""
         for name in names:
             assert self.call("DELETE", f"/v1/endpoints/{name}").status == 202
-        eventually(lambda: not self.seated() & set(names), 30, "its seats are given up")
+        eventually(lambda: not self.seated() & set(names), 30, "they are gone")
 
     def usage(self) -> dict[str, dict[str, int]]:
         """Return what it is billed for, by model."""
