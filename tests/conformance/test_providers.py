@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.conformance import test_engines as contract
-from tests.conformance.test_engines import MODEL, SECRET, Replica, Running, replica
+from tests.support.replicas import MODEL, SECRET, Replica, Running, chat, started
 from tests.support.waiting import eventually_async
 
 from modelyard.clock import SystemClock
@@ -20,8 +20,6 @@ from modelyard.engines.providers.keys import ProviderKeys
 from modelyard.engines.simulated import SimulatedEngine
 from modelyard.fleet import StartOrder
 from modelyard.fleet.local import LocalFleet, stop_all
-
-__all__ = ["replica"]
 
 KEY = "the-provider-key"
 THEIRS = "their-model"
@@ -58,7 +56,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             "routes": "chat,completions,embeddings",
             "slots": 2,
         }
-        yield asyncio.run(contract.started(fleet, engine, options, None))
+        yield asyncio.run(started(fleet, engine, options, None))
         asyncio.run(fleet.stop("r-1", grace_s=5))
         assert asyncio.run(fleet.observe())[0].exit_reason == "stopped"
     finally:
@@ -78,7 +76,7 @@ async def start_provider(fleet: LocalFleet) -> int:
 
 
 async def test_a_client_that_leaves_is_forgotten_here_and_at_the_provider(replica: Replica) -> None:
-    body = contract.chat("Tell me a very long story", stream=True, max_tokens=400, ignore_eos=True)
+    body = chat("Tell me a very long story", stream=True, max_tokens=400, ignore_eos=True)
     headers = {"authorization": f"Bearer {SECRET}"}
     async with replica.session.post(replica.url + "/v1/chat/completions", json=body, headers=headers) as response:
         await response.content.readline()

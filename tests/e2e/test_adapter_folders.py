@@ -2,17 +2,23 @@
 
 import json
 import os
-import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.models import safetensors
 from tests.support.yard import Yard
 
-CONFIG = {"peft_type": "LORA", "base_model_name_or_path": "org/base", "r": 4, "target_modules": ["q_proj"]}
+CONFIG = {
+    "peft_type": "LORA",
+    "base_model_name_or_path": "org/base",
+    "r": 4,
+    "lora_alpha": 8,
+    "target_modules": ["q_proj"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -22,15 +28,14 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
         yield yard
 
 
-def adapter(folder: Path, *, seed: int = 1, tensor: str = "q_proj.lora_A.weight") -> Path:
+def adapter(folder: Path, *, seed: int = 1, tensors: Sequence[str] = ("lora_A.weight", "lora_B.weight")) -> Path:
     """Write an adapter as PEFT does."""
     folder.mkdir()
     (folder / "adapter_config.json").write_text(json.dumps(CONFIG))
     (folder / "README.md").write_text("# An adapter\n")
-    name = f"base_model.model.model.layers.0.self_attn.{tensor}"
-    header = json.dumps({name: {"dtype": "F32", "shape": [4, 8], "data_offsets": [0, 128]}}).encode()
-    weights = struct.pack("<Q", len(header)) + header + bytes([seed]) * 128
-    (folder / "adapter_model.safetensors").write_bytes(weights)
+    module = "base_model.model.model.layers.0.self_attn.q_proj"
+    content = {f"{module}.{name}": ("F32", [4, 4], bytes([seed]) * 64) for name in tensors}
+    (folder / "adapter_model.safetensors").write_bytes(safetensors(content))
     return folder
 
 
@@ -86,7 +91,7 @@ def test_a_folder_that_another_tenant_sent_is_not_ones_own(yard: Yard, tmp_path:
 
 def test_a_model_is_no_adapter_and_an_adapter_no_model(yard: Yard, tmp_path: Path) -> None:
     key = tenant_key(yard, "mixed-up")
-    plain = adapter(tmp_path / "plain", seed=3, tensor="q_proj.weight")
+    plain = adapter(tmp_path / "plain", seed=3, tensors=["weight"])
     (plain / "adapter_config.json").rename(plain / "config.json")
     uri = modelyard(yard, key, "models", "upload", str(plain), "-q").stdout.strip()
     assert uri.startswith("upload:sha256:")

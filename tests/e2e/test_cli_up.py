@@ -47,8 +47,8 @@ def test_the_first_start_prints_the_key_once_and_a_curl_that_works(tmp_path: Pat
 
 
 def test_secrets_are_private(yard: Yard) -> None:
-    for file in (yard.data / "secrets").iterdir():
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+    for path in (yard.data / "secrets").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
     assert stat.S_IMODE((yard.data / "secrets").stat().st_mode) == 0o700
 
 

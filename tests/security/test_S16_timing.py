@@ -50,7 +50,10 @@ def test_no_secret_is_compared_with_equals() -> None:
         for line in comparisons_of_secrets(ast.parse(path.read_text("utf-8")))
     }
     # Digests of artifacts are public names of their content.
-    of_content = ("control/artifacts", "control/uploads.py", "engines/", "fleet/weights", "stores/sql/uploads.py")
+    of_content = (
+        "control/artifacts", "control/uploads.py", "domain/catalog.py", "engines/", "fleet/weights",
+        "stores/sql/uploads.py",
+    )  # fmt: skip
     assert {place for place in found if not place.startswith(of_content)} == set()
 
 

@@ -16,6 +16,8 @@ CLOSE_TIMEOUT_S = 2
 """Time that answers under way (followed logs, mostly) get when the controller stops."""
 LAST_READ_S = 0.2
 """Time between taking the name of the socket away and the stop: requests that were just sent are read, and answered."""
+LAST_READ_S_MAX = 3.0
+"""The same where somebody has connected and not yet sent its request, as on a machine that is short of cores."""
 
 
 class ControlServer(uvicorn.Server):
@@ -76,4 +78,9 @@ async def _stop_with(server: ControlServer, stop: asyncio.Event, path: Path, ino
         if path.stat().st_ino == inode:  # noqa: ASYNC240 - in memory; else it is that of a controller that took over
             path.unlink()  # noqa: ASYNC240 - a name in memory, once a life
     await asyncio.sleep(LAST_READ_S)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LAST_READ_S_MAX - LAST_READ_S):
+            # Until its first request is read, a connection of uvicorn has no cycle.
+            while any(getattr(one, "cycle", None) is None for one in server.server_state.connections):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
     server.should_exit = True

@@ -13,6 +13,7 @@ import msgspec
 
 from modelyard.domain.attention import kv_bytes
 from modelyard.domain.facts import ModelFacts
+from modelyard.engines import Settings
 
 OVERHEAD_BYTES = 2 * 1024**3
 """On each accelerator: driver, activations of a batch, graphs. Engines differ; this is of vLLM's and SGLang's size."""
@@ -30,6 +31,23 @@ class GpuMemory(msgspec.Struct, frozen=True):
     kv_tokens: int
     """Tokens that were counted in."""
     total_bytes: int
+
+    def settings(self, *, slots: int, context_length: int, load_s: float) -> Settings:
+        """Return the settings of an engine that needs this; ``load_s`` is the time of a start."""
+        return Settings(
+            slots=slots,
+            context_length=context_length,
+            memory_bytes=self.total_bytes,
+            load_s=load_s,
+            kv_tokens=self.kv_tokens,
+            weights_bytes=self.weights_bytes,
+            kv_bytes_per_token=self.kv_bytes_per_token,
+        )
+
+
+def is_wide(facts: ModelFacts | None) -> bool:
+    """Say whether weights are not quantised yet, or nobody knows: an engine that quantises as it loads shrinks them."""
+    return facts is None or facts.quantisation in ("", "BF16", "F16", "F32")
 
 
 def gpu_memory(

@@ -1,14 +1,24 @@
-"""Whether an engine's program is on this machine, for engines that are installed beside the platform."""
+"""Engines whose program is installed beside the platform."""
 
 import shutil
 
+from modelyard.engines.defaults import EngineDefaults
 
-def missing_program(engine: str, command: tuple[str, ...]) -> str:
-    """Return why ``command`` cannot run here and the fix, or "" when its program is found."""
-    if command and shutil.which(command[0]):
-        return ""
-    named = command[0] if command else ""
-    return (
-        f"The engine '{engine}' needs the program '{named}', which is not on this machine. Install it beside the "
-        f"platform, and name it in the configuration when it is not on the PATH: engines.{engine}"
-    )
+
+class ProgramEngine(EngineDefaults):
+    """An engine that is started as ``command``, the words that its command begins with."""
+
+    name = ""
+
+    def __init__(self, command: tuple[str, ...]) -> None:
+        self._command = command
+
+    def missing(self) -> str:
+        """Return the fix when its program is not here, else ""."""
+        if self._command and shutil.which(self._command[0]):
+            return ""
+        named = self._command[0] if self._command else ""
+        return (
+            f"The engine '{self.name}' needs the program '{named}', which is not on this machine. Install it beside "
+            f"the platform, and name it in the configuration when it is not on the PATH: engines.{self.name}"
+        )

@@ -23,12 +23,11 @@ import msgspec
 
 from modelyard.domain.facts import ModelFacts
 from modelyard.engines import EngineCall, EngineCommand, EngineLoad, Guest, GuestKind, LaunchSpec, Options, Settings
-from modelyard.engines.defaults import EngineDefaults
-from modelyard.engines.gpu_memory import gpu_memory
+from modelyard.engines.gpu_memory import gpu_memory, is_wide
 from modelyard.engines.guard import Plan, Route, folder_of, guarded, openai_routes
 from modelyard.engines.options import read_options
 from modelyard.engines.pages import count_of, read_samples
-from modelyard.engines.programs import missing_program
+from modelyard.engines.programs import ProgramEngine
 from modelyard.engines.safetensors_folder import check_safetensors_folder
 
 _CHAT_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
@@ -89,7 +88,7 @@ class SglangOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the model marks its reasoning, like ``qwen3``."""
 
 
-class SglangEngine(EngineDefaults):
+class SglangEngine(ProgramEngine):
     """The ``Engine`` contract for SGLang's server; ``command`` are the words that begin its command."""
 
     name = "sglang"
@@ -105,11 +104,7 @@ class SglangEngine(EngineDefaults):
     guests = GuestKind.ADAPTER
 
     def __init__(self, command: tuple[str, ...] = ("python3", "-m", "sglang.launch_server")) -> None:
-        self._command = command
-
-    def missing(self) -> str:
-        """Return the fix when its program is not here, else ""."""
-        return missing_program(self.name, self._command)
+        super().__init__(command)
 
     def check_artifact(self, file: Path) -> None:
         """Accept folders of safetensors without code, models and adapters.
@@ -134,17 +129,10 @@ class SglangEngine(EngineDefaults):
             parallel=max(1, read.tensor_parallel),
             kv_tokens=read.kv_tokens,
             kv_share=Fraction(1) if read.kv_type == "auto" else Fraction(1, 2),
-            weights_share=_WEIGHTS_SHARE.get(read.quantisation, Fraction(1)) if _is_wide(facts) else Fraction(1),
+            weights_share=_WEIGHTS_SHARE.get(read.quantisation, Fraction(1)) if is_wide(facts) else Fraction(1),
         )
-        return Settings(
-            slots=read.slots,
-            context_length=read.context_length,
-            memory_bytes=needs.total_bytes,
-            load_s=_LOAD_S + artifact_bytes / _LOAD_BYTES_PER_S,
-            kv_tokens=needs.kv_tokens,
-            weights_bytes=needs.weights_bytes,
-            kv_bytes_per_token=needs.kv_bytes_per_token,
-        )
+        load_s = _LOAD_S + artifact_bytes / _LOAD_BYTES_PER_S
+        return needs.settings(slots=read.slots, context_length=read.context_length, load_s=load_s)
 
     def command(self, spec: LaunchSpec) -> EngineCommand:
         """Return the guard with SGLang behind it; the key between them is in a file, not in any argument."""
@@ -217,11 +205,6 @@ class _Model(msgspec.Struct):
 
 class _Models(msgspec.Struct):
     data: list[_Model]
-
-
-def _is_wide(facts: ModelFacts | None) -> bool:
-    """Say whether the checkpoint has 16 bits or more, as far as known: what has fewer is not made smaller."""
-    return facts is None or facts.quantisation in ("", "BF16", "F16", "F32")
 
 
 def _words(read: SglangOptions, spec: LaunchSpec) -> list[str]:

@@ -20,12 +20,11 @@ import msgspec
 
 from modelyard.domain.facts import ModelFacts
 from modelyard.engines import EngineCommand, EngineLoad, LaunchSpec, Options, Settings
-from modelyard.engines.defaults import EngineDefaults
 from modelyard.engines.gpu_memory import gpu_memory
 from modelyard.engines.guard import Plan, Route, folder_of, guarded, openai_routes
 from modelyard.engines.options import read_options
 from modelyard.engines.pages import count_of, read_samples
-from modelyard.engines.programs import missing_program
+from modelyard.engines.programs import ProgramEngine
 from modelyard.engines.safetensors_folder import check_safetensors_folder
 
 _CHAT_ROUTE = "/v1/chat/completions"
@@ -72,7 +71,7 @@ class TensorRtLlmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """How the model marks its reasoning, like ``deepseek-r1``."""
 
 
-class TensorRtLlmEngine(EngineDefaults):
+class TensorRtLlmEngine(ProgramEngine):
     """The ``Engine`` contract for ``trtllm-serve``."""
 
     name = "tensorrt_llm"
@@ -84,11 +83,7 @@ class TensorRtLlmEngine(EngineDefaults):
     load_path = "/prometheus/metrics"
 
     def __init__(self, command: tuple[str, ...] = ("trtllm-serve",)) -> None:
-        self._command = command
-
-    def missing(self) -> str:
-        """Return the fix when its program is not here, else ""."""
-        return missing_program(self.name, self._command)
+        super().__init__(command)
 
     def check_artifact(self, file: Path) -> None:
         """Accept folders of safetensors without code: compiled engines are native code, and load on one GPU model only.
@@ -114,15 +109,8 @@ class TensorRtLlmEngine(EngineDefaults):
             kv_tokens=read.kv_tokens,
             kv_share=Fraction(1) if read.kv_type == "auto" else Fraction(1, 2),
         )
-        return Settings(
-            slots=read.slots,
-            context_length=read.context_length,
-            memory_bytes=needs.total_bytes,
-            load_s=_LOAD_S + artifact_bytes / _LOAD_BYTES_PER_S,
-            kv_tokens=needs.kv_tokens,
-            weights_bytes=needs.weights_bytes,
-            kv_bytes_per_token=needs.kv_bytes_per_token,
-        )
+        load_s = _LOAD_S + artifact_bytes / _LOAD_BYTES_PER_S
+        return needs.settings(slots=read.slots, context_length=read.context_length, load_s=load_s)
 
     def command(self, spec: LaunchSpec) -> EngineCommand:
         """Return the guard with ``trtllm-serve`` behind it."""

@@ -18,12 +18,11 @@ import msgspec
 
 from modelyard.domain.facts import ModelFacts
 from modelyard.engines import EngineCommand, EngineLoad, LaunchSpec, Options, Settings
-from modelyard.engines.defaults import EngineDefaults
-from modelyard.engines.gpu_memory import gpu_memory
+from modelyard.engines.gpu_memory import gpu_memory, is_wide
 from modelyard.engines.guard import Plan, folder_of, guarded, openai_routes
 from modelyard.engines.options import read_options
 from modelyard.engines.pages import count_of, read_samples
-from modelyard.engines.programs import missing_program
+from modelyard.engines.programs import ProgramEngine
 from modelyard.engines.safetensors_folder import check_safetensors_folder
 
 _PAYLOAD_BYTES_MAX = 64 * 1024 * 1024
@@ -67,7 +66,7 @@ class TgiOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tokens that are guessed from n-grams (or by Medusa heads in the checkpoint), a step; 0: none."""
 
 
-class TgiEngine(EngineDefaults):
+class TgiEngine(ProgramEngine):
     """The ``Engine`` contract for ``text-generation-launcher``."""
 
     name = "tgi"
@@ -77,11 +76,7 @@ class TgiEngine(EngineDefaults):
     request_extras = frozenset()
 
     def __init__(self, command: tuple[str, ...] = ("text-generation-launcher",)) -> None:
-        self._command = command
-
-    def missing(self) -> str:
-        """Return the fix when its program is not here, else ""."""
-        return missing_program(self.name, self._command)
+        super().__init__(command)
 
     def check_artifact(self, file: Path) -> None:
         """Accept folders of safetensors without code.
@@ -98,7 +93,6 @@ class TgiEngine(EngineDefaults):
             ValueError: an unknown option or a bad value, naming it.
         """
         read = read_options(TgiOptions, options, engine=self.name)
-        is_wide = facts is None or facts.quantisation in ("", "BF16", "F16", "F32")
         needs = gpu_memory(
             facts,
             artifact_bytes,
@@ -107,17 +101,10 @@ class TgiEngine(EngineDefaults):
             parallel=max(1, read.tensor_parallel),
             kv_tokens=read.kv_tokens,
             kv_share=Fraction(1) if read.kv_type == "auto" else Fraction(1, 2),
-            weights_share=_WEIGHTS_SHARE.get(read.quantisation, Fraction(1)) if is_wide else Fraction(1),
+            weights_share=_WEIGHTS_SHARE.get(read.quantisation, Fraction(1)) if is_wide(facts) else Fraction(1),
         )
-        return Settings(
-            slots=read.slots,
-            context_length=read.context_length,
-            memory_bytes=needs.total_bytes,
-            load_s=_LOAD_S + artifact_bytes / _LOAD_BYTES_PER_S,
-            kv_tokens=needs.kv_tokens,
-            weights_bytes=needs.weights_bytes,
-            kv_bytes_per_token=needs.kv_bytes_per_token,
-        )
+        load_s = _LOAD_S + artifact_bytes / _LOAD_BYTES_PER_S
+        return needs.settings(slots=read.slots, context_length=read.context_length, load_s=load_s)
 
     def command(self, spec: LaunchSpec) -> EngineCommand:
         """Return the guard with the launcher behind it; the key between them is in the environment."""

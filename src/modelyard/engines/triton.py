@@ -21,11 +21,10 @@ import msgspec
 
 from modelyard.domain.facts import ModelFacts
 from modelyard.engines import EngineCommand, EngineLoad, LaunchSpec, Options, Settings, triton_config
-from modelyard.engines.defaults import EngineDefaults
 from modelyard.engines.guard import Plan, Route, folder_of, guarded
 from modelyard.engines.options import read_options
 from modelyard.engines.pages import count_of, read_samples
-from modelyard.engines.programs import missing_program
+from modelyard.engines.programs import ProgramEngine
 from modelyard.engines.safetensors_folder import files_of
 from modelyard.engines.triton_repository import CONFIG, MODEL_FILE, Plant
 from modelyard.formats import ArtifactInvalidError
@@ -56,7 +55,7 @@ class TritonOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Host memory that is pinned for copies to GPUs."""
 
 
-class TritonEngine(EngineDefaults):
+class TritonEngine(ProgramEngine):
     """The ``Engine`` contract for ``tritonserver``."""
 
     name = "triton"
@@ -64,11 +63,7 @@ class TritonEngine(EngineDefaults):
     ready_path = "/v2/health/ready"
 
     def __init__(self, command: tuple[str, ...] = ("tritonserver",)) -> None:
-        self._command = command
-
-    def missing(self) -> str:
-        """Return the fix when its program is not here, else ""."""
-        return missing_program(self.name, self._command)
+        super().__init__(command)
 
     def check_artifact(self, file: Path) -> None:
         """Accept an ONNX file, or a model's folder as Triton has it: ``config.pbtxt`` and ``1/model.onnx``.

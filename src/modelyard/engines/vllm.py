@@ -368,7 +368,7 @@ def _environment(read: VllmOptions, spec: LaunchSpec, ways: int, *, is_cpu: bool
         "DO_NOT_TRACK": "1",
     }
     if read.max_loras:
-        environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
+        environment |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "MODELYARD_BASE": str(spec.artifact)}
     if read.sleep:
         environment["VLLM_SERVER_DEV_MODE"] = "1"
     if is_cpu:

@@ -23,7 +23,7 @@ from modelyard.gateway.server import ClientConnection
 if TYPE_CHECKING:
     from modelyard.gateway.flow import Gateway
 
-CONNECT_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 15.0
 """Longest wait for the controller; one that restarts is back within it."""
 CONNECT_PAUSE_S = 0.05
 ANSWER_TIMEOUT_S = 60.0
@@ -170,6 +170,8 @@ class ControlExchange(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._head = b""
         self._has_head = False
+        self._is_last = False
+        """Whether the client was told that the connection ends with this answer."""
         self._left: int | None = None
         self._chunks: ChunkReader | None = None
         self.is_over = False
@@ -287,7 +289,8 @@ class ControlExchange(asyncio.Protocol):
         if not has_id:
             out.append(b"x-request-id: " + self.request_id.encode())
         is_until_close = self._left is None and (request.is_http10 or self._chunks is None)
-        if self.client.is_closing or not request.keep_alive or is_until_close:
+        self._is_last = self.client.is_closing or not request.keep_alive or is_until_close
+        if self._is_last:
             out.append(b"connection: close")
         self.client.send_raw(b"\r\n".join(out) + b"\r\n" + request.cors + b"\r\n")
 
@@ -321,7 +324,7 @@ class ControlExchange(asyncio.Protocol):
             self._end_client(is_last=is_old)
 
     def _end_client(self, *, is_last: bool) -> None:
-        self.client.end_raw(is_last=is_last)
+        self.client.end_raw(is_last=is_last or self._is_last)
 
     def _refuse(self, refusal: ApiError) -> None:
         self._proxy.gateway.refuse(self.client, refusal, self.request_id)

@@ -326,13 +326,18 @@ class Gateway:
         if endpoint.dispatcher.is_asleep:
             # Also where a fallback answers: those that it stands in for must wake.
             self.presence.report_now()
+        self._follow(exchange, verdict, is_cold=is_cold)
+
+    def _follow(self, exchange: Exchange, verdict: ReplicaLoad | Verdict, *, is_cold: bool) -> None:
+        """Do what the dispatcher says."""
+        endpoint = exchange.endpoint
         if isinstance(verdict, ReplicaLoad):
             exchange.dispatch(verdict)
         elif verdict is Verdict.FULL:
             exchange.fail(self._full(endpoint, is_cold=is_cold))
         elif verdict is Verdict.NEVER:
             exchange.fail(waiting.never_fits(exchange))
-        else:
+        elif exchange in endpoint.dispatcher.line:  # else it has been delivered already
             waiting.begin(exchange, is_cold=is_cold)
 
     def _is_suspect(self, exchange: Exchange) -> bool:

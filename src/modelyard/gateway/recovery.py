@@ -249,10 +249,10 @@ def put_back(exchange: "Exchange") -> bool:
     verdict = exchange.endpoint.dispatcher.put_back(exchange, replica, now_s=now_s, deadline_s=deadline_s)
     if isinstance(verdict, ReplicaLoad):
         exchange.dispatch(verdict)
-    elif verdict is Verdict.WAIT:
-        waiting.begin(exchange, is_cold=False)
-    else:
+    elif verdict is not Verdict.WAIT:
         waiting.turned_away(exchange, verdict)
+    elif exchange in exchange.endpoint.dispatcher.line:
+        waiting.begin(exchange, is_cold=False)
     return True
 
 

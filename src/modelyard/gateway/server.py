@@ -63,6 +63,8 @@ class ClientConnection(asyncio.Protocol):
         "_has_head",
         "_head_bytes",
         "_is_deaf",
+        "_is_hurried",
+        "_is_last_told",
         "_is_paused",
         "_is_streaming",
         "_parser",
@@ -99,6 +101,8 @@ class ClientConnection(asyncio.Protocol):
         self._is_streaming = False
         self._is_paused = False
         self._is_deaf = False
+        self._is_hurried = False
+        self._is_last_told = False
         self._unsent = 0
         self._refusal: ApiError | None = None
 
@@ -127,7 +131,8 @@ class ClientConnection(asyncio.Protocol):
             return
         self._is_streaming = True
         framing = b"transfer-encoding: chunked\r\n\r\n"
-        if request.is_http10 or self._is_last(request):
+        self._is_last_told = request.is_http10 or self._is_last(request)
+        if self._is_last_told:
             framing = b"connection: close\r\n" + (b"\r\n" if request.is_http10 else framing)
         transport.write(status_line(200) + headers + request.cors + framing)
 
@@ -146,12 +151,8 @@ class ClientConnection(asyncio.Protocol):
         request = self._serving
         if transport is None or transport.is_closing() or request is None:
             return
-        if request.is_http10:
-            transport.write(without_framing(chunks))
-            is_last = True
-        else:
-            transport.write(chunks + b"0\r\n\r\n")
-        self._next(is_last=is_last or self._is_last(request))
+        transport.write(without_framing(chunks) if request.is_http10 else chunks + b"0\r\n\r\n")
+        self._end(is_last=is_last or self._is_last_told)
 
     def send_raw(self, data: bytes) -> None:
         """Send bytes of a response that somebody else has framed."""
@@ -159,9 +160,8 @@ class ClientConnection(asyncio.Protocol):
             self.transport.write(data)
 
     def end_raw(self, *, is_last: bool) -> None:
-        """Say that a raw response is over."""
-        request = self._serving
-        self._next(is_last=is_last or request is None or self._is_last(request))
+        """Say that a raw response is over; ``is_last`` closes the connection behind it, as its head said."""
+        self._end(is_last=is_last or self._serving is None)
 
     def hold_body(self, *, is_held: bool) -> None:
         """Read no more of the client, or go on."""
@@ -182,14 +182,15 @@ class ClientConnection(asyncio.Protocol):
 
     def close_when_idle(self) -> None:
         """Close now if nothing is being answered, else after the answer (drain)."""
-        self.is_closing = True
+        self.is_closing = self._is_hurried = True
         if self.current is None and self._serving is None and self.transport is not None:
             self.transport.close()
 
     def retire(self) -> None:
-        """Close after the next answer, or when nothing was asked for a while.
+        """Close after the next answer that says so, or when nothing was asked for a while.
 
-        Closing an idle connection at once would meet the requests that are just on their way with a reset.
+        Closing an idle connection at once would meet the requests that are just on their way with a reset, and so would
+        closing behind an answer that began before: its head promised that there may be another.
         """
         self.is_closing = True
 
@@ -413,10 +414,15 @@ class ClientConnection(asyncio.Protocol):
 
     def _answer_options(self, request: Request, lines: bytes) -> None:
         """Answer 204, which has no body and so no length."""
-        close = b"connection: close\r\n" if self._is_last(request) else b""
+        is_last = self._is_last(request)
+        close = b"connection: close\r\n" if is_last else b""
         request_id = self._gateway.ids.next().encode()
         self.send_raw(b"%b%b%bx-request-id: %b\r\n%b\r\n" % (status_line(204), lines, request.cors, request_id, close))
-        self.end_raw(is_last=False)
+        self.end_raw(is_last=is_last)
+
+    def _end(self, *, is_last: bool) -> None:
+        """End an answer whose head went out a while ago: only if that said so, or in a hurry, is it the last."""
+        self._next(is_last=is_last or self._is_hurried)
 
     def _next(self, *, is_last: bool) -> None:
         self.current = None

@@ -145,7 +145,8 @@ class Dispatcher(ReplicaSet, Generic[W]):
     def arrive(self, waiter: W, *, now_s: float, deadline_s: float) -> ReplicaLoad | Verdict:
         """Return the replica to use now (its slot is taken), or that the waiter stands in line, or that it may not.
 
-        Nobody overtakes within a band: while others wait, the newcomer waits behind them.
+        Nobody overtakes within a band: while others wait, the newcomer waits behind them. One that stands in line may
+        have been delivered meanwhile: who was displaced by it may have held up the line.
         """
         self.retries.requests += 1
         return self._arrive(waiter, now_s, deadline_s)
@@ -196,11 +197,13 @@ class Dispatcher(ReplicaSet, Generic[W]):
 
     def relieve(self, *, now_s: float) -> None:
         """Try replicas that were full with more; called a few times a second."""
-        if not self.has_full:
+        if not self.has_full and not self._seats.has_any:
+            # Where replicas are shared, another endpoint may have been told, and have left since.
             return
-        relieved = [replica.relieved(now_s) for replica in self._by_id.values()]
+        relieved = [replica for replica in self._by_id.values() if replica.relieved(now_s)]
         self.has_full = any(replica.full_until_s for replica in self._by_id.values())
-        if any(relieved):
+        if relieved:
+            self._seats.mark(replica.occupancy for replica in relieved if replica.occupancy is not None)
             self._serve_all(now_s)
 
     def leave(self, waiter: W, *, now_s: float) -> bool:
@@ -368,21 +371,19 @@ class Dispatcher(ReplicaSet, Generic[W]):
             return replica
         if line and self._is_too_long(job, now_s, deadline_s):
             return Verdict.FULL
-        if line.is_full_for(job) and not self._make_room(job):
+        has_displaced = line.is_full_for(job)
+        if has_displaced and not self._make_room(job):
             return Verdict.FULL
         if not line:
             self.drain.resume(now_s)
         line.join(waiter, job, deadline_s=deadline_s)
         if self._seats.has_any:
             self.stand()
-        if len(line) > 1 and (replica := self._overtaking(waiter, now_s)) is not None:
-            self._occupy(replica, job, now_s)
-            line.leave(waiter)
-            if self._stands:
-                self.stand()
-            self._served(replica, job)
-            return replica
-        return Verdict.WAIT
+        replica = self._overtake(waiter, now_s) if len(line) > 1 else None
+        if has_displaced:
+            # Whoever lost its place may have been too big for what is free, and held up those behind it.
+            self._serve_all(now_s)
+        return Verdict.WAIT if replica is None else replica
 
     def _is_too_long(self, job: Job, now_s: float, deadline_s: float) -> bool:
         """Say whether a newcomer would wait beyond its deadline, as far as anybody knows."""
@@ -418,6 +419,17 @@ class Dispatcher(ReplicaSet, Generic[W]):
                 # Too big for what is free: nobody behind it may overtake.
                 return None
         return None
+
+    def _overtake(self, newcomer: W, now_s: float) -> ReplicaLoad | None:
+        """Take the slot for one who has just joined and need not wait behind the others."""
+        replica = self._overtaking(newcomer, now_s)
+        if replica is not None:
+            self._occupy(replica, newcomer.job, now_s)
+            self.line.leave(newcomer)
+            if self._stands:
+                self.stand()
+            self._served(replica, newcomer.job)
+        return replica
 
     def _overtaking(self, newcomer: W, now_s: float) -> ReplicaLoad | None:
         """Return the replica for one who has just joined: more urgent than all who wait, and small enough for it."""

@@ -90,7 +90,7 @@ class Turns:
 class Occupancy:
     """Everybody who sends requests to one replica, and the lines that wait for it."""
 
-    __slots__ = ("_bands", "_base", "_turns", "_waiting", "lines", "turn_of")
+    __slots__ = ("_bands", "_base", "_kept_for", "_turns", "_waiting", "lines", "turn_of")
 
     def __init__(self, base: ReplicaLoad) -> None:
         # Not held: the replica holds this, and a cycle would leave it to the collector's whim when `Seats` forgets it.
@@ -99,6 +99,8 @@ class Occupancy:
         """Those that wait; who had its turn last comes last."""
         self.turn_of: Line | None = None
         """Whose turn it is while slots are handed out."""
+        self._kept_for: Line | None = None
+        """Who had its turn last, and has to wait until there is memory enough."""
         self._bands = BandShares()
         self._turns = [Turns() for _ in BANDS]
         self._waiting: list[int] = [0] * len(BANDS)
@@ -134,6 +136,9 @@ class Occupancy:
         """
         if not self.lines or line is self.turn_of:
             return False
+        kept_for = self._kept_for
+        if kept_for is not None and kept_for is not line and kept_for in self.lines and kept_for.waits_for_memory(self):
+            return True  # also from more urgent ones: it is the turn reserved for its band
         return any(
             other is not line
             and (claim := other.claim()) is not None
@@ -145,7 +150,7 @@ class Occupancy:
     def serve(self, *, now_s: float) -> None:
         """Hand free slots to those who wait, in order; those that cannot use one are passed over."""
         base, lines = self._base(), self.lines
-        has_changed = base is not None
+        has_changed = True
         while base is not None and has_changed and lines and base.running < base.slots and not base.ejected_until_s:
             has_changed = False
             for line in self._in_order():
@@ -160,6 +165,7 @@ class Occupancy:
                         lines[line] = None
                     break
                 if line.waits_for_memory(self):
+                    self._kept_for = line
                     return
 
     def _in_order(self) -> Iterator[Line]:

@@ -91,6 +91,15 @@ class Seat(ReplicaLoad):
         self.base.slots = slots
 
     @property
+    def slots_given(self) -> int:
+        """The slots of the table."""
+        return self.base.slots_given
+
+    @slots_given.setter
+    def slots_given(self, slots: int) -> None:
+        self.base.slots_given = slots
+
+    @property
     def full_until_s(self) -> float:
         """Until when the replica is not tried with more than it had when it said that it is full."""
         return self.base.full_until_s

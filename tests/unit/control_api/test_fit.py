@@ -86,6 +86,7 @@ async def test_a_registered_model_is_found_by_name_version_and_uri_by_its_owner_
         ({"facts": FACTS, "gpu": ["abacus"]}, "gpu: nothing is known of 'abacus'"),
         ({"facts": FACTS, "gpu": ["h100"], "fleet_only": True}, "gpu: the fleet has no 'h100'"),
         ({"facts": {**FACTS, "layers": -1}}, "facts: a number is below 0"),
+        ({"facts": {**FACTS, "layer": 3}}, "facts.layer"),
         ({"facts": {}}, "facts: parameters or weights_bytes is needed"),
         ({"facts": FACTS, "itl_ms": -1}, "itl_ms: must be 0 or more"),
     ],

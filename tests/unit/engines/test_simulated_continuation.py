@@ -65,13 +65,19 @@ def test_only_a_turn_of_the_assistant_can_be_continued_and_not_also_begun() -> N
         request.rendered()
 
 
-@given(st.binary(min_size=1, max_size=12), st.integers(0, 20))
-def test_log_probabilities_fall_and_never_add_up_to_more_than_one(token: bytes, top: int) -> None:
-    found = [value for _, value in rated(token, top)]
+@given(st.binary(min_size=1, max_size=12), st.integers(0, 20), st.sampled_from(["", "a@1"]))
+def test_log_probabilities_fall_and_never_add_up_to_more_than_one(token: bytes, top: int, adapter: str) -> None:
+    found = [value for _, value in rated(token, top, adapter=adapter)]
     assert found == sorted(found, reverse=True)
     assert sum(math.exp(value) for value in found) <= 1
     assert len(found) == max(1, top)
     assert all(value == VERY_UNLIKELY for value in found[5:])
+
+
+@given(st.binary(min_size=1, max_size=12), st.text(min_size=1, max_size=20))
+def test_an_adapter_is_always_less_sure_than_its_base(token: bytes, adapter: str) -> None:
+    (_, base), (_, own) = (*rated(token, 1), *rated(token, 1, adapter=adapter))
+    assert base - own > 0.1
 
 
 def test_scores_of_a_chat_carry_bytes_and_those_of_a_completion_offsets() -> None:

@@ -153,6 +153,23 @@ def test_broken_framing_of_the_controller_is_not_passed_on() -> None:
     assert desk.client.done == ["abort"]
 
 
+def test_a_connection_that_retires_inside_of_an_answer_stays_for_the_next() -> None:
+    """F29: the head of this answer did not say that it was the last, so the next request may be on its way."""
+    desk = Desk()
+    desk.exchange.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n")
+    desk.client.is_closing = True
+    desk.exchange.data_received(b"hi")
+    assert desk.client.done == ["end"]
+
+
+def test_a_connection_that_is_to_end_says_so_and_ends() -> None:
+    desk = Desk()
+    desk.client.is_closing = True
+    desk.exchange.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi")
+    assert b"\r\nconnection: close\r\n" in desk.client.sent
+    assert desk.client.done == ["end and close"]
+
+
 def test_a_page_may_read_a_proxied_answer_too() -> None:
     desk = Desk()
     desk.request.cors = b"access-control-allow-origin: *\r\nvary: origin\r\n"

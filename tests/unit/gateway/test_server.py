@@ -376,6 +376,28 @@ def test_a_stream_that_begins_on_a_retiring_connection_announces_the_close() -> 
     assert edge.wire.done == ["close"]
 
 
+def test_an_answer_that_began_before_its_connection_retired_is_not_the_last() -> None:
+    """Its head did not say so, and its client may be about to ask again."""
+    edge = Edge()
+    edge.client.data_received(HEAD.replace(b"/x", b"/later") + b"\r\n")
+    edge.client.start_stream(b"")
+    edge.client.retire()
+    edge.client.end_stream(b"")
+    assert not edge.wire.done
+    edge.client.data_received(HEAD + b"\r\n")
+    assert edge.wire.sent.count(b"connection: close\r\n") == 1
+    assert edge.wire.done == ["close"]
+
+
+def test_where_there_is_no_time_an_answer_that_began_before_is_the_last() -> None:
+    edge = Edge()
+    edge.client.data_received(HEAD.replace(b"/x", b"/later") + b"\r\n")
+    edge.client.start_stream(b"")
+    edge.client.close_when_idle()
+    edge.client.end_stream(b"")
+    assert edge.wire.done == ["close"]
+
+
 @pytest.mark.parametrize("path", [b"/healthz", b"/v1/models", b"/v1/chat/completions"])
 def test_options_is_answered_without_a_key(path: bytes) -> None:
     edge = Edge()

@@ -1,11 +1,13 @@
 """Guests on the replicas of a host: what they share, and what each has to itself."""
 
+import gc
 from collections.abc import Callable
 
 from modelyard.domain.routing_table import ReplicaRoute, ReplicaSnapshot
 from modelyard.policy.breaker import Failure
 from modelyard.policy.dispatch import Dispatcher, DispatchRules, ReplicaLoad, Verdict
 from modelyard.policy.job import Job
+from modelyard.policy.replica_load import FULL_S
 from modelyard.policy.seats import Seat, Seats
 
 PRIORITY, STANDARD, BATCH = range(3)
@@ -430,3 +432,51 @@ def test_a_seat_on_a_dead_replica_is_no_place_to_retry() -> None:
     assert waiter.replica is not None
     waiter.failed_on = [waiter.replica]
     assert host.all["a"].retry(waiter, now_s=1.0, deadline_s=9.0) is None
+
+
+def test_who_waits_is_served_by_a_replica_that_an_ejection_lets_back() -> None:
+    host = Host()
+    host.table(base=[own("r", 1), own("q", 1)], b=[seat("b", "q", 1)])
+    base = host.all["base"]
+    on_r, on_q = host.arrive("base"), host.arrive("base")
+    assert on_q.replica is not None
+    assert on_q.replica.occupancy is not None, "the one that is lost is the one that is shared"
+    assert on_r.replica is not None
+    for _ in range(5):
+        base.failed(on_r.replica, Failure.BAD_ANSWER, "no", now_s=1.0)
+    assert on_r.replica.ejected_until_s
+    host.finish("base", on_r)
+    waits = host.arrive("base")
+    assert waits.verdict is Verdict.WAIT
+    base.failed(on_q.replica, Failure.UNREACHABLE, "gone", now_s=1.0)
+    host.finish("base", on_q)
+    assert waits.replica is not None, "better one that answers badly than none"
+    assert waits.replica.route.id == "r"
+
+
+def test_a_shared_replica_that_said_it_is_full_is_tried_with_more_whoever_was_told() -> None:
+    host = Host()
+    host.table(base=[own("r", 2)], a=[seat("a", "r", 2)])
+    told = host.arrive("a")
+    assert told.replica is not None
+    host.all["a"].put_back(told, told.replica, now_s=1.0, deadline_s=9.0)
+    assert (host.load("base").slots, host.load("a").slots) == (0, 0)
+    assert host.all["a"].leave(told, now_s=1.0)
+    host.table(a=[])
+    waits = host.arrive("base")
+    assert waits.verdict is Verdict.WAIT
+    host.all["base"].relieve(now_s=1.0 + FULL_S)
+    assert waits.replica is host.load("base")
+    host.all["base"].relieve(now_s=1.0 + 2 * FULL_S)
+    assert host.load("base").slots == 2
+
+
+def test_a_replica_is_forgotten_with_the_last_who_had_it() -> None:
+    host = Host()
+    host.table(base=[own("r")], a=[seat("a", "r")])
+    gc.disable()
+    try:
+        host.table(base=[], a=[])
+        assert repr(host.seats) == "<Seats: 0 replicas, some shared>", "whenever the collector comes by"
+    finally:
+        gc.enable()

@@ -10,6 +10,7 @@ from modelyard.domain.routing_table import ReplicaRoute
 from modelyard.policy.breaker import Failure
 from modelyard.policy.dispatch import Dispatcher, DispatchRules, ReplicaLoad, Verdict
 from modelyard.policy.job import Job
+from modelyard.policy.replica_load import FULL_S
 from modelyard.policy.seats import Seat, Seats
 
 NAMES = ("base", "a", "b")
@@ -176,6 +177,22 @@ class SeatsMachine(RuleBasedStateMachine):
             dispatcher.failed(replica, Failure.MISSING, "no such model", now_s=self.now_s)
             self._took(waiter, dispatcher.unseat(waiter, replica, now_s=self.now_s, deadline_s=self.now_s + 9))
 
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def engine_is_full(self, data: st.DataObject) -> None:
+        waiter = self._one(data, self.running)
+        replica = self.running.pop(waiter)
+        dispatcher = self.all[waiter.name]
+        got = dispatcher.put_back(waiter, replica, now_s=self.now_s, deadline_s=self.now_s + 9)
+        assert replica.slots <= replica.slots_given
+        self._took(waiter, got)
+
+    @rule()
+    def relieve(self) -> None:
+        self.now_s += FULL_S
+        for name in NAMES:
+            self.all[name].relieve(now_s=self.now_s)
+
     @rule(name=st.sampled_from(NAMES), kind=st.sampled_from(list(Failure)), is_good=st.booleans())
     def probe(self, name: str, kind: Failure, is_good: bool) -> None:
         self.now_s += 2
@@ -254,6 +271,8 @@ class SeatsMachine(RuleBasedStateMachine):
         for _ in range(8):
             for name in NAMES:
                 self.probe(name, Failure.UNREACHABLE, is_good=True)
+            self.relieve()
+        assert not any(load.full_until_s for load in self.loads()), "full for ever"
         while self.copies:
             self.copy_ends()
         while self.running:
@@ -264,7 +283,7 @@ class SeatsMachine(RuleBasedStateMachine):
         self.every_slot_is_accounted_for()
 
 
-SeatsMachine.TestCase.settings = settings(deadline=None, max_examples=80, stateful_step_count=40)
+SeatsMachine.TestCase.settings = settings(deadline=None, max_examples=150, stateful_step_count=40)
 TestSeatsMachine = SeatsMachine.TestCase
 
 

@@ -26,6 +26,10 @@ _TOKENS_MAX = 10_000_000
 _CONCURRENCY_MAX = 100_000
 
 
+class GivenFacts(ModelFacts, frozen=True, forbid_unknown_fields=True):
+    """``facts`` of a version, as someone gives them: what is no fact is refused by name and not left out."""
+
+
 class FitRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model, and what is expected of it."""
 
@@ -34,7 +38,7 @@ class FitRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         msgspec.Meta(description="NAME@VERSION or NAME of the registry, a version's id, or a URI that one is from."),
     ] = ""
     facts: Annotated[
-        ModelFacts | None, msgspec.Meta(description="Instead of 'model': what a header says, as 'facts' of a version.")
+        GivenFacts | None, msgspec.Meta(description="Instead of 'model': what a header says, as 'facts' of a version.")
     ] = None
     gpu: Annotated[tuple[str, ...], msgspec.Meta(description="Only these kinds.")] = ()
     context: Annotated[int, msgspec.Meta(description="Tokens of a request, prompt and answer.")] = 4096
@@ -80,7 +84,7 @@ class Fits:
         wanted = call.body
         offers = await self._offers(wanted)
         check_all("This cannot be advised on.", call.flaws, [*_faults(wanted), *_gpu_faults(wanted, offers)])
-        facts = wanted.facts
+        facts: ModelFacts | None = wanted.facts
         name = wanted.model
         if facts is None:
             version = await self._version(call.identity, wanted.model)

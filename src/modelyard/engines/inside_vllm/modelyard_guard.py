@@ -6,16 +6,29 @@ answer whoever finds the port. Here nothing but readiness is answered without
 the secret, and nothing at all that the platform does not use.
 
 It also says what the platform's contract says of adapters: loading one that is
-there, and forgetting one that is not, is done and no error.
+there, and forgetting one that is not, is done and no error; one that is broken,
+or for another base, is refused (``modelyard_adapters.py``).
 
 It imports nothing beyond the standard library: it runs under vLLM's Python.
 """
 
+import asyncio
 import hmac
 import json
 import os
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
+
+if __package__:
+    from modelyard.engines.inside_vllm.modelyard_adapters import AdapterError, Shapes, check_adapter, read_base
+else:  # vLLM has this folder on its path, and nothing of the platform
+    from modelyard_adapters import (  # type: ignore[import-not-found, no-redef]
+        AdapterError,
+        Shapes,
+        check_adapter,
+        read_base,
+    )
 
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -37,10 +50,13 @@ OPEN_WITH_SECRET = frozenset(
 ELSEWHERE = {"/v1/classify": "/classify"}
 """Paths that vLLM has without their version: the same requests and answers, by another name."""
 SECRET_VARIABLE = "ENGINE_SECRET"  # noqa: S105 - its name
+BASE_VARIABLE = "MODELYARD_BASE"
+"""The folder of the model that is served, which adapters must fit."""
+BODY_TIMEOUT_S = 30.0
 
 _SETTLED = {LOAD: (400, b"has already been loaded"), UNLOAD: (404, b"cannot be found")}
 """The status and the words of vLLM's refusals that mean that it is so already."""
-_ANSWER_BYTES_MAX = 64 * 1024
+_ANSWER_BYTES_MAX = _BODY_BYTES_MAX = 64 * 1024
 
 
 class Guard:
@@ -52,6 +68,8 @@ class Guard:
             raise RuntimeError(f"set {SECRET_VARIABLE}: what callers must send as 'Authorization: Bearer'")
         self.app = app
         self.expected = f"Bearer {secret}".encode()
+        self.base = os.environ.get(BASE_VARIABLE, "")
+        self.shapes: Shapes | None = None
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -69,13 +87,39 @@ class Guard:
             await _refuse(send, 401, "invalid_api_key", "Send 'Authorization: Bearer' with the replica's secret.")
         elif path not in OPEN_WITH_SECRET:
             await _refuse(send, 404, "not_found", f"There is no {path} here.")
-        elif path in (LOAD, UNLOAD):
+        elif path == LOAD:
+            await self._load(scope, receive, send)
+        elif path == UNLOAD:
             await self.app(scope, receive, _Settled(send, *_SETTLED[path]))
         elif path in ELSEWHERE:
             place = ELSEWHERE[path]
             await self.app({**scope, "path": place, "raw_path": place.encode()}, receive, send)
         else:
             await self.app(scope, receive, send)
+
+    async def _load(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Look at what is to be loaded first; what is no order of that is vLLM's to refuse."""
+        try:
+            messages = await asyncio.wait_for(_received(receive), BODY_TIMEOUT_S)
+        except asyncio.TimeoutError:  # noqa: UP041 - in Python 3.10 the two differ
+            await _refuse(send, 408, "body_timeout", "The body did not come in time.")
+            return
+        if place := _place_in(messages):
+            try:
+                await asyncio.to_thread(self._check, place)
+            except (AdapterError, OSError) as error:
+                await _refuse(send, 400, "invalid_adapter", str(error))
+                return
+
+        async def again() -> Message:
+            return messages.pop(0) if messages else await receive()
+
+        await self.app(scope, again, _Settled(send, *_SETTLED[LOAD]))
+
+    def _check(self, place: Path) -> None:
+        if self.shapes is None:
+            self.shapes = read_base(Path(self.base)) if self.base else {}
+        check_adapter(place, self.shapes)
 
     def _has_secret(self, scope: Message) -> bool:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
@@ -108,6 +152,25 @@ class _Settled:
             return
         await self.send(held)
         await self.send({**message, "body": self.body})
+
+
+async def _received(receive: Receive) -> list[Message]:
+    """Return a request's body as it came; of one that is too long, what of it is too long."""
+    messages = [await receive()]
+    size = len(messages[0].get("body", b""))
+    while messages[-1].get("more_body") and size <= _BODY_BYTES_MAX:
+        messages.append(await receive())
+        size += len(messages[-1].get("body", b""))
+    return messages
+
+
+def _place_in(messages: list[Message]) -> Path | None:
+    """Return where the adapter of an order lies; None when it says no such thing, or nothing is there."""
+    try:
+        place = Path(json.loads(b"".join(message.get("body", b"") for message in messages))["lora_path"])
+        return place if place.is_absolute() and place.exists() else None
+    except (ValueError, TypeError, KeyError, OSError, RecursionError):
+        return None
 
 
 async def _refuse(send: Send, status: int, code: str, message: str) -> None:

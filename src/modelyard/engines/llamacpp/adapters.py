@@ -62,9 +62,6 @@ def admit(name: str, source: Path, base: Base, *, work_dir: Path, rank_max: int)
     file = source
     is_converted = source.is_dir()
     if is_converted:
-        for part in (peft.CONFIG, peft.WEIGHTS):
-            if not (source / part).is_file():
-                raise ArtifactInvalidError(f"The folder of the adapter has no '{part}'. Give a PEFT folder.")
         folder = work_dir / _FOLDER
         folder.mkdir(mode=0o700, exist_ok=True)
         file = folder / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.gguf"

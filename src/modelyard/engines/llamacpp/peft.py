@@ -1,4 +1,4 @@
-"""From a PEFT folder (``adapter_config.json``, ``adapter_model.safetensors``) to llama.cpp's form of a LoRA adapter.
+"""From a PEFT folder to llama.cpp's form of a LoRA adapter.
 
 Each pair ``lora_A``, ``lora_B`` of a module becomes ``TENSOR.lora_a``, ``TENSOR.lora_b`` under the base's own name of
 that tensor; the numbers stay as they are, but for the rows of query and key: where llama.cpp rotates neighbouring
@@ -10,17 +10,13 @@ import struct
 from collections.abc import Iterator
 from math import sqrt
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
-
-import msgspec
+from typing import BinaryIO
 
 from modelyard.domain.facts import ModelFacts
 from modelyard.engines.llamacpp.gguf_file import Tensor, write_gguf
+from modelyard.engines.peft_folder import WEIGHTS, Pair, PeftConfig, read_folder
 from modelyard.formats import ArtifactInvalidError, safetensors
-from modelyard.formats.cursor import opened
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_CONFIG_BYTES_MAX = 1024 * 1024
 _REORDERED = frozenset({"llama", "granite", "smollm3"})
 """Architectures in whose GGUF files the rows of query and key stand in another order than in the original."""
 _PLAIN = frozenset({"qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "olmo2"})
@@ -35,29 +31,9 @@ _MODULES = {
     "mlp.down_proj": "ffn_down",
     "mlp.gate_up_proj": "ffn_up",
 }
-_NAME = re.compile(
-    r"(?:base_model\.model\.)?((?:model\.)?layers\.(\d{1,4})\.(\w+\.\w+))\.lora_([AB])(?:\.\w+)?\.weight"
-)
+_MODULE = re.compile(r"(?:model\.)?layers\.(\d{1,4})\.(\w+\.\w+)")
 _TYPES = {"F32": (0, "f", 4), "F16": (1, "e", 2), "BF16": (30, "", 2)}
 """``ggml_type``, letter of ``struct`` and bytes of a number."""
-
-
-class _Config(msgspec.Struct, frozen=True):
-    r: int
-    lora_alpha: float
-    peft_type: str = "LORA"
-    bias: str = "none"
-    use_rslora: bool = False
-    use_dora: bool = False
-    rank_pattern: dict[str, int] = {}
-    alpha_pattern: dict[str, float] = {}
-    modules_to_save: list[str] | None = None
-    alora_invocation_tokens: list[int] | None = None
-
-
-class _Pair(NamedTuple):
-    a: safetensors.Tensor
-    b: safetensors.Tensor
 
 
 def convert(folder: Path, file: Path, base: ModelFacts) -> None:
@@ -73,10 +49,8 @@ def convert(folder: Path, file: Path, base: ModelFacts) -> None:
             f"A PEFT adapter cannot be converted for the architecture '{base.architecture}' (known: {known}). "
             "Convert it with llama.cpp's convert_lora_to_gguf.py and give the GGUF file."
         )
-    config = _config(folder / CONFIG)
-    with opened(folder / WEIGHTS, f"file '{WEIGHTS}'") as cursor:
-        header = safetensors.read(cursor)
-    pairs = _pairs(header.tensors)
+    config, named, data_at = read_folder(folder, engine="llama.cpp")
+    pairs = _by_layer(named)
     # One of 0, which switches an adapter off, is none to llama.cpp: it would apply the adapter in full.
     alpha = config.lora_alpha * (sqrt(config.r) if config.use_rslora else 1.0) or float(config.r)
     keys: dict[str, str | float] = {
@@ -87,55 +61,30 @@ def convert(folder: Path, file: Path, base: ModelFacts) -> None:
         "adapter.lora.alpha": alpha,
     }
     with (folder / WEIGHTS).open("rb") as source:
-        write_gguf(file, keys, _tensors(source, header.data_at, pairs, config, alpha, base))
+        write_gguf(file, keys, _tensors(source, data_at, pairs, config, alpha, base))
 
 
-def _config(file: Path) -> _Config:
-    with opened(file, f"file '{CONFIG}'") as cursor:
-        if cursor.size > _CONFIG_BYTES_MAX:
-            raise ArtifactInvalidError(f"The file '{CONFIG}' has {cursor.size:,} bytes, which is no configuration.")
-        raw = cursor.take(cursor.size)
-    try:
-        config = msgspec.json.decode(raw, type=_Config, strict=False)
-    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-        raise ArtifactInvalidError(f"The file '{CONFIG}' is no LoRA configuration: {error}.") from error
-    beyond = {
-        f"the kind '{config.peft_type[:32]}'": config.peft_type.upper() != "LORA",
-        "DoRA (use_dora)": config.use_dora,
-        "trained biases (bias)": config.bias != "none",
-        "whole modules (modules_to_save)": bool(config.modules_to_save),
-        "activation by tokens (alora_invocation_tokens)": bool(config.alora_invocation_tokens),
-        f"the rank {config.r}": not 1 <= config.r <= 4096,
-    }
-    if found := next((what for what, is_there in beyond.items() if is_there), ""):
-        raise ArtifactInvalidError(f"The adapter has {found}, which llama.cpp cannot apply. Merge it into its base.")
-    return config
-
-
-def _pairs(tensors: dict[str, safetensors.Tensor]) -> dict[tuple[int, str], _Pair]:
-    halves: dict[tuple[int, str], dict[str, safetensors.Tensor]] = {}
-    for name, tensor in tensors.items():
-        found = _NAME.fullmatch(name)
-        if found is None or found[3] not in _MODULES:
+def _by_layer(pairs: dict[str, Pair]) -> dict[tuple[int, str], Pair]:
+    """Return the pairs by layer and module of it."""
+    found: dict[tuple[int, str], Pair] = {}
+    for name, pair in pairs.items():
+        module = _MODULE.fullmatch(name)
+        if module is None or module[2] not in _MODULES:
             raise ArtifactInvalidError(
                 f"The adapter changes '{name[:200]}', which cannot be converted; known are {', '.join(_MODULES)}."
             )
-        if tensor.dtype not in _TYPES or len(tensor.shape) != 2 or 0 in tensor.shape:
-            raise ArtifactInvalidError(
-                f"The adapter has the tensor '{name[:200]}' of a type or shape that is no LoRA's."
-            )
-        halves.setdefault((int(found[2]), found[3]), {})[found[4]] = tensor
-    for (layer, module), both in halves.items():
-        if both.keys() != {"A", "B"} or both["A"].shape[0] != both["B"].shape[1]:
-            raise ArtifactInvalidError(f"The adapter has no whole pair lora_A, lora_B for layer {layer}, {module}.")
-    return {key: _Pair(both["A"], both["B"]) for key, both in halves.items()}
+        key = int(module[1]), module[2]
+        if key in found:
+            raise ArtifactInvalidError(f"The adapter has a pair for layer {key[0]}, {key[1]} twice.")
+        found[key] = pair
+    return found
 
 
 def _tensors(
     source: BinaryIO,
     data_at: int,
-    pairs: dict[tuple[int, str], _Pair],
-    config: _Config,
+    pairs: dict[tuple[int, str], Pair],
+    config: PeftConfig,
     alpha: float,
     base: ModelFacts,
 ) -> Iterator[Tensor]:
@@ -155,7 +104,7 @@ def _tensors(
         yield Tensor(f"{name}.lora_b", (rank, size_out), kind, content)
 
 
-def _scale(config: _Config, module: str, rank: int) -> float:
+def _scale(config: PeftConfig, module: str, rank: int) -> float:
     """Return what the product of a module's pair is multiplied with, as PEFT computes it."""
     alpha = next((value for key, value in config.alpha_pattern.items() if _matches(key, module)), config.lora_alpha)
     return alpha / (sqrt(rank) if config.use_rslora else rank)

@@ -21,7 +21,8 @@ KV cache
     ``cache_salt``; ``usage.prompt_tokens_details.cached_tokens`` is what was found.
 
 Adapters
-    Up to ``max_adapters`` beside its model, with vLLM's calls (``adapters.py``); each takes ``adapter_load_s``.
+    Up to ``max_adapters`` beside its model, with vLLM's calls (``adapters.py``); each takes ``adapter_load_s``. Files
+    that are no whole LoRA adapter, or not of the width ``hidden_size``, are refused; logprobs tell who answered.
 
 Faults
     In the last user message (prompt, or embeddings input), any number of ``[[sim: key=value key …]]``; they are cut out

@@ -11,7 +11,7 @@ other request.
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import asynccontextmanager
 
 from modelyard.clock import Clock
@@ -121,7 +121,7 @@ class Batch:
 
 
 class PrefixCache:
-    """Which prompt prefixes are in the KV cache: whole blocks, keyed by salt and everything before them."""
+    """Which prompt prefixes are in the KV cache: whole blocks, keyed by whose they are and everything before them."""
 
     __slots__ = ("_blocks", "_capacity", "hits", "queries")
 
@@ -131,12 +131,12 @@ class PrefixCache:
         self.queries = 0
         self.hits = 0
 
-    def use(self, salt: str, prompt: Sequence[bytes]) -> int:
-        """Return how many leading tokens of ``prompt`` were cached, and cache its whole blocks.
+    def use(self, owner: Hashable, prompt: Sequence[bytes]) -> int:
+        """Return how many leading tokens of ``prompt`` were cached for ``owner``, and cache its whole blocks.
 
         At least one token is always computed: the answer needs its output.
         """
-        chain = hash(salt)
+        chain = hash(owner)
         cached = 0
         is_prefix = True
         for start in range(0, len(prompt) - len(prompt) % BLOCK_TOKENS, BLOCK_TOKENS):

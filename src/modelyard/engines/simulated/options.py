@@ -44,6 +44,8 @@ class SimulatedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Each byte of a character outside ASCII is a token of its own."""
     max_adapters: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
     """Adapters that it holds at once beside its own model."""
+    hidden_size: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
+    """Width of its layers: an adapter of another width is refused, as one for another base; 0: any width fits."""
     adapter_load_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
     """Time that loading one takes."""
     fail_adapters: str = ""

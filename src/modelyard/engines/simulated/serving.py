@@ -122,7 +122,9 @@ class Serving:
         faults: Faults,
     ) -> None:
         model = self._attempts.check_model(asked.model)
-        cached = self._cache.use(asked.cache_salt or "", prompt)
+        adapter = "" if model == self._attempts.model else model
+        # A prefix is kept by who computed it, too.
+        cached = self._cache.use((asked.cache_salt or "", adapter), prompt)
         plan = Generation("", len(prompt), cached, choices, faults, model=model)
         generation = self._attempts.begin(request, plan, stream=bool(asked.stream))
         is_chat = isinstance(asked, ChatRequest)
@@ -136,6 +138,7 @@ class Serving:
             model=model,
             choices=len(choices),
             top=asked.top(),
+            adapter=adapter,
         )
         answer = Answer(generation, chunks, is_chat, asked.wants_usage(), connection)
         try:

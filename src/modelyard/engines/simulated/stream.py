@@ -86,13 +86,21 @@ class Chunks:
     __slots__ = ("_base", "_decoders", "_is_chat", "_scores")
 
     def __init__(
-        self, *, is_chat: bool, answer_id: str, created: int, model: str, choices: int, top: int | None = None
+        self,
+        *,
+        is_chat: bool,
+        answer_id: str,
+        created: int,
+        model: str,
+        choices: int,
+        top: int | None = None,
+        adapter: str = "",
     ) -> None:
         self._is_chat = is_chat
         kind = "chat.completion.chunk" if is_chat else "text_completion"
         self._base = {"id": answer_id, "object": kind, "created": created, "model": model}
         self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in range(choices)]
-        self._scores = [Scores(top=top, is_chat=is_chat) for _ in range(choices)]
+        self._scores = [Scores(top=top, is_chat=is_chat, adapter=adapter) for _ in range(choices)]
 
     def role(self, index: int) -> dict[str, Any]:
         """Return the first chunk of a chat choice."""
