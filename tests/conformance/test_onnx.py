@@ -233,7 +233,9 @@ def test_a_picture_of_text_is_upright_or_upside_down(server: OnnxServer) -> None
     for is_turned in (False, True):
         url = f"data:image/png;base64,{base64.b64encode(png_line(is_turned=is_turned)).decode()}"
         body = server.post("/v1/classify", {"input": [{"type": "image_url", "image_url": {"url": url}}]}, "upside")
-        assert sum(body["data"][0]["probs"]) == pytest.approx(1, abs=1e-3), "the graph ends in its own softmax"
+        probs = body["data"][0]["probs"]
+        assert sum(probs) == pytest.approx(1, abs=1e-3)
+        assert max(probs) > 0.9, "the graph ends in its own softmax; a second one leaves 0.73 at most"
         labels.append(body["data"][0]["label"])
     assert labels == ["upright", "upside down"]
 

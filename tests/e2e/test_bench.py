@@ -81,6 +81,9 @@ def test_whole_answers_embeddings_and_lines_of_a_file(yard: Yard, tmp_path: Path
     (vectors,) = measured(yard, "--route", "embeddings", "--concurrency", "2", "--requests", "4")["levels"]
     assert (vectors["completed"], vectors["total_output_tokens"]) == (4, 0)
     assert vectors["total_input_tokens"] >= 4 * 256
+    shown = run(yard, "bench", "sim", "--route", "embeddings", "--concurrency", "1", "--requests", "2").stdout
+    assert "TOTAL TOK/S" in shown
+    assert not any(word in shown for word in ("OUT TOK/S", " out,")), "vectors are no tokens"
     file = tmp_path / "asks.jsonl"
     file.write_text('{"messages": [{"role": "user", "content": "hello there"}], "output_tokens": 5}\n')
     done = run(yard, "bench", "sim", "--dataset", str(file), "--concurrency", "1", "--requests", "3", "--json")

@@ -4,9 +4,9 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.support.customers import Customer
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
 
@@ -18,42 +18,6 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
     with Yard(tmp_path_factory.mktemp("guests")) as yard:
         yard.deploy("base", options={"max_adapters": SEATS, "slots": 4}, shared=True)
         yield yard
-
-
-class Customer:
-    """A tenant with a key that may manage and call."""
-
-    def __init__(self, yard: Yard, name: str) -> None:
-        self.yard = yard
-        self.name = name
-        reply = yard.call("POST", "/v1/tenants", {"name": name})
-        assert reply.status == 201, reply.body
-        self.id = str(reply.json()["id"])
-        self.key = yard.new_key(name=name, tenant_id=self.id, scopes=["manage", "inference"])
-
-    def call(self, method: str, path: str, body: object = None) -> Any:
-        return self.yard.call(method, path, body, key=self.key)
-
-    def deploy(self, name: str, *, base: str = "base@v1", **more: object) -> Any:
-        order = {"model_name": name, "framework": "simulated", "base": base, **more}
-        return self.call("POST", "/v1/models/deploy", order)
-
-    def ask(self, model: str, text: str = "Hello there", **more: object) -> Any:
-        body = {"model": model, "messages": [{"role": "user", "content": text}], **more}
-        return self.yard.call("POST", "/v1/chat/completions", body, key=self.key, within_s=30.0)
-
-    def endpoint(self, name: str) -> Any:
-        reply = self.call("GET", f"/v1/endpoints/{name}")
-        assert reply.status == 200, reply.body
-        return reply.json()
-
-    def drop(self, *names: str) -> None:
-        for name in names:
-            assert self.call("DELETE", f"/v1/endpoints/{name}").status == 202
-        eventually(lambda: not self.seats(), 10, "its seats are given up")
-
-    def seats(self) -> list[Any]:
-        return [seat for one in self.call("GET", "/v1/endpoints").json()["data"] for seat in one["replicas"]]
 
 
 def models_of(yard: Yard, event: str) -> list[str]:

@@ -49,7 +49,8 @@ def tenants(yard: Yard) -> tuple[Tenant, Tenant]:
 
 def ask(tenant: Tenant, model: str) -> tuple[Fingerprint, str]:
     """Return what tells the model apart, and the id of the request."""
-    reply = tenant.call("POST", "/v1/chat/completions", asks_for_fingerprint(model, QUESTION), within_s=60)
+    body = asks_for_fingerprint(model, QUESTION)
+    reply = tenant.yard.call("POST", "/v1/chat/completions", body, key=tenant.key, within_s=60)
     assert reply.status == 200, reply.body
     assert reply.json()["model"] == model, "its own name, not the engine's"
     return fingerprint_of(reply.json()), reply.headers["x-request-id"]
@@ -64,7 +65,7 @@ def test_two_tenants_call_adapters_of_one_name_and_each_gets_and_pays_its_own(
     for seed, tenant in enumerate(tenants):
         artifact = tenant.upload(write_lora(tmp_path / tenant.name, seed=seed))
         began_s = time.monotonic()
-        tenant.deploy("bot", artifact, base)
+        tenant.place("bot", artifact, base)
         answer, request_id = ask(tenant, "bot")
         print(f"from deploy to first answer: {time.monotonic() - began_s:.2f} s")
         found.append(answer)
@@ -96,20 +97,20 @@ def test_it_answers_as_the_adapter_that_was_trained_and_no_other(
 ) -> None:
     """The same numbers under another name, of another tenant, answer alike; at the strength 0 as the base."""
     anna, ben = tenants
-    ben.drop("bot")
+    ben.leave("bot")
     same = write_lora(tmp_path / "same", seed=0)
     gguf = admit("same", same, read_base(real_model()), work_dir=tmp_path, rank_max=8).file
     expected, _ = ask(anna, "bot")
-    ben.deploy("as-gguf", ben.upload(gguf), base)
+    ben.place("as-gguf", ben.upload(gguf), base)
     assert distance(ask(ben, "as-gguf")[0], expected) < NEAR
-    ben.drop("as-gguf")
+    ben.leave("as-gguf")
     said = ben.modelyard("deploy", str(same), "--base", base, "--name", "as-typed", "--wait")
-    assert "'as-typed' is ready" in said
+    assert "'as-typed' is ready" in said.stdout, said.stderr
     assert distance(ask(ben, "as-typed")[0], expected) < NEAR
-    ben.drop("as-typed")
-    ben.deploy("none", ben.upload(write_lora(tmp_path / "none", seed=0, alpha=0)), base)
+    ben.leave("as-typed")
+    ben.place("none", ben.upload(write_lora(tmp_path / "none", seed=0, alpha=0)), base)
     assert distance(ask(ben, "none")[0], ask(ben, BASE)[0]) < NEAR
-    ben.drop("none")
+    ben.leave("none")
 
 
 def test_what_another_tenant_put_there_does_not_exist(
@@ -133,7 +134,7 @@ def test_beyond_the_seats_the_oldest_goes_and_comes_back_and_nothing_restarts(
     before, _ = ask(anna, "bot")
     names = [f"lru-{number}" for number in range(SEATS)]
     for seed, name in enumerate(names, 10):
-        ben.deploy(name, ben.upload(write_lora(tmp_path / name, seed=seed)), base)
+        ben.place(name, ben.upload(write_lora(tmp_path / name, seed=seed)), base)
         ask(ben, name)
     eventually(lambda: anna.seated() == set(), 10, "who was idle longest gave its seat up")
     assert ben.seated() == set(names)
@@ -143,8 +144,8 @@ def test_beyond_the_seats_the_oldest_goes_and_comes_back_and_nothing_restarts(
     assert distance(again, before) < NEAR
     eventually(lambda: ben.seated() == set(names[1:]), 10, "the oldest of the others went")
     assert yard.engines() == processes
-    ben.drop(*names)
-    anna.drop("bot")
+    ben.leave(*names)
+    anna.leave("bot")
 
 
 def test_more_adapters_than_seats_are_all_answered_each_by_its_own_when_all_are_asked_at_once(
@@ -154,7 +155,7 @@ def test_more_adapters_than_seats_are_all_answered_each_by_its_own_when_all_are_
     bots = [(tenant, f"crowd-{number}") for tenant in tenants for number in range(2)]
     alone = {}
     for seed, (tenant, name) in enumerate(bots, 20):
-        tenant.deploy(name, tenant.upload(write_lora(tmp_path / f"{tenant.name}-{name}", seed=seed)), base)
+        tenant.place(name, tenant.upload(write_lora(tmp_path / f"{tenant.name}-{name}", seed=seed)), base)
         alone[tenant.name, name], _ = ask(tenant, name)
     began_s = time.monotonic()
     with ThreadPoolExecutor(3 * len(bots)) as pool:
@@ -164,4 +165,4 @@ def test_more_adapters_than_seats_are_all_answered_each_by_its_own_when_all_are_
         assert distance(answer, alone[tenant.name, name]) < NEAR
     assert yard.engines() == processes
     for tenant in tenants:
-        tenant.drop("crowd-0", "crowd-1")
+        tenant.leave("crowd-0", "crowd-1")

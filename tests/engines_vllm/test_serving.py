@@ -269,7 +269,7 @@ async def test_two_dozen_adapters_of_six_tenants_on_one_base_are_told_apart_equa
     took_s: list[float] = []
     for bot in bots:
         began_s = time.monotonic()
-        await asyncio.to_thread(bot.tenant.deploy, bot.name, uploaded[bot.key], f"{MODEL}@v1")
+        await asyncio.to_thread(bot.tenant.place, bot.name, uploaded[bot.key], f"{MODEL}@v1")
         body = chat(bot.name, "Hi", max_tokens=1)
         exchange = await load.send(body, key=bot.tenant.key, within_s=60)
         assert exchange.outcome is Outcome.COMPLETE, exchange
@@ -329,7 +329,7 @@ async def test_beyond_the_seats_the_oldest_goes_and_comes_back_when_asked_withou
         assert (await load.send(chat(bot.name, "Hi", max_tokens=1), key=bot.tenant.key)).outcome is Outcome.COMPLETE
     late = Bot(last.tenant, "late", last.folder)
     uploaded = await asyncio.to_thread(late.tenant.upload, late.folder)
-    await asyncio.to_thread(late.tenant.deploy, late.name, uploaded, f"{MODEL}@v1")
+    await asyncio.to_thread(late.tenant.place, late.name, uploaded, f"{MODEL}@v1")
     swapped = await fingerprints(load, [late])
     await eventually_async(lambda: first.name not in first.tenant.seated(), 10, "the first gave up its seat")
     assert len(await server.guests()) == LORAS
@@ -339,7 +339,7 @@ async def test_beyond_the_seats_the_oldest_goes_and_comes_back_when_asked_withou
     assert distance(again[first.key], before[first.key]) < 0.15
     assert distance(swapped[late.key], before[last.key]) < 0.15, "the same files under another name"
     assert yard.engines() == processes
-    late.tenant.drop(late.name)
+    await asyncio.to_thread(late.tenant.leave, late.name)
 
 
 async def test_an_adapter_that_is_deleted_is_gone_and_its_neighbours_stay(
@@ -347,7 +347,7 @@ async def test_an_adapter_that_is_deleted_is_gone_and_its_neighbours_stay(
 ) -> None:
     gone, kept = bots[-2], bots[-1]
     before = await server.guests()
-    await asyncio.to_thread(gone.tenant.drop, gone.name)
+    await asyncio.to_thread(gone.tenant.leave, gone.name)
 
     async def unloaded() -> frozenset[str]:
         return before - await server.guests()

@@ -1,17 +1,14 @@
 """Tenants that put adapters of their own on a base that is shared, as their clients do it."""
 
 import math
-import os
 import statistics
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.support.customers import Customer
 from tests.support.uploading import announce, complete, digest_of, send
 from tests.support.waiting import eventually
-from tests.support.yard import Reply, Yard
 
 Fingerprint = dict[str, float]
 """Logprobs of the likeliest first words of an answer: what tells one adapter from another."""
@@ -19,29 +16,8 @@ TOP = 20
 _PART = 16 * 1024 * 1024
 
 
-class Tenant:
-    """A tenant with a key that may manage and call."""
-
-    def __init__(self, yard: Yard, name: str) -> None:
-        self.yard = yard
-        self.name = name
-        reply = yard.call("POST", "/v1/tenants", {"name": name})
-        assert reply.status == 201, reply.body
-        self.id = str(reply.json()["id"])
-        self.key = yard.new_key(name=name, tenant_id=self.id, scopes=["manage", "inference"])
-
-    def call(self, method: str, path: str, body: object = None, *, within_s: float = 30.0) -> Reply:
-        """Make one call with its key."""
-        return self.yard.call(method, path, body, key=self.key, within_s=within_s)
-
-    def modelyard(self, *words: str) -> str:
-        """Run the command line with its key; return what it printed."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("MODELYARD")}
-        environment |= {"MODELYARD_URL": self.yard.url, "MODELYARD_API_KEY": self.key}
-        command = [sys.executable, "-m", "modelyard", *words]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+class Tenant(Customer):
+    """A tenant that uploads what it deploys."""
 
     def upload(self, source: Path) -> str:
         """Send an adapter, each file of its folder as one part, or the one file; return what ``deploy`` takes."""
@@ -68,24 +44,18 @@ class Tenant:
         assert reply.status in (200, 202), reply.body
         return bool(reply.json()["status"] == "complete")
 
-    def deploy(self, name: str, artifact: str, base: str) -> None:
+    def place(self, name: str, artifact: str, base: str) -> None:
         """Deploy what was uploaded as an endpoint of its own name on a shared base."""
         order = {"model_name": name, "model_artifact": artifact, "base": base}
         reply = self.call("POST", "/v1/models/deploy", order)
         assert reply.status == 202, reply.body
 
-    def endpoint(self, name: str) -> dict[str, Any]:
-        """Return an endpoint of its own."""
-        reply = self.call("GET", f"/v1/endpoints/{name}")
-        assert reply.status == 200, reply.body
-        return dict(reply.json())
-
     def seated(self) -> set[str]:
         """Return the names of its endpoints that sit on a replica."""
         return {one["name"] for one in self.call("GET", "/v1/endpoints").json()["data"] if one["current_replicas"]}
 
-    def drop(self, *names: str) -> None:
-        """Delete endpoints; their adapters are unloaded a moment later."""
+    def leave(self, *names: str) -> None:
+        """Delete some of its endpoints; their adapters are unloaded a moment later."""
         for name in names:
             assert self.call("DELETE", f"/v1/endpoints/{name}").status == 202
         eventually(lambda: not self.seated() & set(names), 30, "they are gone")

@@ -211,6 +211,8 @@ def _measure(target: "Target", levels: "list[Level]", given: Item) -> tuple[Item
     source = (
         str(given["dataset"])
         if given["dataset"]
+        else f"{given['input_tokens']} tokens in"
+        if given["route"] == "embeddings"
         else f"{given['input_tokens']} tokens in, {given['output_tokens']} out"
     )
     workload = {

@@ -12,7 +12,9 @@ def show_run(result: Item) -> None:
     show_pairs({"Model": f"{result['model']} at {result['url']}", "Asked": f"{workload['title']}, {workload['route']}"})
     if levels:
         print()
-        show_table(list(_COLUMNS), [[cell(level) for cell in _COLUMNS.values()] for level in levels])
+        has_output = workload["route"] != "embeddings"
+        columns = {name: cell for name, cell in _COLUMNS.items() if has_output or name not in _OF_OUTPUT}
+        show_table(list(columns), [[cell(level) for cell in columns.values()] for level in levels])
         print()
         _show_latencies(levels)
     for level in levels:
@@ -34,6 +36,9 @@ _COLUMNS: dict[str, Callable[[Item], object]] = {
     "OUT": lambda level: level["total_output_tokens"],
     "CLIENT CPU": lambda level: f"{level['client']['cpu_share']:.0%}",
 }
+
+
+_OF_OUTPUT = ("OUT TOK/S", "OUT")
 
 
 def _best(level: Item) -> Item:
@@ -63,9 +68,17 @@ def show_comparison(rows: list[Item]) -> None:
         "FIRST": lambda row: _number(row["first"]),
         "SECOND": lambda row: _number(row["second"]),
         "RATIO": lambda row: f"{row['ratio']:.2f}",
-        "": lambda row: row["verdict"] + (", within chance" if row["overlaps"] and row["verdict"] != "same" else ""),
+        "": _verdict,
     }
     show_table(list(columns), [[cell(row) for cell in columns.values()] for row in rows])
+
+
+def _verdict(row: Item) -> str:
+    if row["verdict"] == "same":
+        return "same"
+    if row["overlaps"] is None and row["figure"].endswith("_ms"):
+        return f"{row['verdict']}, too few samples to say"  # no interval could be given
+    return f"{row['verdict']}, within chance" if row["overlaps"] else str(row["verdict"])
 
 
 def _number(value: float) -> str:

@@ -11,10 +11,12 @@ import click
 
 from modelyard.cli.bars import ByteBar, size_text
 from modelyard.cli.exits import Exit, Failure
+from modelyard.cli.output import remark
 
 
 class Form(NamedTuple):
-    """A form that models are converted to: ``module`` has ``convert(source, folder, progress)`` and ``PACKAGES``."""
+    """A form that models are converted to: ``module`` has ``convert(source, folder, progress)``, ``PACKAGES``, and
+    ``NOTE`` where who uses the result must know something."""
 
     module: str
     next_step: str
@@ -39,7 +41,8 @@ FORMS = {
 
 @click.command(
     "convert",
-    epilog="\b\nExample:\n  modelyard models convert ./model.gguf ./model-hf",
+    epilog="\b\nExample:\n  modelyard models convert ./model.gguf ./model-hf\n"
+    "  modelyard models convert ./all-MiniLM-L6-v2 ./minilm --to onnx",
     short_help="Convert a model to another form.",
 )
 @click.argument("source", type=click.Path(path_type=Path))
@@ -50,6 +53,11 @@ def command(source: Path, dest: Path, *, form: str) -> None:
 
     hf: a GGUF file becomes a Hugging Face folder (safetensors in bfloat16, configuration, tokenizer with its chat
     template), which vLLM and PEFT load. Llama and Qwen 2 and 3 are converted, others are refused.
+
+    onnx: a folder of BERT, RoBERTa, XLM-RoBERTa, CamemBERT or DistilBERT in safetensors becomes a graph with its
+    tokenizer and configuration, which the engine 'onnx' serves: vectors, ranks, classes or tags.
+
+    onnx-int8: the same with weights of 8 bits, smaller and faster on CPUs, and with other answers.
     """
     chosen = FORMS[form]
     module = importlib.import_module(chosen.module)
@@ -62,6 +70,8 @@ def command(source: Path, dest: Path, *, form: str) -> None:
     _fill(module, source, dest)
     size = sum(file.stat().st_size for file in dest.rglob("*") if file.is_file())
     print(f"Converted {source.name} to {dest} ({size_text(size)}). {chosen.next_step.format(folder=dest)}")
+    if note := getattr(module, "NOTE", ""):
+        remark(f"Note: {note}")
 
 
 def _check_packages(names: tuple[str, ...]) -> None:

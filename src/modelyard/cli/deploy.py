@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -12,6 +13,7 @@ from modelyard.cli.applying import Applied, apply
 from modelyard.cli.autoscale import autoscale_options
 from modelyard.cli.bars import StageBar
 from modelyard.cli.endpoint_file import FaultyFile, read_endpoint_file, with_lines
+from modelyard.cli.engine_choice import ELSEWHERE, engine_for, one_of
 from modelyard.cli.exits import Exit, Failure, Refused
 from modelyard.cli.http import Platform, connected, segment
 from modelyard.cli.nouns import DURATION
@@ -23,7 +25,7 @@ from modelyard.clock import SystemClock
 
 _POLL_S = 0.2
 REGISTERED = "model:"
-_ELSEWHERE = re.compile(r"[a-z0-9]{2,16}://|pypi:|upload:|model:", re.IGNORECASE)
+_CHAT = "/v1/chat/completions"
 _EXTENSIONS = (".gguf", ".safetensors", ".onnx", ".bin", ".zip")
 _EXAMPLE = """\b
 Example:
@@ -31,6 +33,7 @@ Example:
   modelyard deploy ./smollm2.gguf --scale 0..4 --idle 5m --option context_length=4096
   modelyard deploy hf://org/name/model-q4.gguf --wait
   modelyard deploy ./adapter-folder --base llama@v1 --name my-bot --wait
+  modelyard deploy ./classifier.onnx --on minilm --name mood --wait
   modelyard deploy --engine simulated --name sim
   modelyard deploy -f endpoint.toml --wait"""
 
@@ -52,13 +55,18 @@ class Scale(click.ParamType[tuple[int, int]]):
 @click.command("deploy", epilog=_EXAMPLE, short_help="Deploy a model and get an endpoint.")
 @click.argument("source", metavar="[PATH|URI]", required=False)
 @click.option("--name", help="What callers put into 'model'. [default: the file's name]")
-@click.option("--engine", help="llamacpp or simulated. [default: by the file's content]")
+@click.option("--engine", help=f"{one_of()}. [default: by the content, of GGUF and ONNX]")
 @click.option("--scale", type=Scale(), default="1", show_default=True, help="Replicas: 2, or bounds like 0..4.")
 @click.option("--idle", "idle_s", type=DURATION, default="5m", show_default=True, help="Quiet time before 0 replicas.")
 @click.option("--option", "options", multiple=True, metavar="K=V", help="A setting of the engine; repeatable.")
 @click.option("--version", help="Name of this version. [default: the next of v1, v2, …]")
 @click.option("--base", metavar="NAME@VERSION", help="What the adapter at PATH is loaded onto.")
-@click.option("--on", "host", metavar="ENDPOINT", help="Endpoint on whose replicas it sits. [default: one of its base]")
+@click.option(
+    "--on",
+    "host",
+    metavar="ENDPOINT",
+    help="Endpoint on whose replicas it sits. [default: of an adapter, one of its base]",
+)
 @click.option("--shared", is_flag=True, help="Let every tenant call it (admin only).")
 @click.option(
     "-f", "--file", "endpoint_file", type=click.Path(path_type=Path), help="An endpoint in TOML or JSON, in one file."
@@ -103,14 +111,16 @@ def command(*, platform: Platform, serving: Item, autoscale: Item, is_json: bool
     except Refused as error:
         raise (with_lines(error, endpoint_file, lines) if endpoint_file is not None else error) from error
     answer = done.answer
+    routes: list[str] = []
     if is_waiting:
-        answer = answer | {"status": wait_until_ready(platform, done.endpoint_id, timeout_s=timeout_s)["status"]}
+        ready = wait_until_ready(platform, done.endpoint_id, timeout_s=timeout_s)
+        answer, routes = answer | {"status": ready["status"]}, ready.get("routes", [])
     if is_json:
         show_json(answer)
     elif is_quiet:
         print(done.endpoint_id)
     else:
-        print(_outcome(body["model_name"], done, is_ready=is_waiting))
+        print(_outcome(body["model_name"], done, is_ready=is_waiting, routes=routes))
 
 
 def _read(
@@ -133,7 +143,7 @@ def _with_values(platform: Platform, error: FaultyFile, endpoint_file: Path) -> 
     """Return a file's faults with those that only the platform finds: it is asked for a plan, which changes nothing."""
     # A file of this machine, and the engine that its content names, are not the platform's to judge.
     artifact = str(error.order.get("model_artifact") or "model:")
-    is_local = artifact.startswith("file:") or not _ELSEWHERE.match(artifact)
+    is_local = artifact.startswith("file:") or not ELSEWHERE.match(artifact)
     untold = {"model_artifact"} | ({"framework"} - error.order.keys()) if is_local else set()
     try:
         platform.post("/v1/models/plan", error.order)
@@ -158,8 +168,10 @@ def _deploy(platform: Platform, body: Item, file: Path | None, *, is_uploading: 
     return Applied(answer["endpoint_id"], ["deployed"], answer)
 
 
-def _outcome(name: str, done: Applied, *, is_ready: bool) -> str:
+def _outcome(name: str, done: Applied, *, is_ready: bool, routes: Sequence[str]) -> str:
     if done.changes == ["deployed"]:
+        if is_ready and routes and _CHAT not in routes:
+            return f"'{name}' is ready. Routes: {', '.join(one.replace('{model}', name) for one in routes)}"
         if is_ready:
             return f"'{name}' is ready. Try: modelyard run {name} 'Hello'"
         ready = f"ready in about {done.answer['estimated_ready_seconds']} s"
@@ -196,7 +208,7 @@ def _complete(body: Item, file: Path | None) -> None:
     if file is not None:
         body["model_artifact"] = file.as_uri()
     if not body.get("framework") and not body.get("base") and not artifact.startswith(REGISTERED):
-        body["framework"] = _engine_of(artifact, file)
+        body["framework"] = engine_for(artifact, file)
 
 
 def local_file(body: Item) -> Path | None:
@@ -256,7 +268,7 @@ def version_body(
         if engine is not None:
             body["framework"] = engine
     elif engine is not None or not uri.startswith(REGISTERED):
-        body["framework"] = _engine_of(uri, file) if engine is None else engine
+        body["framework"] = engine_for(uri, file) if engine is None else engine
     elif not body["options"]:
         del body["options"]
     if uri:
@@ -311,7 +323,7 @@ def _locate(source: str | None) -> tuple[str, Path | None]:
     """Return the URI to send, and the file when it is one of this machine."""
     if source is None:
         return "", None
-    if _ELSEWHERE.match(source) and not source.startswith("file:"):
+    if ELSEWHERE.match(source) and not source.startswith("file:"):
         return source, None
     path = _path_of(source) if source.startswith("file://") else source
     file = Path(path).expanduser().absolute()
@@ -335,7 +347,7 @@ def _path_of(uri: str) -> str:
 def _name_of(source: str) -> str:
     """Return what to call a model by where it is: ``hf://org/name@main`` is 'name', ``…/smol.gguf?x=1`` is 'smol'."""
     place = source
-    if _ELSEWHERE.match(source):
+    if ELSEWHERE.match(source):
         place = re.split(r"[?#]", source.removeprefix("pypi:"))[0].split("==")[0].rstrip("/")
         if source.startswith("hf://"):
             repo, _, rest = source.removeprefix("hf://").partition("@")
@@ -343,34 +355,6 @@ def _name_of(source: str) -> str:
     name = Path(place).name
     stem = name.removesuffix(Path(name).suffix) if Path(name).suffix.lower() in _EXTENSIONS else name
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._") or "model"
-
-
-def engine_of_content(file: Path) -> str:
-    """Return the engine that serves what is in ``file``, "" where that does not tell."""
-    if not file.is_file():
-        return ""
-    with file.open("rb") as reader:
-        return "llamacpp" if reader.read(4) == b"GGUF" else ""
-
-
-def _engine_of(uri: str, file: Path | None) -> str:
-    """Return the engine for a file's content; what is elsewhere is judged by its name, and the platform looks at it."""
-    if file is None and re.split(r"[?]", uri)[0].lower().endswith(".gguf"):
-        return "llamacpp"
-    if file is not None and (engine := engine_of_content(file)):
-        return engine
-    if file is not None and file.suffix.lower() in (".toml", ".json"):
-        raise click.UsageError(f"{file.name} is no model. If it describes an endpoint: modelyard deploy -f {file}")
-    what = "without a file" if not uri else f"from {uri}" if file is None else f"from the content of {file.name}"
-    if file is not None and file.is_file():
-        from modelyard.formats.folder import kind_of_file
-        from modelyard.formats.sniff import WEIGHTS, Kind
-
-        kind = kind_of_file(file)
-        if kind not in WEIGHTS and kind is not Kind.UNKNOWN:
-            raise Failure(f"{file.name} is no model: it is {kind}. Give a GGUF file.", Exit.USAGE)
-        what += f", which is {kind}"
-    raise click.UsageError(f"The engine cannot be told {what}. Give --engine llamacpp or --engine simulated.")
 
 
 def _option(text: str) -> tuple[str, str | int | float | bool]:

@@ -8,6 +8,7 @@ import click
 from modelyard.cli.autoscale import autoscale_options, size_text, tier_text
 from modelyard.cli.deploy import Scale, local_file, version_body
 from modelyard.cli.endpoint_stats import stats
+from modelyard.cli.engine_choice import one_of
 from modelyard.cli.http import PAGE, Platform, ask_of, connected, segment
 from modelyard.cli.nouns import DURATION, NounGroup
 from modelyard.cli.output import (
@@ -199,7 +200,7 @@ def change_body(
 )
 @click.argument("name")
 @click.argument("source", metavar="[PATH|URI]", required=False)
-@click.option("--engine", help="llamacpp, openai, anthropic or simulated. [default: by the content]")
+@click.option("--engine", help=f"{one_of()}. [default: by the content, of GGUF and ONNX]")
 @click.option("--option", "options", multiple=True, metavar="K=V", help="A setting of the engine; repeatable.")
 @click.option("--version", help="Name of this version. [default: the next of v1, v2, …]")
 @click.option("--base", metavar="NAME@VERSION", help="What the adapter at PATH is loaded onto.")

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 _GIB = 1024**3
 _SHOWN = 12
-_FILES = (".gguf", ".safetensors", ".onnx", ".json")
+_OF_ANSWERS = ("TOK/S", "ITL MS", "BOUND", "$/1M OUT")
+_WEIGHTS = (".gguf", ".safetensors", ".onnx")
+_FILES = (*_WEIGHTS, ".json")
 _PURPOSES = ("general", "math", "code-exact", "embeddings", "reproducible")
 
 
@@ -106,7 +108,10 @@ def facts_of_path(path: Path) -> "ModelFacts":
         from modelyard.cli.model_inspect import files_in
         from modelyard.formats.folder import facts_of
 
-        return facts_of(files_in(path) if path.is_dir() else {path.name: path})
+        files = files_in(path) if path.is_dir() else {path.name: path}
+        if "config.json" in files and not any(name.endswith(_WEIGHTS) for name in files):
+            return facts_of_path(files["config.json"])  # a model that is not here
+        return facts_of(files)
     except ArtifactInvalidError as error:
         raise Failure(f"{path}: {error.code}: {error}") from error
     except OSError as error:
@@ -123,7 +128,8 @@ def _alone(facts: "ModelFacts", body: Item) -> Item:
 
     load = Load(body["concurrency"], body["context"] - body["output_tokens"], body["output_tokens"])
     targets = Targets(body["itl_ms"], body["ttft_ms"])
-    advice = advise(facts, _offers(body["gpu"]), load, targets=targets, purpose=Purpose(body["purpose"]))
+    kinds = body["gpu"] or (["cpu"] if facts.format == "onnx" else [])
+    advice = advise(facts, _offers(kinds), load, targets=targets, purpose=Purpose(body["purpose"]))
     return {
         "object": "model.fit",
         "parameters": facts.parameters,
@@ -150,18 +156,20 @@ def _show(answer: Item, *, is_all: bool) -> None:
     rows: list[Item] = answer["rows"]
     shown = _ordered(rows) if is_all else best_rows(rows)[:_SHOWN]
     cache = answer["kv_bytes_per_token"]
+    # Without a cache or a state it makes vectors or classes of texts, and no text.
+    is_encoder = bool(rows) and not any(row["memory"]["kv_bytes"] for row in rows)
+    load = f"{answer['concurrency']} at once, {answer['context']:,} tokens each"
     show_pairs(
         {
             "Model": answer["model"],
             "Parameters": _parameters(answer),
             "KV cache": f"{cache / 1024:,.4g} KiB a token" if cache else "none",
-            "Load": f"{answer['concurrency']} at once, {answer['context']:,} tokens each, "
-            f"{answer['output_tokens']:,} of them the answer",
+            "Load": load if is_encoder else f"{load}, {answer['output_tokens']:,} of them the answer",
         }
     )
     if shown:
         print()
-        _show_table(shown, has_notes=is_all)
+        _show_table(shown, has_notes=is_all, is_encoder=is_encoder)
     print()
     take = answer["recommended"]
     if take is not None:
@@ -191,7 +199,7 @@ def _ordered(rows: list[Item]) -> list[Item]:
     return sorted(rows, key=lambda row: (not row["fits"], row["usd_per_million_output"], row["count"]))
 
 
-def _show_table(rows: list[Item], *, has_notes: bool) -> None:
+def _show_table(rows: list[Item], *, has_notes: bool, is_encoder: bool) -> None:
     columns: dict[str, Callable[[Item], object]] = {
         "PRECISION": lambda row: row["precision"],
         "ON": lambda row: f"{row['count']} x {row['kind']}{'*' if row['is_in_fleet'] else ''}",
@@ -206,6 +214,8 @@ def _show_table(rows: list[Item], *, has_notes: bool) -> None:
         "$/H": lambda row: f"{row['usd_per_hour']:.2f}",
         "$/1M OUT": lambda row: f"{row['usd_per_million_output']:.2f}",
     }
+    if is_encoder:  # what is told of an answer's tokens does not apply
+        columns = {name: cell for name, cell in columns.items() if name not in _OF_ANSWERS}
     columns["NOTE" if has_notes else "QUALITY"] = lambda row: row["note"] or row["quality"]
     show_table(list(columns), [[cell(row) for cell in columns.values()] for row in rows])
     print(f"GiB of each accelerator{'; * the platform has it' if any(row['is_in_fleet'] for row in rows) else ''}")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from modelyard.cli.deploy import engine_of_content
+from modelyard.cli.engine_choice import engine_of_content
 from modelyard.cli.http import Platform, connected
 from modelyard.cli.output import formats, show_json
 from modelyard.cli.uploading import upload, upload_folder

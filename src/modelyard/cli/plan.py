@@ -16,6 +16,9 @@ def show_plan(platform: Platform, body: Item, *, is_json: bool) -> None:
     needs = f"{_gib(memory['replica_bytes'])} a replica, of which weights {_gib(memory['weights_bytes'])}"
     if memory["kv_tokens"]:
         needs += f"; the KV cache holds {memory['kv_tokens']:,} tokens"
+    if plan["host"]:
+        _show_guest(plan)
+        return
     show_pairs(
         {
             "Model": f"{plan['model_name']} {plan['version']} on {plan['framework']}",
@@ -41,6 +44,20 @@ def show_plan(platform: Platform, body: Item, *, is_json: bool) -> None:
         ]
         print()
         show_table(("REPLICA", "NODE", "ACCELERATORS", "MEMORY EACH", "WEIGHTS THERE"), rows)
+
+
+def _show_guest(plan: Item) -> None:
+    """Print what a guest takes: a seat, and of the memory that its host keeps for guests."""
+    show_pairs(
+        {
+            "Model": f"{plan['model_name']} {plan['version']} on {plan['framework']}",
+            "Sits on": f"the replicas of '{plan['host']}', beside others; it has none of its own",
+            "Memory": f"weights of {_gib(plan['memory']['weights_bytes'])}, of what '{plan['host']}' keeps for guests",
+            "Fits": "yes",
+            "Cost": "$0 an hour beside its host",
+            "Ready in": f"about {plan['estimated_ready_seconds']} s",
+        }
+    )
 
 
 def _gib(size_bytes: int) -> str:

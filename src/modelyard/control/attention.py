@@ -92,6 +92,9 @@ class Attention:
         replicas = world.replicas.get(endpoint.id, ())
         if any(seat.state is not SeatState.READY for replica in replicas for seat in replica.guests):
             return False
+        # The files of a guest are on their way, or its load is tried again: it is taken in by a pass of its host.
+        if any(not self._standing(guest.id).is_over for guest in world.guests.get(endpoint.id, ())):
+            return False
         return all(
             replica.state is ReplicaState.READY and self._observer.vital(replica.id)[0] is Vital.READY
             for replica in replicas

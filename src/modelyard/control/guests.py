@@ -30,7 +30,7 @@ from modelyard.control.world import World
 from modelyard.domain.catalog import ModelVersion, VersionStatus, serves_as
 from modelyard.domain.endpoints import Endpoint, EndpointStatus
 from modelyard.domain.fleet import GuestSeat, Replica, ReplicaState, SeatState, seat_id
-from modelyard.engines import Engine, Engines, Guest, GuestKind
+from modelyard.engines import Engine, Engines, Guest, GuestKind, Options
 from modelyard.policy import guests as policy
 from modelyard.policy.guests import Key
 from modelyard.policy.progress import Fetch
@@ -421,8 +421,13 @@ def seat_name(endpoint: Endpoint, version: ModelVersion) -> str:
 
 def guests_max(engine: Engine, version: ModelVersion) -> int:
     """Return how many guests a replica of ``version`` holds."""
+    return seats_in(engine, version.options)
+
+
+def seats_in(engine: Engine, options: Options) -> int:
+    """Return how many guests a replica with ``options`` holds."""
     try:
-        return engine.guests_max(version.options)
+        return engine.guests_max(options)
     except ValueError:
         return 0
 

@@ -6,7 +6,10 @@ asked for. Inside a JSON text the marks of a string are escaped, so the bytes
 below can only be the field itself.
 """
 
-_FORMS = (b'"model":"%b"', b'"model": "%b"')
+_FORMS = (
+    b'"model":"%b"', b'"model": "%b"',
+    b'"model_name":"%b"', b'"model_name": "%b"',  # Open Inference
+)  # fmt: skip
 
 
 def renamed(data: bytes, before: bytes, after: bytes) -> bytes:

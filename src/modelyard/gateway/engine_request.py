@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from modelyard.gateway import aliases
 from modelyard.gateway.openai.call import INCLUDE_USAGE, Call, drop_extras
 from modelyard.policy.dispatch import ReplicaLoad
 
@@ -80,11 +81,23 @@ def body_of(exchange: "Exchange") -> bytes:
 
 def _payload_of(call: Call, name: str) -> bytes:
     """Return the body of a call that is not encoded from its request."""
-    if call.payload_for is None:
-        return call.payload or b""
-    if _MODEL in call.engine_route:
-        call.engine_route = call.engine_route.replace(_MODEL, quote(name, safe=""))
-    return call.payload_for(name)
+    return (call.payload or b"") if call.payload_for is None else call.payload_for(name)
+
+
+def path_at(exchange: "Exchange", replica: ReplicaLoad) -> str:
+    """Return where ``replica`` is called: under the name that it calls the model by, where that is in the path."""
+    route = exchange.call.engine_route or exchange.route
+    if _MODEL not in route:
+        return route
+    return route.replace(_MODEL, quote(replica.route.model_name or exchange.endpoint.route.name, safe=""))
+
+
+def body_at(exchange: "Exchange", body: bytes, replica: ReplicaLoad) -> bytes:
+    """Return ``body`` as ``replica`` wants it, which may call the model by another name."""
+    alias, payload_for = replica.route.model_name, exchange.call.payload_for
+    if alias and payload_for is not None:
+        return payload_for(alias)  # not JSON, or without a name in it
+    return aliases.for_engine(body, exchange.endpoint.route.name, alias)
 
 
 def unsalted(body: bytes) -> bytes:

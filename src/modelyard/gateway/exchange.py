@@ -181,11 +181,11 @@ class Exchange:
         if call.is_stream:
             self.progress.wait(self)
         self.was_sent = True
-        body = aliases.for_engine(self.body, self.endpoint.route.name, replica.route.model_name)
+        body = engine_request.body_at(self, self.body, replica)
         head = engine_request.head_of(
             self.gateway,
             replica,
-            call.engine_route or self.route,
+            engine_request.path_at(self, replica),
             request_id=self.request_id,
             length=len(body),
             content_type=call.content_type,

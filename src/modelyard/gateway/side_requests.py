@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from modelyard.gateway import aliases, engine_request
+from modelyard.gateway import engine_request
 from modelyard.gateway.responses import ResponseHead
 from modelyard.gateway.upstream import UpstreamConnection
 from modelyard.policy.breaker import Failure
@@ -169,7 +169,7 @@ def shadow(exchange: "Exchange", body: bytes) -> None:
                 gateway.presence.report_now()
             dispatcher.drop_shadow(replica, copy, now_s=now_s)
 
-        route = exchange.call.engine_route or exchange.route
+        route = engine_request.path_at(exchange, replica)
         timeout_s = endpoint.patience.total_s
-        named = aliases.for_engine(body, endpoint.route.name, replica.route.model_name)
+        named = engine_request.body_at(exchange, body, replica)
         SideRequest(gateway, replica, route=route, body=named, timeout_s=timeout_s, done=done)

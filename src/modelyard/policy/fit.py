@@ -111,6 +111,10 @@ def advise(
 ) -> Advice:
     """Return what can be had of ``offers``. ``is_fixed``: the weights stay as they are."""
     purpose = purpose_of(facts, purpose)
+    if facts.format == "onnx":  # its engine computes on CPUs
+        offers = [offer for offer in offers if offer.kind.name == CPU]
+        if not offers:
+            return Advice((), None, "ONNX models run on CPUs; ask for the kind 'cpu'", _rules(facts, purpose))
     precisions = [None] if is_fixed else _precisions(facts)
     rows = [
         _row(facts, precision, offer, count, load, targets, purpose)

@@ -208,7 +208,11 @@ class _Table:
         tried = [host for host in able if host.not_before_s.get(guest.key, 0.0) <= self.now_s]
         if not tried:
             self.waits[guest.key] = (
-                "its last load failed; it is tried again in a moment" if able else "no replica is ready"
+                "its last load failed; it is tried again in a moment"
+                if able
+                else "no replica of its host has seats for it"
+                if self.hosts
+                else "no replica is ready"
             )
             return
         there = [host for host in tried if (host.id, guest.key) not in self.draining]

@@ -101,17 +101,25 @@ def _state(endpoint: Endpoint, known: Known) -> Answer:
         return Answer(question, endpoint.failure, _after_failure(endpoint.failure, name))
     match endpoint.status:
         case EndpointStatus.STOPPED:
-            step = f"send it a request, or: modelyard endpoints set {name} --scale 1"
+            step = "send it a request"
+            if not endpoint.host_id:  # a guest has no size of its own
+                step += f", or: modelyard endpoints set {name} --scale 1"
             return Answer(question, progress.reason or "it sleeps", step)
         case EndpointStatus.RUNNING:
-            return Answer(question, progress.reason or f"{known.ready} of {known.wanted} replicas are ready")
+            return Answer(question, progress.reason or _ready(known))
         case _:
             return _under_way(question, endpoint, known)
 
 
+def _ready(known: Known) -> str:
+    # Fallbacks, and what drains, are beyond the number that is wanted.
+    of_wanted = f" of {known.wanted}" if known.ready <= known.wanted else ""
+    return f"{known.ready}{of_wanted} replicas are ready"
+
+
 def _under_way(question: str, endpoint: Endpoint, known: Known) -> Answer:
     progress = endpoint.progress
-    parts = [f"{known.ready} of {known.wanted} replicas are ready"]
+    parts = [_ready(known)]
     # One that is ready is the furthest; what is waited for are those behind it.
     awaited = known.loading if progress.stage is Stage.READY else progress
     if awaited is not None:

@@ -57,6 +57,7 @@ def test_faults_are_told_before_anything_is_measured(
 def test_results_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def result(name: str, scale: float) -> str:
         level = {"level": "1 at once", "median_ttft_ms": 50 * scale, "ci95_median_ttft_ms": [49 * scale, 51 * scale]}
+        level["p99_ttft_ms"] = 80 * scale
         file = tmp_path / name
         file.write_text(
             json.dumps({"object": "modelyard.bench", "workload": {"input_tokens": name}, "levels": [level]})
@@ -67,6 +68,7 @@ def test_results_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["bench", "compare", one, other]) == 0
     shown = capsys.readouterr()
     assert "1 at once  TTFT p50 ms     50      25   0.50  better\n" in shown.out
+    assert "1 at once  TTFT p99 ms     80      40   0.50  better, too few samples to say\n" in shown.out
     assert "They were not asked alike: input_tokens differ." in shown.err
     assert main(["bench", "compare", one, other, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["ratio"] == 0.5

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.support.models import tiny_gguf
+from tests.support.models import onnx, onnx_tensor, tiny_gguf
 from tests.support.shapes import DEEPSEEK_V3, LLAMA_3_70B
 
 from modelyard.cli.fit import best_rows
@@ -28,7 +28,9 @@ def advised(capsys: pytest.CaptureFixture[str], file: Path, *line: str) -> str:
 def test_a_configuration_of_a_model_that_is_not_here_is_enough(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = advised(capsys, config, "--gpu", "h100", "--gpu", "l4", "--context", "2048", "--concurrency", "1")
+    words = ("--gpu", "h100", "--gpu", "l4", "--context", "2048", "--concurrency", "1")
+    text = advised(capsys, config, *words)
+    assert advised(capsys, config.parent, *words).partition("\n")[2] == text.partition("\n")[2], "so is its folder"
     assert "Parameters  70.55 B\n" in text
     assert "KV cache    320 KiB a token\n" in text
     assert "\nbf16       2 x h100" in text
@@ -61,6 +63,19 @@ def test_what_forbids_to_quantise_and_what_is_too_slow_is_told(
 def test_a_file_is_advised_on_for_this_machines_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = advised(capsys, tiny_gguf(tmp_path / "tiny.gguf"), "--gpu", "cpu", "--context", "64", "--output-tokens", "8")
     assert "1 x cpu" in text
+
+
+def test_an_onnx_model_is_for_the_cpu_and_nothing_is_told_of_tokens_that_it_does_not_make(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "model.onnx"
+    file.write_bytes(onnx(onnx_tensor("w", [16, 16], bytes(1024))))
+    text = advised(capsys, file)
+    assert "1 x cpu: of 1 that fit" in text
+    assert "h100" not in text
+    assert "TTFT MS" in text
+    assert not any(word in text for word in ("TOK/S", "ITL MS", "of them the answer"))
+    assert "ONNX models run on CPUs" in advised(capsys, file, "--gpu", "h100")
 
 
 def test_mixtures_are_shown_with_what_computes_a_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

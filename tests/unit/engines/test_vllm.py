@@ -87,6 +87,7 @@ def test_a_cpu_gets_its_threads_unbound_and_a_gpu_nothing_of_it() -> None:
         ({"prefix_caching": False}, {"--no-enable-prefix-caching": ""}),
         ({"quantization": "fp8", "kv_type": "fp8"}, {"--quantization": "fp8", "--kv-cache-dtype": "fp8"}),
         ({"max_queued": 12}, {"--max-num-queued-reqs": "12"}),
+        ({"max_batched_tokens": 512}, {"--max-num-batched-tokens": "512"}),
         ({"block_size": 32, "kv_blocks": 40}, {"--num-gpu-blocks-override": "40", "--block-size": "32"}),
         ({"task": "embed"}, {"--runner": "pooling", "--convert": "embed"}),
         ({"tool_parser": "hermes"}, {"--enable-auto-tool-choice": "", "--tool-call-parser": "hermes"}),

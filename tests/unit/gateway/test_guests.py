@@ -13,6 +13,7 @@ from tests.unit.gateway.test_exchange import Bench, whole
 
 from modelyard.domain.demand import ReplicaReport
 from modelyard.domain.routing_table import ReleaseRoute, ReplicaRoute
+from modelyard.gateway.server import ClientConnection
 from modelyard.gateway.side_requests import GUEST_MISSING
 from modelyard.gateway.upstream import CONNECT_TIMEOUT, Receiver, UpstreamPool
 from modelyard.policy.seats import Seat
@@ -36,7 +37,15 @@ class Yard(Bench):
     def _report_now(self) -> None:
         self.reports += 1
 
-    def take(self, ports: tuple[int, ...], *, slots: int = 4, shadow: tuple[int, ...] = (), digest: int = 1) -> None:
+    def take(
+        self,
+        ports: tuple[int, ...],
+        *,
+        slots: int = 4,
+        shadow: tuple[int, ...] = (),
+        digest: int = 1,
+        routes: tuple[str, ...] = ("/v1/chat/completions",),
+    ) -> None:
         table = self.gateway.catalog.table
         assert table is not None
 
@@ -51,15 +60,21 @@ class Yard(Bench):
         releases = (ReleaseRoute("v1", 100, seats(ports, digest)),)
         if shadow:
             releases = (*releases, ReleaseRoute("v2", 0, seats(shadow, 2), shadow=100))
-        guest = msgspec.structs.replace(self.endpoint.route, releases=releases)
-        routes = tuple(ReplicaRoute(f"r{port}", "127.0.0.1", port, "s", slots) for port in {*ports, *shadow})
-        host = msgspec.structs.replace(guest, id="host", name="base", releases=(ReleaseRoute("b1", 100, routes),))
+        guest = msgspec.structs.replace(self.endpoint.route, releases=releases, routes=frozenset(routes))
+        replicas = tuple(ReplicaRoute(f"r{port}", "127.0.0.1", port, "s", slots) for port in {*ports, *shadow})
+        host = msgspec.structs.replace(guest, id="host", name="base", releases=(ReleaseRoute("b1", 100, replicas),))
         new = msgspec.structs.replace(table, revision=table.revision + 1, endpoints=(guest, host))
         self.gateway.catalog.take(new, now_s=self.clock.monotonic_s())
 
     def asked(self) -> Any:
         """Return the body of the last request to an engine."""
         return json.loads(self.pool.opened[-1][1].sent.rpartition(b"\r\n\r\n")[2])
+
+    def post(self, client: ClientConnection, path: str, body: bytes, content_type: str = "application/json") -> None:
+        """Send a request of any route."""
+        head = f"POST {path} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {self.token}\r\n"
+        head += f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.data_received(head.encode() + body)
 
     def answer(self, raw: bytes) -> None:
         """Have the engine of the last request answer."""
@@ -92,6 +107,30 @@ def test_an_engine_is_asked_by_the_guests_name_and_the_caller_sees_its_own(bench
     bench.answer(ANSWER)
     assert b'"model":"m"' in wire.sent
     assert [record.status for record in bench.settled()] == ["success"]
+
+
+def test_a_name_in_a_path_is_the_engines_there_and_the_callers_in_the_answer(bench: Yard) -> None:
+    bench.take((1,), shadow=(3,), routes=("/v2/models/{model}/infer",))
+    client, wire = bench.client()
+    body = b'{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[1.0]}]}'
+    bench.post(client, "/v2/models/m/infer", body)
+    sent = [connection.sent.partition(b" HTTP/1.1")[0] for _, connection in bench.pool.opened]
+    assert sorted(sent) == [b"POST /v2/models/m%401/infer", b"POST /v2/models/m%402/infer"], "the shadow has its own"
+    for protocol, connection in bench.pool.opened:
+        name = b"m@1" if b"m%401" in connection.sent else b"m@2"
+        protocol.data_received(whole(b'{"model_name":"%b","outputs":[]}' % name))
+    assert b'"model_name":"m"' in wire.sent
+
+
+def test_a_form_names_the_model_as_the_engine_calls_it(bench: Yard) -> None:
+    bench.take((1,), routes=("/v1/audio/transcriptions",))
+    client, wire = bench.client()
+    form = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n--x\r\nContent-Disposition: form-data; '
+    form += b'name="file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\nRIFF\r\n--x--\r\n'
+    bench.post(client, "/v1/audio/transcriptions", form, "multipart/form-data; boundary=x")
+    assert b'name="model"\r\n\r\nm@1\r\n' in bench.pool.opened[-1][1].sent, wire.sent
+    bench.answer(whole(b'{"text":"hi","usage":{"type":"duration","seconds":1}}'))
+    assert b" 200 " in wire.sent
 
 
 def test_a_seat_is_reported_by_its_own_requests_and_a_replica_by_everybodys(bench: Yard) -> None:

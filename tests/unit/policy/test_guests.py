@@ -146,7 +146,8 @@ def test_what_is_not_on_this_machine_yet_takes_no_seat() -> None:
 def test_an_adapter_goes_only_onto_its_base() -> None:
     other = HostSeen(id="r1", capacity=4, bases=frozenset({"another"}))
     found = planned([other], guest("a", waited_s=1.0))
-    assert (done(found), found.waits[key("a")]) == ([], "no replica is ready")
+    assert (done(found), found.waits[key("a")]) == ([], "no replica of its host has seats for it")
+    assert planned([], guest("a", waited_s=1.0)).waits[key("a")] == "no replica is ready"
 
 
 def test_one_with_much_of_the_traffic_sits_on_several_replicas() -> None:

@@ -49,6 +49,8 @@ def test_the_next_step_is_about_the_reason(reason: str, step: str) -> None:
 def test_what_sleeps_and_what_runs_need_no_log() -> None:
     asleep, *_ = explain(endpoint(EndpointStatus.STOPPED, "asleep: no request for 6 s"), known())
     assert (asleep.answer, "--scale 1" in asleep.next_step) == ("asleep: no request for 6 s", True)
+    guest = msgspec.structs.replace(endpoint(EndpointStatus.STOPPED), host_id="ep-2")
+    assert explain(guest, known())[0].next_step == "send it a request", "it has no size of its own"
     runs, *_ = explain(endpoint(EndpointStatus.RUNNING), known())
     assert (runs.answer, runs.next_step) == ("1 of 2 replicas are ready", "")
 
@@ -67,6 +69,11 @@ def test_what_is_nearly_loaded_is_not_said_to_have_no_time_left() -> None:
     nearly = Progress(Stage.LOADING, percent=99, eta_s=0.4)
     state = explain(endpoint(), msgspec.structs.replace(known(), loading=nearly))[0]
     assert state.answer.endswith("about 1 s are left")
+
+
+def test_more_than_are_wanted_are_not_said_to_be_of_them() -> None:
+    state, *_ = explain(endpoint(EndpointStatus.RUNNING), Known(now_s=1.0, wanted=1, ready=2))
+    assert state.answer == "2 replicas are ready"
 
 
 def test_a_replica_that_drains_is_no_trouble() -> None:

@@ -134,6 +134,8 @@ class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
     current_replicas: int
     gpu_type: str
     gpus_per_replica: int
+    routes: list[str]
+    """API paths that its version answers, as far as options and header tell."""
     scale_to_zero: bool
     scale_to_zero_after_idle_seconds: float
     canary_weight: int
@@ -216,6 +218,7 @@ def endpoint_view(
         current_replicas=sum(replica.state is ReplicaState.READY for replica in own),
         gpu_type=first.gpu_type if first else "",
         gpus_per_replica=first.gpu_count if first else 0,
+        routes=_routes(context, first, versions),
         scale_to_zero=endpoint.scaling.scale_to_zero,
         scale_to_zero_after_idle_seconds=endpoint.scaling.idle_s,
         canary_weight=sum(release.weight for release in endpoint.releases if release is not serving),
@@ -270,6 +273,18 @@ def _guests(host: Endpoint, known: Known, now: float) -> list[GuestView]:
 def _guests_max(context: Context, endpoint: Endpoint, version: ModelVersion | None) -> int:
     engine = context.engines.get(version.framework) if version is not None and not endpoint.host_id else None
     return guests_max(engine, version) if engine is not None and version is not None else 0
+
+
+def _routes(context: Context, version: ModelVersion | None, versions: Mapping[str, ModelVersion]) -> list[str]:
+    """Return the paths of ``version``; an adapter answers those of its base."""
+    engine = context.engines.get(version.framework) if version is not None else None
+    if version is None or engine is None:
+        return []
+    version = versions.get(version.base_id, version)
+    try:
+        return sorted(engine.routes_of(version.options, version.facts))
+    except ValueError:
+        return []
 
 
 def _release_view(release: Release, version: ModelVersion | None) -> ReleaseView:

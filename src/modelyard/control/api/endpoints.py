@@ -9,8 +9,8 @@ from starlette.requests import Request
 from modelyard.control.api.access import callable_endpoints, find_endpoint
 from modelyard.control.api.endpoint_changes import CHANGE_EXAMPLE, ChangeEndpoint, changed
 from modelyard.control.api.endpoint_views import EndpointView, EventView, Known, endpoint_view, event_view
-from modelyard.control.api.faults import refusal
-from modelyard.control.api.hosting import guests_of, named
+from modelyard.control.api.faults import Fault, refusal
+from modelyard.control.api.hosting import guests_of, named, stranding
 from modelyard.control.context import Context
 from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.tenants import Scope
@@ -85,6 +85,7 @@ class Endpoints:
             endpoint = await find_living(context, call)
             names = {one.id: one.version for one in await store.versions(tenant_id=endpoint.tenant_id)}
             after, faults = changed(endpoint, call.body, names, context.config.gateway)
+            faults += await self._stranding(endpoint, after)
             if faults:
                 raise refusal("This endpoint cannot be changed so.", faults)
             if after.releases != endpoint.releases:
@@ -100,6 +101,19 @@ class Endpoints:
             context.wake()
             await context.refresh()
         return await whole_view(context, call.request, after)
+
+    async def _stranding(self, endpoint: Endpoint, after: Endpoint) -> list[Fault]:
+        """Return why the guests of a host would have no place on a release that is to answer now."""
+        before = {one.version_id for one in endpoint.releases if one.weight}
+        new = {one.version_id for one in after.releases if one.weight} - before
+        versions = await self._context.store.versions(tenant_id=endpoint.tenant_id) if new else []
+        for version in versions:
+            engine = self._context.engines.get(version.framework)
+            if version.id in new and engine is not None:
+                faults = await stranding(self._context, endpoint, engine, version)
+                if faults:
+                    return [Fault("releases", f"version '{version.version}': {faults[0].reason}")]
+        return []
 
     async def delete(self, call: Call[Empty, DeleteQuery]) -> DeletedEndpoint:
         """Mark the endpoint deleted and take it from the gateways; the reconciler drains and removes it."""

@@ -13,11 +13,11 @@ from modelyard.control.api.faults import Fault
 from modelyard.control.api.registered import reference_of
 from modelyard.control.api.versions import Findings
 from modelyard.control.context import Context
-from modelyard.control.guests import guests_max
-from modelyard.domain.catalog import ModelVersion, serves_as
+from modelyard.control.guests import guests_max, seats_in
+from modelyard.domain.catalog import Artifact, ModelVersion, serves_as
 from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.tenants import Identity
-from modelyard.engines import Engine, GuestKind
+from modelyard.engines import Engine, GuestKind, Options
 
 _TOLD_MAX = 3
 
@@ -110,6 +110,41 @@ def _nobody(seen: Iterable[Endpoint], engine: Engine, base: ModelVersion, versio
 async def guests_of(context: Context, host_id: str) -> list[Endpoint]:
     """Return the guests that sit on an endpoint."""
     return [one for one in await context.store.endpoints() if one.host_id == host_id and not one.is_deleted]
+
+
+def draft_of(endpoint: Endpoint, engine: Engine, findings: Findings, options: Options) -> ModelVersion:
+    """Return what ``findings`` are of as the version of an endpoint that it may become."""
+    source = findings.source
+    return ModelVersion(
+        id="",
+        tenant_id=endpoint.tenant_id,
+        name=endpoint.name,
+        version="",
+        framework=engine.name,
+        artifact=Artifact(source.uri, source.digest, source.size_bytes, source.files),
+        options=options,
+        created_at=0,
+    )
+
+
+async def stranding(context: Context, endpoint: Endpoint, engine: Engine, new: ModelVersion) -> list[Fault]:
+    """Return why the guests on ``endpoint`` would have no place once ``new`` answers there; [] where they would."""
+    guests = await guests_of(context, endpoint.id)
+    if not guests:
+        return []
+    if not seats_in(engine, new.options):
+        option = f"; set its option {engine.guests_option}" if engine.guests_option else ""
+        reason = f"{len(guests)} guests sit on '{endpoint.name}', and this has no seats for them{option}"
+        return [Fault("options" if engine.guests_option else "framework", reason)]
+    if engine.guests is not GuestKind.ADAPTER:
+        return []
+    versions = {one.id: one for one in await context.store.versions()}
+    of_guests = (versions.get(release.version_id) for guest in guests for release in guest.releases)
+    bases = {one.base_id for one in of_guests if one is not None}
+    if all(serves_as(new, versions[base]) for base in bases if base in versions):
+        return []
+    reason = f"{len(guests)} guests of '{endpoint.name}' are adapters of its present base, which this is not; "
+    return [Fault("model_artifact", reason + "deploy it as an endpoint of its own")]
 
 
 def named(guests: Iterable[Endpoint], identity: Identity) -> str:

@@ -35,7 +35,7 @@ PLACED_MAX = 32
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of one replica."""
 
-    replica_bytes: int
+    replica_bytes: Annotated[int, msgspec.Meta(description="0 of a guest, which has none of its own.")]
     weights_bytes: int
     accelerator_bytes: Annotated[int, msgspec.Meta(description="Of each of its accelerators.")]
     kv_tokens: Annotated[int, msgspec.Meta(description="Tokens that its KV cache holds; 0: not known.")]
@@ -57,6 +57,7 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     model_name: str
     version: str
     framework: str
+    host: Annotated[str, msgspec.Meta(description="Of a guest: the endpoint whose replicas it sits on.")]
     gpu_type: str
     gpus_per_replica: int
     hardware_reason: Annotated[str, msgspec.Meta(description="Why these accelerators; empty: as asked for.")]
@@ -111,6 +112,7 @@ class Plans:
             model_name=endpoint.name,
             version=offer.version.version,
             framework=offer.engine.name,
+            host=hosting.host.name if hosting.host else "",
             gpu_type=offer.version.gpu_type,
             gpus_per_replica=offer.version.gpu_count,
             hardware_reason=chosen.reason,
@@ -118,9 +120,9 @@ class Plans:
             max_replicas=endpoint.scaling.max_replicas,
             scale_to_zero=endpoint.scaling.scale_to_zero,
             memory=MemoryPlan(
-                replica_bytes=offer.settings.memory_bytes,
+                replica_bytes=0 if hosting.host else offer.settings.memory_bytes,
                 weights_bytes=offer.version.artifact.size_bytes,
-                accelerator_bytes=ask.memory_bytes,
+                accelerator_bytes=0 if hosting.host else ask.memory_bytes,
                 kv_tokens=offer.settings.kv_tokens,
             ),
             fits=not why_not,

@@ -10,13 +10,12 @@ from modelyard.control.api.endpoint_changes import release_named
 from modelyard.control.api.endpoint_views import EndpointView
 from modelyard.control.api.endpoints import find_living, whole_view
 from modelyard.control.api.faults import Fault, check_all
-from modelyard.control.api.hosting import guests_of, why_not
+from modelyard.control.api.hosting import draft_of, stranding, why_not
 from modelyard.control.api.versions import Findings, examine, make_version
 from modelyard.control.context import Context
-from modelyard.domain.catalog import Artifact, ModelVersion, serves_as
 from modelyard.domain.endpoints import Endpoint, Release
 from modelyard.domain.tenants import Scope
-from modelyard.engines import Engine, GuestKind, Options
+from modelyard.engines import Options
 from modelyard.errors import conflict
 from modelyard.policy.releases import WHOLE, SharesError, main_release, with_release, without_release
 from modelyard.policy.rollouts import NotPossibleError, check_free, rolling, settled, stable_of
@@ -87,7 +86,7 @@ class Releases:
         async with context.changing:
             endpoint = await find_living(context, call)
             await refuse_beside_rollout(context, endpoint)
-            faults = [*findings.faults, *await self._guest_faults(endpoint, findings)]
+            faults = [*findings.faults, *await self._guest_faults(endpoint, wanted, findings)]
             try:
                 with_release(endpoint.releases, Release("", wanted.weight, wanted.shadow, wanted.fallback))
             except SharesError as error:
@@ -124,7 +123,7 @@ class Releases:
             await self._announce(endpoint, "release_removed", f"version {name}, with key {call.identity.key_id}")
         return await whole_view(context, call.request, endpoint)
 
-    async def _guest_faults(self, endpoint: Endpoint, findings: Findings) -> list[Fault]:
+    async def _guest_faults(self, endpoint: Endpoint, wanted: ReleaseRequest, findings: Findings) -> list[Fault]:
         """Return why a version cannot be a release of an endpoint, as guests and hosts are different things."""
         context, engine, base = self._context, findings.engine, findings.base
         if engine is None:
@@ -133,7 +132,9 @@ class Releases:
         if not endpoint.host_id:
             if base is not None:
                 return [Fault("base", f"'{endpoint.name}' has replicas of its own; deploy the adapter as an endpoint")]
-            return await self._host_faults(endpoint, engine, findings)
+            answers = not (wanted.shadow or wanted.fallback)
+            new = findings.registered or draft_of(endpoint, engine, findings, wanted.options)
+            return await stranding(context, endpoint, engine, new) if answers else []
         main = versions.get(main_release(endpoint).version_id)
         if base is None and main is not None and main.base_id:
             return [Fault("base", f"'{endpoint.name}' is a guest: its versions are adapters; name the base")]
@@ -142,34 +143,6 @@ class Releases:
             return [Fault("base", f"the host of '{endpoint.name}' is gone; deploy it on another one")]
         reason = why_not(host, engine, base, versions)
         return [Fault("base" if base else "model_artifact", reason)] if reason else []
-
-    async def _host_faults(self, endpoint: Endpoint, engine: Engine, findings: Findings) -> list[Fault]:
-        """Return which guests could not be served by a version that an endpoint is to have."""
-        guests = await guests_of(self._context, endpoint.id)
-        if not guests or engine.guests is not GuestKind.ADAPTER:
-            return []
-        versions = {one.id: one for one in await self._context.store.versions()}
-        bases = {
-            version.base_id
-            for guest in guests
-            for release in guest.releases
-            if (version := versions.get(release.version_id)) is not None and version.base_id
-        }
-        source, registered = findings.source, findings.registered
-        new = registered or ModelVersion(
-            id="",
-            tenant_id=endpoint.tenant_id,
-            name=endpoint.name,
-            version="",
-            framework=engine.name,
-            artifact=Artifact(source.uri, source.digest, source.size_bytes, source.files),
-            options={},
-            created_at=0,
-        )
-        if all(serves_as(new, versions[base]) for base in bases if base in versions):
-            return []
-        reason = f"{len(guests)} guests of '{endpoint.name}' are adapters of its present base, which this is not; "
-        return [Fault("model_artifact", reason + "deploy it as an endpoint of its own")]
 
     async def _check_rolling(self, endpoint: Endpoint) -> None:
         names = {one.id: one.version for one in await self._context.store.versions(tenant_id=endpoint.tenant_id)}

@@ -6,6 +6,7 @@ from modelyard.control.api.access import find_endpoint, missing
 from modelyard.control.api.endpoint_views import EndpointView
 from modelyard.control.api.endpoints import find_living, whole_view
 from modelyard.control.api.faults import Fault, refusal
+from modelyard.control.api.hosting import draft_of, stranding
 from modelyard.control.api.rollout_spec import EXAMPLE, CanaryRequest, canary_faults, with_asked
 from modelyard.control.api.rollout_views import RolloutView, rollout_view
 from modelyard.control.api.versions import Findings, examine, make_version
@@ -79,6 +80,7 @@ class Rollouts:
             endpoint = await find_living(context, call)
             versions = {one.id: one for one in await context.store.versions(tenant_id=endpoint.tenant_id)}
             known = None if findings else _known_version(endpoint, body, versions, faults)
+            faults += await self._stranding(endpoint, body, findings, known)
             if faults:
                 raise refusal("This canary cannot begin.", faults)
             rollout = endpoint.rollout
@@ -151,6 +153,17 @@ class Rollouts:
             await self._announce()  # gateways first: a rollback must not wait for its own record
             await self._tell(after, kind, reason)
         return await whole_view(context, call.request, after)
+
+    async def _stranding(
+        self, endpoint: Endpoint, body: CanaryRequest, findings: Findings | None, known: ModelVersion | None
+    ) -> list[Fault]:
+        """Return why the guests of a host would have no place once its candidate has taken over."""
+        engine = findings.engine if findings else self._context.engines.get(known.framework if known else "")
+        if engine is None or endpoint.host_id:
+            return []
+        if findings is not None:
+            return await stranding(self._context, endpoint, engine, draft_of(endpoint, engine, findings, body.options))
+        return await stranding(self._context, endpoint, engine, known) if known is not None else []
 
     async def _move(self, endpoint: Endpoint, rollout: Rollout, body: CanaryRequest) -> Endpoint:
         context, now = self._context, self._context.clock.unix_s()

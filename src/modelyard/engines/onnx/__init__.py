@@ -34,6 +34,13 @@ _WEIGHTS_SHARE = 1.15
 _LOAD_BYTES_PER_S = 200_000_000
 _PROCESS_START_S = 0.8
 _LOAD_TIMEOUT_S = 120.0
+_TASKS_OF_CLASSES = {
+    "ForSequenceClassification": ("classify", "rerank"),  # as it has several labels, or one
+    "ForTokenClassification": ("token_classify",),
+    "ForImageClassification": ("image_classify",),
+    "Model": ("embeddings",),
+}
+"""By the end of what ``config.json`` calls a model's class, as ``judge.py`` has it."""
 
 
 class _Shown(msgspec.Struct):
@@ -53,6 +60,7 @@ class OnnxEngine(EngineDefaults):
     # Token ids are taken or refused by the option ``token_ids``, which this set cannot know.
     request_extras = frozenset({"n", "dimensions", "token_arrays", "max_tokens_per_doc", "classify.pictures"})
     guests = GuestKind.MODEL
+    guests_option = "guests"
 
     def missing(self) -> str:
         """Return the fix when a package is not installed, else ""."""
@@ -117,6 +125,14 @@ class OnnxEngine(EngineDefaults):
     def routes_for(self, options: Options) -> frozenset[str]:
         """Return the routes of the option ``task``; of ``auto`` all, and the replica refuses what its model is not."""
         return routes_of(read_options(OnnxOptions, options, engine=self.name).task)
+
+    def routes_of(self, options: Options, facts: ModelFacts) -> frozenset[str]:
+        """Return the routes of the option ``task``; of ``auto`` those of the model's class, all where it has none."""
+        read = read_options(OnnxOptions, options, engine=self.name)
+        if read.task != "auto":
+            return routes_of(read.task)
+        tasks = next((tasks for end, tasks in _TASKS_OF_CLASSES.items() if facts.architecture.endswith(end)), ("auto",))
+        return frozenset().union(*map(routes_of, tasks))
 
     def guests_max(self, options: Options) -> int:
         """Return the option ``guests``."""

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -21,6 +21,8 @@ TOKENIZER_BYTES_MAX = 64 * 1024 * 1024
 LABELS_MAX = 100_000
 _PREFERRED = ("model.onnx", "onnx/model.onnx")
 _SCORING = frozenset({"Softmax", "LogSoftmax", "Sigmoid"})
+_FORMING = frozenset({"Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose"})
+"""What leaves numbers as they are; exporters of Paddle and TensorFlow put it behind a softmax."""
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_list = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
@@ -97,29 +99,32 @@ def files_at(place: Path) -> dict[str, Path]:
 
 
 def ends_in_scores(model: Path, output: str) -> bool:
-    """Say whether the node that makes ``output`` is a softmax or a sigmoid: its values are scores already."""
+    """Say whether a softmax or a sigmoid makes ``output``, whatever form is given to it then: it is scores already."""
+    scores: set[str] = set()
     with opened(model, "ONNX file") as cursor:
         for number, wire, length in fields(cursor, cursor.size):
             if number == 7 and wire == BYTES:
                 for inner, kind, size in fields(cursor, cursor.at + length):
                     if inner == 1 and kind == BYTES:
-                        outputs, op = _node(cursor, cursor.at + size)
-                        if output in outputs:
-                            return op in _SCORING
-    return False
+                        node = _node(cursor, cursor.at + size)
+                        # A node stands behind those that make its inputs.
+                        if node.op in _SCORING or (node.op in _FORMING and scores & set(node.inputs[:1])):
+                            scores.update(node.outputs)
+    return output in scores
 
 
-def _node(cursor: Cursor, end: int) -> tuple[list[str], str]:
-    outputs: list[str] = []
-    op = ""
+class _Node(NamedTuple):
+    inputs: list[str]
+    outputs: list[str]
+    op: str
+
+
+def _node(cursor: Cursor, end: int) -> _Node:
+    names: dict[int, list[str]] = {1: [], 2: [], 4: []}
     for number, wire, length in fields(cursor, end):
-        if wire == BYTES and number in (2, 4) and length <= 1024:
-            text = cursor.take(length).decode("utf-8", "replace")
-            if number == 2:
-                outputs.append(text)
-            else:
-                op = text
-    return outputs, op
+        if wire == BYTES and number in names and length <= 1024:
+            names[number].append(cursor.take(length).decode("utf-8", "replace"))
+    return _Node(names[1], names[2], names[4][0] if names[4] else "")
 
 
 def _model_of(files: Mapping[str, Path], wanted: str, *, is_choice_open: bool) -> str:

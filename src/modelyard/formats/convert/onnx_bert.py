@@ -82,6 +82,10 @@ def _files(source: Path) -> dict[str, Path]:
     }
     if "config.json" not in kept:
         raise ConvertError(f"'{source}' has no config.json.")
+    if not any(name.endswith(".safetensors") for name in kept):
+        is_done = any(name.endswith(".onnx") for name in found)
+        fix = "it has ONNX already: deploy it as it is" if is_done else "save the model with safe_serialization=True"
+        raise ConvertError(f"'{source}' has no .safetensors file; {fix}.")
     return kept
 
 

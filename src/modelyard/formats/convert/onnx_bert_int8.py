@@ -4,6 +4,7 @@ Smaller and about a third faster on CPUs, at the price of other answers: vectors
 of 0.973 to 0.981 with the exact ones. Search with vectors of one kind only; do not compare them with exact ones.
 """
 
+import logging
 from pathlib import Path
 
 from modelyard.formats.convert import Progress, onnx_bert
@@ -26,13 +27,18 @@ def convert(source: Path, folder: Path, progress: Progress) -> None:
     exact.mkdir()
     onnx_bert.convert(source, exact, progress)
     is_split = (exact / "model.onnx_data").exists()
-    quantize_dynamic(
-        str(exact / "model.onnx"),
-        str(folder / "model.onnx"),
-        weight_type=QuantType.QInt8,
-        op_types_to_quantize=["MatMul"],
-        use_external_data_format=is_split,
-    )
+    # Its advice to prepare the graph is for those of exporters.
+    logging.disable(logging.WARNING)
+    try:
+        quantize_dynamic(
+            str(exact / "model.onnx"),
+            str(folder / "model.onnx"),
+            weight_type=QuantType.QInt8,
+            op_types_to_quantize=["MatMul"],
+            use_external_data_format=is_split,
+        )
+    finally:
+        logging.disable(logging.NOTSET)
     for file in exact.iterdir():
         if file.name.startswith("model.onnx"):
             file.unlink()

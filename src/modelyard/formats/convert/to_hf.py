@@ -28,7 +28,7 @@ def convert(source: Path, folder: Path, progress: Progress) -> None:
         ArtifactInvalidError: it is no sound model.
     """
     if not source.is_file():
-        raise ConvertError(f"'{source}' is no file; '--to hf' converts a GGUF file.")
+        raise ConvertError(f"'{source}' is no file; '--to hf' converts a GGUF file, '--to onnx' the folder of a BERT.")
     if (kind := kind_of_file(source)) is not Kind.GGUF:
         raise ConvertError(f"'{source}' is {kind}; '--to hf' converts a GGUF file.")
     model = GgufSource(source)

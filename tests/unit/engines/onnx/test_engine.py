@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tests.support import models
 
+from modelyard.domain.facts import ModelFacts
 from modelyard.engines import Guest
 from modelyard.engines.onnx import OnnxEngine
 from modelyard.engines.onnx.artifact import ends_in_scores, read_artifact
@@ -77,13 +78,18 @@ def test_limits_of_a_text_come_from_the_files(tmp_path: Path) -> None:
 
 
 def test_a_graph_that_ends_in_a_softmax_gives_scores_already(tmp_path: Path) -> None:
-    def node(kind: str, output: str) -> bytes:
-        return models.field(1, "x") + models.field(2, output) + models.field(4, kind)
+    def node(kind: str, given: str, output: str) -> bytes:
+        return models.field(1, given) + models.field(2, output) + models.field(4, kind)
 
+    nodes = [
+        node("MatMul", "x", "logits"), node("Softmax", "logits", "probs"), node("Cast", "probs", "wide"),
+        node("Identity", "wide", "out"), node("Identity", "logits", "raw"), node("Add", "out", "more"),
+    ]  # fmt: skip
     file = tmp_path / "m.onnx"
-    file.write_bytes(models.onnx(nodes=[node("MatMul", "logits"), node("Softmax", "probs")]))
+    file.write_bytes(models.onnx(nodes=nodes))
     assert ends_in_scores(file, "probs")
-    assert not ends_in_scores(file, "logits")
+    assert ends_in_scores(file, "out"), "as Paddle's exporter writes it"
+    assert not any(ends_in_scores(file, name) for name in ("logits", "raw", "more"))
     assert not ends_in_scores(file, "none")
 
 
@@ -108,6 +114,27 @@ def test_routes_are_those_of_the_task(task: str, has: str, lacks: str) -> None:
     routes = ENGINE.routes_for({"task": task})
     assert has in routes
     assert lacks not in routes
+
+
+@pytest.mark.parametrize(
+    ("name", "has", "lacks"),
+    [
+        ("BertModel", "/v1/embeddings", "/v1/classify"),
+        ("BertForSequenceClassification", "/v1/classify", "/v1/embeddings"),
+        ("RobertaForSequenceClassification", "/v1/rerank", "/v1/token_classify"),
+        ("BertForTokenClassification", "/v1/token_classify", "/v1/classify"),
+        ("ViTForImageClassification", "/v1/classify", "/v1/rerank"),
+    ],
+)
+def test_without_a_task_the_class_of_the_model_rules_routes_out(name: str, has: str, lacks: str) -> None:
+    routes = ENGINE.routes_of({}, ModelFacts(format="onnx", architecture=name))
+    assert {has, "/v2/models/{model}/infer"} <= routes
+    assert lacks not in routes
+    assert ENGINE.routes_of({"task": "tensors"}, ModelFacts(architecture=name)) == {"/v2/models/{model}/infer"}
+
+
+def test_a_model_without_a_class_may_be_asked_everything() -> None:
+    assert ENGINE.routes_of({}, ModelFacts(format="onnx")) == ENGINE.routes
 
 
 def test_guests_are_called_and_read() -> None:
