@@ -45,8 +45,9 @@ def finishes_and_usage_are_openais(yard: Yard) -> None:
 
 
 def what_does_not_fit_is_said_as_openai_says_it(yard: Yard) -> None:
-    for stream in (False, True):
-        refused = chat(yard, "7 1 9 " * 80, max_tokens=1, stream=stream)
+    # More than a slot holds, which llama.cpp says; more than all of them, which it is not even asked.
+    for words, stream in ((80, False), (80, True), (2000, False)):
+        refused = chat(yard, "7 1 9 " * words, max_tokens=1, stream=stream)
         assert (refused.status, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
@@ -62,3 +63,28 @@ def what_it_would_not_do_is_refused(yard: Yard) -> None:
     assert chat(yard, max_tokens=2, tools=[TOOL], tool_choice="auto").status == 200
     body = {"model": "smol", "input": "hi"}
     assert yard.call("POST", "/v1/embeddings", body).json()["error"]["code"] == "route_unsupported"
+
+
+def test_texts_to_embed_are_bounded_one_by_one_and_a_long_one_is_its_callers_fault(tmp_path: Path) -> None:
+    with Yard(tmp_path, {"gateway.load_wait_s": 60}) as yard:
+        order = {
+            "model_name": "vectors",
+            "framework": "llamacpp",
+            "model_artifact": real_model().as_uri(),
+            "options": {"slots": 2, "context_length": 256, "embedding": True},
+        }
+        assert yard.call("POST", "/v1/models/deploy", order).status == 202
+        yard.wait_ready("vectors", within_s=60)
+        many = embed(yard, ["some words of a text " * 20] * 8)
+        assert many.status == 200, "together they are longer than all slots, each fits one"
+        assert len(many.json()["data"]) == 8
+        for _ in range(6):
+            refused = embed(yard, ["short", "some words of a text " * 200])
+            assert (refused.status, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert embed(yard, ["short"]).status == 200, "that speaks against no replica"
+        (replica,) = yard.get("/v1/endpoints/vectors")["replicas"]
+        assert replica["state"] == "ready"
+
+
+def embed(yard: Yard, texts: list[str]) -> Any:
+    return yard.call("POST", "/v1/embeddings", {"model": "vectors", "input": texts}, within_s=60)

@@ -54,7 +54,7 @@ def hf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def llamacpp() -> Iterator[str]:
     """Run the GGUF file that was converted, under llama.cpp."""
     port = free_port(())
-    argv = [sys.executable, "-m", "modelyard.engines.llamacpp_server", "--model", str(real_model())]
+    argv = [sys.executable, "-m", "modelyard.engines.llamacpp.server", "--model", str(real_model())]
     argv += ["--model-name", "m", "--port", str(port), "--threads", "2"]
     environment = {"ENGINE_SECRET": SECRET, "OMP_WAIT_POLICY": "passive", "PATH": "/usr/bin:/bin"}
     process = subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -8,50 +8,39 @@ speculation and room for many adapters. Figures are printed and never judged.
 
 import asyncio
 import json
-import statistics
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import pytest
 from tests.support.engines import secret_of
+from tests.support.guests import TOP, Fingerprint, Tenant, asks_for_fingerprint, distance, fingerprint_of
 from tests.support.load import Exchange, Load, Outcome, chat
 from tests.support.loras import shape_of, write_lora
-from tests.support.vllm import COMMAND, READY_S, converted_smollm, lane, run_inside, vllm_command
+from tests.support.vllm import COMMAND, SETTINGS, converted_smollm, deploy, lane, run_inside
 from tests.support.waiting import eventually_async
 from tests.support.yard import Yard
 
-from modelyard.engines import EngineCall, EngineLoad, Guest
+from modelyard.engines import EngineCall, EngineLoad
 from modelyard.engines.vllm import VllmEngine
 
 pytestmark = [lane, pytest.mark.timeout(1200)]
-SETTINGS = {
-    "engines.vllm": COMMAND,
-    "gateway.queue_wait_s": 300,
-    "gateway.load_wait_s": READY_S,
-    "gateway.first_token_timeout_s": 300,
-    "gateway.token_timeout_s": 300,
-    "gateway.total_timeout_s": 600,
-    "control.hang_timeout_s": 120,
-    "control.drain_timeout_s": 120,
-    "fleet.threads": 2,
-}
+__all__ = ["SETTINGS"]
 MODEL = "smol"
 SLOTS, PLACES = 10, 5
 """The gateway sends up to ten at once, the engine takes five: running and waiting together."""
 BLOCK, BLOCKS = 32, 40
-LORAS = 24
+TENANTS, LORAS = 6, 24
 OPTIONS: dict[str, object] = {
     "slots": SLOTS, "max_queued": PLACES, "context_length": 1024, "block_size": BLOCK, "kv_blocks": BLOCKS,
     "dtype": "bfloat16", "speculative": "ngram", "max_loras": 4, "max_lora_rank": 8, "loras_held": LORAS,
 }  # fmt: skip
 LONG = " ".join(f"The {n}th rule of the house is to leave the {n}th door as it was found." for n in range(1, 41))
-FINGERPRINT = "The capital of France is Paris, and the capital of Italy is"
-TOP = 20
-"""Tokens whose logprobs tell one adapter from another."""
+FINGERPRINT = "What is the capital of Italy?"
 SEEN: list[Exchange] = []
-Logprobs = dict[str, float]
 
 
 class Server:
@@ -87,35 +76,16 @@ class Server:
     async def guests(self) -> frozenset[str]:
         return self.engine.read_guests(await self.get("/v1/models"))
 
-    async def fingerprint(self, model: str) -> Logprobs:
-        """Return the logprobs of the likeliest next tokens of a text, by their ids."""
-        body = {"model": model, "prompt": FINGERPRINT, "max_tokens": 1, "logprobs": TOP, "temperature": 0}
-        status, answer = await self.post("/v1/completions", body | {"return_tokens_as_token_ids": True})
-        assert status == 200, answer
-        (top,) = answer["choices"][0]["logprobs"]["top_logprobs"]
-        return {token.removeprefix("token_id:"): float(value) for token, value in top.items()}
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    vllm_command()
     return converted_smollm(tmp_path_factory.mktemp("converted") / "smollm")
 
 
 @pytest.fixture(scope="module")
 def model(yard: Yard, folder: Path) -> str:
     """Deploy the converted folder and wait until it serves."""
-    order = {
-        "model_name": MODEL,
-        "framework": "vllm",
-        "model_artifact": f"file://{folder}",
-        "options": OPTIONS,
-        "hardware": {"min_replicas": 1, "max_replicas": 1},
-        "shared": True,
-    }
-    reply = yard.call("POST", "/v1/models/deploy", order, within_s=60)
-    assert reply.status == 202, reply.body
-    yard.wait_ready(MODEL, within_s=READY_S)
+    deploy(yard, MODEL, folder, OPTIONS)
     return MODEL
 
 
@@ -233,77 +203,163 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 folder, text, adapters, tokens = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
 tokenizer = AutoTokenizer.from_pretrained(folder)
 base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-ids = tokenizer(text, return_tensors="pt").input_ids
+chat = [{"role": "user", "content": text}]
+prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids
+texts = tokenizer.batch_decode([[number] for number in range(len(tokenizer))])
+numbers = {text: -1 if texts.count(text) > 1 else texts.index(text) for text in tokens if text in texts}
 
 def fingerprint(model):
     with torch.no_grad():
         logprobs = torch.log_softmax(model(ids).logits[0, -1].float(), -1)
-    return {token: logprobs[int(token)].item() for token in tokens}
+    return {text: logprobs[number].item() for text, number in numbers.items() if number >= 0}
 
 found = {"": fingerprint(base)}
 model = None
-for name, place in adapters.items():
-    key = name.replace(".", "_")
+for key, place in adapters.items():
     model = PeftModel.from_pretrained(base, place, key) if model is None else model
     if key not in model.peft_config:
         model.load_adapter(place, key)
     model.set_adapter(key)
-    found[name] = fingerprint(model)
+    found[key] = fingerprint(model)
 print(json.dumps(found))
 """
 
 
-def distance(found: Logprobs, expected: Logprobs) -> float:
-    """Return the mean difference of the logprobs of the tokens that were found."""
-    return statistics.fmean(abs(logprob - expected[token]) for token, logprob in found.items())
+class Bot(NamedTuple):
+    """An adapter: whose it is, its name there, and its files."""
+
+    tenant: Tenant
+    name: str
+    folder: Path
+
+    @property
+    def key(self) -> str:
+        return f"{self.tenant.name}-{self.name}"
 
 
-async def test_two_dozen_adapters_of_one_base_are_told_apart_and_equal_peft(
-    server: Server, folder: Path, tmp_path: Path
-) -> None:
-    """Through the engine's contract: what control calls to load and to unload them."""
-    shape = shape_of(folder)
-    places = {f"cust-{n}@{n:016x}": write_lora(tmp_path / f"lora-{n}", seed=n, shape=shape) for n in range(LORAS)}
-    assert server.engine.guests_max(dict.fromkeys(()) | {"max_loras": 4, "loras_held": LORAS}) == LORAS
-    base = await server.fingerprint(MODEL)
-    for name, place in places.items():
-        assert await server.tell(server.engine.load_guest(Guest(name, place))) == 200
-    assert await server.guests() == frozenset(places)
-    first = next(iter(places))
-    assert await server.tell(server.engine.load_guest(Guest(first, places[first]))) == 200, "it is there: no error"
+@pytest.fixture(scope="module")
+def bots(yard: Yard, model: str, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Bot]:
+    """Return the adapters of all tenants, none of them deployed; all tenants use the same names."""
+    shape, root = shape_of(folder), tmp_path_factory.mktemp("loras")
+    tenants = [Tenant(yard, f"renter-{number}") for number in range(TENANTS)]
+    return [
+        Bot(tenant, f"bot-{number}", write_lora(root / f"{at}-{number}", seed=100 * at + number, shape=shape))
+        for at, tenant in enumerate(tenants)
+        for number in range(LORAS // TENANTS)
+    ]
 
-    some = asyncio.Semaphore(PLACES - 1)
 
-    async def one(name: str) -> Logprobs:
-        async with some:
-            return await server.fingerprint(name)
-
-    found = dict(zip(places, await asyncio.gather(*map(one, places)), strict=True))
-    tokens = sorted({token for one in (base, *found.values()) for token in one})
-    adapters = json.dumps({name: str(place) for name, place in places.items()})
-    expected = await asyncio.to_thread(run_inside, PEFT, str(folder), FINGERPRINT, adapters, json.dumps(tokens))
-    own = {name: distance(found[name], expected[name]) for name in places}
-    others = {
-        name: min(distance(found[name], theirs) for other, theirs in expected.items() if other != name)
-        for name in places
+async def fingerprints(load: Load, bots: list[Bot]) -> dict[str, Fingerprint]:
+    """Ask all of them at once, each with its tenant's key."""
+    asked = {
+        bot.key: load.start(asks_for_fingerprint(bot.name, FINGERPRINT), key=bot.tenant.key, within_s=300)
+        for bot in bots
     }
+    await load.finish(300)
+    assert {one.outcome for one in asked.values()} == {Outcome.COMPLETE}
+    return {key: fingerprint_of(one.reader.answer.json()) for key, one in asked.items()}
+
+
+async def test_two_dozen_adapters_of_six_tenants_on_one_base_are_told_apart_equal_peft_and_are_metered_apart(
+    server: Server, load: Load, yard: Yard, folder: Path, bots: list[Bot]
+) -> None:
+    processes = yard.engines()
+    uploaded = {bot.key: await asyncio.to_thread(bot.tenant.upload, bot.folder) for bot in bots}
+    took_s: list[float] = []
+    for bot in bots:
+        began_s = time.monotonic()
+        await asyncio.to_thread(bot.tenant.place, bot.name, uploaded[bot.key], f"{MODEL}@v1")
+        body = chat(bot.name, "Hi", max_tokens=1)
+        exchange = await load.send(body, key=bot.tenant.key, within_s=60)
+        assert exchange.outcome is Outcome.COMPLETE, exchange
+        took_s.append(time.monotonic() - began_s)
+    assert yard.engines() == processes, "nothing was started for them"
+    assert len(await server.guests()) == LORAS
+
+    found = await fingerprints(load, bots)
+    base = fingerprint_of(
+        (await load.send(asks_for_fingerprint(MODEL, FINGERPRINT), within_s=300)).reader.answer.json()
+    )
+    tokens = sorted({token for one in (base, *found.values()) for token in one})
+    places = json.dumps({bot.key: str(bot.folder) for bot in bots})
+    expected = await asyncio.to_thread(run_inside, PEFT, str(folder), FINGERPRINT, places, json.dumps(tokens))
+    own = {key: distance(one, expected[key]) for key, one in found.items()}
+    others = {
+        key: min(distance(one, theirs) for other, theirs in expected.items() if other != key)
+        for key, one in found.items()
+    }
+    print(f"adapters: from deploy to first answer {min(took_s):.2f} to {max(took_s):.2f} s")
     print(f"adapters: the base is {distance(base, expected['']):.3f} away from PEFT's")
     print(f"adapters: at most {max(own.values()):.3f} from their own, at least {min(others.values()):.3f} from others")
+    assert all(len(one.keys() & expected[key].keys()) > TOP // 2 for key, one in found.items())
     assert distance(base, expected[""]) < 0.15, "bfloat16 beside 32 bits"
     assert max(own.values()) < 0.2
-    assert all(own[name] < others[name] / 2 for name in places)
-    assert distance(await server.fingerprint(MODEL), expected[""]) < 0.15, "the base is as it was"
+    assert all(own[key] < others[key] / 2 for key in found)
+
+    answered: Counter[tuple[str, str]] = Counter()
+    for exchange in load.exchanges:
+        usage, row = exchange.usage, await asyncio.to_thread(yard.row_of, exchange.request_id)
+        assert usage is not None
+        answered[row["customer_id"], row["model_name"]] += usage["prompt_tokens"] + usage["completion_tokens"]
+    for bot in bots:
+        billed = bot.tenant.usage()[bot.name]
+        assert billed["requests"] == 2
+        assert billed["prompt_tokens"] + billed["completion_tokens"] == answered[bot.tenant.id, bot.name]
+        endpoint = bot.tenant.endpoint(bot.name)
+        (row,) = yard.query(f"SELECT count(*) AS n FROM inference_requests WHERE endpoint_id = '{endpoint['id']}'")
+        assert row["n"] == 2, "by endpoint, too"
 
 
-async def test_an_adapter_that_is_unloaded_is_gone_and_its_neighbours_stay(server: Server) -> None:
-    names = sorted(await server.guests())
-    gone, kept = names[0], names[1]
-    assert await server.tell(server.engine.unload_guest(gone)) == 200
-    assert await server.tell(server.engine.unload_guest(gone)) == 200, "it is gone: no error"
-    assert await server.guests() == frozenset(names[1:])
-    status, answer = await server.post("/v1/completions", {"model": gone, "prompt": "Hi", "max_tokens": 1})
+async def test_what_another_tenant_put_there_does_not_exist(server: Server, load: Load, bots: list[Bot]) -> None:
+    stranger = await asyncio.to_thread(Tenant, bots[0].tenant.yard, "stranger")
+    for name in (bots[0].name, *sorted(await server.guests())[:2]):
+        exchange = await load.send(chat(name, "Hi", max_tokens=1), key=stranger.key)
+        assert (exchange.outcome, exchange.status) == (Outcome.REFUSED, 404)
+
+
+async def test_beyond_the_seats_the_oldest_goes_and_comes_back_when_asked_without_a_restart(
+    server: Server, load: Load, yard: Yard, bots: list[Bot]
+) -> None:
+    processes = yard.engines()
+    before = await fingerprints(load, bots)
+    first, last = bots[0], bots[-1]
+    # Each in its turn, so that it is certain who was idle longest.
+    for bot in bots:
+        assert (await load.send(chat(bot.name, "Hi", max_tokens=1), key=bot.tenant.key)).outcome is Outcome.COMPLETE
+    late = Bot(last.tenant, "late", last.folder)
+    uploaded = await asyncio.to_thread(late.tenant.upload, late.folder)
+    await asyncio.to_thread(late.tenant.place, late.name, uploaded, f"{MODEL}@v1")
+    swapped = await fingerprints(load, [late])
+    await eventually_async(lambda: first.name not in first.tenant.seated(), 10, "the first gave up its seat")
+    assert len(await server.guests()) == LORAS
+    began_s = time.monotonic()
+    again = await fingerprints(load, [first])
+    print(f"adapters: one that was let go answers after {time.monotonic() - began_s:.2f} s")
+    assert distance(again[first.key], before[first.key]) < 0.15
+    assert distance(swapped[late.key], before[last.key]) < 0.15, "the same files under another name"
+    assert yard.engines() == processes
+    await asyncio.to_thread(late.tenant.leave, late.name)
+
+
+async def test_an_adapter_that_is_deleted_is_gone_and_its_neighbours_stay(
+    server: Server, load: Load, bots: list[Bot]
+) -> None:
+    gone, kept = bots[-2], bots[-1]
+    before = await server.guests()
+    await asyncio.to_thread(gone.tenant.leave, gone.name)
+
+    async def unloaded() -> frozenset[str]:
+        return before - await server.guests()
+
+    (name,) = await eventually_async(unloaded, 10, "it is unloaded")
+    assert name.startswith(f"{gone.name}@")
+    assert await server.tell(server.engine.unload_guest(name)) == 200, "it is gone: no error"
+    status, answer = await server.post("/v1/completions", {"model": name, "prompt": "Hi", "max_tokens": 1})
     assert (status, "does not exist" in answer["error"]["message"]) == (404, True)
-    assert await server.fingerprint(kept)
+    exchange = await load.send(chat(gone.name, "Hi", max_tokens=1), key=gone.tenant.key)
+    assert exchange.status == 404
+    assert (await load.send(chat(kept.name, "Hi", max_tokens=1), key=kept.tenant.key)).outcome is Outcome.COMPLETE
 
 
 async def test_what_is_streamed_when_the_endpoint_goes_is_streamed_to_its_end(
@@ -312,7 +368,7 @@ async def test_what_is_streamed_when_the_endpoint_goes_is_streamed_to_its_end(
     """The platform drains: vLLM's own end at SIGTERM would leave the stream without one."""
     stream = load.start(chat(MODEL, "Tell me a story", max_tokens=60, ignore_eos=True, stream=True), within_s=300)
     await load.delivered(stream, 2, within_s=120)
-    assert yard.call("DELETE", f"/v1/endpoints/{MODEL}").status in (200, 202, 204)
+    assert yard.call("DELETE", f"/v1/endpoints/{MODEL}?force=true").status in (200, 202, 204)
     await eventually_async(lambda: stream.outcome is not None, 300, "it ends")
     assert stream.outcome is Outcome.COMPLETE, stream
     await eventually_async(lambda: not yard.engines(), 120, "the replica is gone")

@@ -1,4 +1,4 @@
-"""A running simulated engine, asked over its own port and past the gateway."""
+"""A running engine, most often a simulated one, asked over its own port and past the gateway."""
 
 import http.client
 import json
@@ -29,6 +29,11 @@ def samples_of(yard: Yard, engine: EngineProcess) -> dict[str, float]:
         if not line.startswith("#"):
             found[series.partition("{")[0]] = float(value)
     return found
+
+
+def names_in(yard: Yard, engine: EngineProcess) -> list[str]:
+    """Return what an engine serves, by its own names."""
+    return [str(one["id"]) for one in json.loads(_ask(yard, engine, "GET", "/v1/models"))["data"]]
 
 
 def probes_of(yard: Yard, engine: EngineProcess, event: str = "begin") -> list[dict[str, Any]]:

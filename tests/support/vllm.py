@@ -7,6 +7,7 @@ it, after it has made vLLM's environment (``tools/vllm_venv.py``).
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,27 @@ import pytest
 from tools.smollm import ModelMissing, model_file
 from tools.vllm_venv import command, folder, python
 
+from tests.support.waiting import eventually
+from tests.support.yard import Yard
+
 VARIABLE = "MODELYARD_TEST_VLLM"
 IS_ON = os.environ.get(VARIABLE) == "1"
 READY_S = 600.0
 """Longest start: three processes that each import torch, on a machine with other work."""
 lane = pytest.mark.skipif(not IS_ON, reason="vLLM takes 3.5 GB and minutes; run it with: make test-vllm")
 COMMAND = str(folder() / "bin" / "vllm")
+SETTINGS: dict[str, object] = {
+    "engines.vllm": COMMAND,
+    "gateway.queue_wait_s": 300,
+    "gateway.load_wait_s": READY_S,
+    "gateway.first_token_timeout_s": 300,
+    "gateway.token_timeout_s": 300,
+    "gateway.total_timeout_s": 600,
+    "control.hang_timeout_s": 120,
+    "control.drain_timeout_s": 120,
+    "fleet.threads": 2,
+}
+"""A platform for it, on a machine where it is slow."""
 
 _SCRIPT_S = 600
 
@@ -28,6 +44,29 @@ _SCRIPT_S = 600
 def vllm_command() -> Path:
     """Return vLLM's command; in its lane it must be there."""
     return command()
+
+
+def deploy(yard: Yard, name: str, folder: Path, options: Mapping[str, object]) -> None:
+    """Deploy a folder for all tenants and wait until its one replica serves; the test fails as soon as it ends."""
+    vllm_command()
+    order = {
+        "model_name": name,
+        "framework": "vllm",
+        "model_artifact": f"file://{folder}",
+        "options": dict(options),
+        "hardware": {"min_replicas": 1, "max_replicas": 1},
+        "shared": True,
+    }
+    reply = yard.call("POST", "/v1/models/deploy", order, within_s=60)
+    assert reply.status == 202, reply.body
+
+    def is_ready() -> bool:
+        events = yard.get(f"/v1/endpoints/{name}")["events"]
+        if failed := [event for event in events if event["kind"] == "replica_failed"]:
+            pytest.fail(f"vLLM ended: {failed[0]}")
+        return yard.ready_replicas(name) > 0
+
+    assert eventually(is_ready, READY_S, "vLLM is ready")
 
 
 def run_inside(script: str, *arguments: str) -> Any:
@@ -66,8 +105,11 @@ def converted_smollm(place: Path) -> Path:
     return place
 
 
-def tiny_llama(place: Path, like: Path, *, seed: int = 7) -> Path:
-    """Write a random Llama with four heads, so that two can share it, and the tokenizer of the folder ``like``."""
+def tiny_llama(place: Path, like: Path, *, seed: int = 7, classes: tuple[str, ...] = ()) -> Path:
+    """Write a random Llama with four heads, so that two can share it, and the tokenizer of the folder ``like``.
+
+    With ``classes`` it tells those of a text instead of writing.
+    """
     import numpy as np
 
     from modelyard.formats.convert.safetensors_writer import Tensor, write
@@ -84,6 +126,10 @@ def tiny_llama(place: Path, like: Path, *, seed: int = 7) -> Path:
         shapes[f"{name}.mlp.down_proj.weight"] = (hidden, inner)
         shapes |= {f"{name}.{one}_layernorm.weight": (hidden,) for one in ("input", "post_attention")}
     shapes["model.norm.weight"] = (hidden,)
+    if classes:
+        shapes["score.weight"] = (len(classes), hidden)
+        config |= {"architectures": ["LlamaForSequenceClassification"], "pad_token_id": 0}
+        config |= {"id2label": dict(enumerate(classes)), "label2id": {name: at for at, name in enumerate(classes)}}
     chance = np.random.default_rng(seed)
 
     def rows(shape: tuple[int, ...]) -> list[Any]:

@@ -64,8 +64,11 @@ _KV_BYTES_BASE, _KV_WEIGHTS_BASE, _KV_GROWTH = 23_040, 269_000_000, 0.44
 _LOAD_BYTES_PER_S = 200_000_000
 _START_S = 45.0
 _GPU_SHARE = 0.9
-_CPU_POOL_BYTES = 1024**3
-"""Where nobody said how large the KV cache is to be."""
+_FREE_SHARE = 0.05
+"""Beside an exact cache, what of a GPU must be free when vLLM starts and nothing else: its own 0.92 would let nobody
+share one."""
+_POOL_BYTES = 1024**3
+"""Where nobody said how large the KV cache is to be; an encoder takes none of it."""
 _GUEST_S = 120.0
 _SLEEP_S = 120.0
 
@@ -270,9 +273,10 @@ def _context_length(read: VllmOptions, facts: ModelFacts, *, is_given: bool) -> 
 
 
 def _pool_bytes(read: VllmOptions, context: int, sequence: int, per_token: int) -> int:
-    """Return the KV cache of all accelerators together; one sequence at full context fits at least."""
-    if read.task != "generate":
-        return 0
+    """Return the KV cache of all accelerators together; one sequence at full context fits at least.
+
+    What only reads needs one, too, unless it is an encoder: a step's tokens look back through it.
+    """
     if read.kv_blocks:
         return read.kv_blocks * read.block_size * per_token
     if read.kv_cache_gib:
@@ -297,12 +301,14 @@ def _kv_bytes_per_token(weights_bytes: int) -> float:
 
 def _memory_flags(read: VllmOptions, spec: LaunchSpec, ways: int, *, is_cpu: bool) -> list[str]:
     flags: list[str] = []
-    if read.task == "generate":
-        if not is_cpu and (read.gpu_memory or not spec.kv_cache_bytes):
-            flags += ["--gpu-memory-utilization", f"{read.gpu_memory or _GPU_SHARE:g}"]
-        else:
-            pool = spec.kv_cache_bytes or _CPU_POOL_BYTES
-            flags += ["--kv-cache-memory-bytes", str(ceil(pool / (ways * read.pipeline_parallel)))]
+    is_exact = spec.kv_cache_bytes > 0 or read.task != "generate"
+    if not is_cpu and (read.gpu_memory or not is_exact):
+        flags += ["--gpu-memory-utilization", f"{read.gpu_memory or _GPU_SHARE:g}"]
+    else:
+        pool = spec.kv_cache_bytes or _POOL_BYTES
+        flags += ["--kv-cache-memory-bytes", str(ceil(pool / (ways * read.pipeline_parallel)))]
+        if not is_cpu:
+            flags += ["--gpu-memory-utilization", f"{_FREE_SHARE:g}"]
     if read.kv_blocks:
         flags += ["--num-gpu-blocks-override", str(read.kv_blocks)]
     if read.block_size:

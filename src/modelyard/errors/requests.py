@@ -35,6 +35,16 @@ def bad_request(code: str, message: str, *, param: str | None = None) -> ApiErro
     return ApiError(400, code=code, message=message, param=param)
 
 
+def context_exceeded(model: str, prompt_tokens: int, context_length: int) -> ApiError:
+    """Return the error for a prompt, with the answer it asks for, that does not fit the model's context."""
+    return ApiError(
+        400,
+        code="context_length_exceeded",
+        message=f"This does not fit the context of '{model}': it has about {prompt_tokens:,} tokens, and "
+        f"{context_length:,} is the most that prompt and answer may have together.",
+    )
+
+
 def route_unsupported(model: str, route: str) -> ApiError:
     """Return the error for a model whose engine does not serve this API."""
     return ApiError(

@@ -26,6 +26,7 @@ from modelyard.fleet.declared import LOCAL
 from modelyard.fleet.endings import STOPPED, exit_code, reason_of
 from modelyard.fleet.logs import last_lines, log_lines
 from modelyard.fleet.machine import Machine
+from modelyard.fleet.memory_kills import Kills, kills_around
 from modelyard.fleet.ports import HOST, free_port, is_free
 from modelyard.fleet.records import REPLICA_ID_VARIABLE, ProcessRecord, Records
 
@@ -43,6 +44,8 @@ class LocalFleet:
         self._clock = clock
         self._fence = fence or Fence()
         self._lock = threading.Lock()
+        self._kills: dict[str, Kills | None] = {}
+        """What the kernel had killed around each replica when it was last seen to run."""
 
     async def reserve(self, replica_id: str) -> Address:
         """Choose a free port, the same again for the same replica while nobody else took it."""
@@ -105,13 +108,10 @@ class LocalFleet:
             if earlier is not None and not earlier.exit_reason:
                 return
             folder = self._records.make_folder(order.replica_id)
-            record = ProcessRecord.of(
-                order,
-                started_at=self._clock.unix_s(),
-                boot_id=processes.boot_id(),
-                oom_kills=processes.oom_kills(),
-            )
+            record = ProcessRecord.of(order, started_at=self._clock.unix_s(), boot_id=processes.boot_id())
             self._records.write(record)
+            # Its own group is this process's until somebody moves it; looked at before, it may have ended after.
+            self._kills[order.replica_id] = kills_around(os.getpid())
             try:
                 pid = _spawn(order, folder, self._records.log(order.replica_id))
             except OSError as error:
@@ -138,6 +138,7 @@ class LocalFleet:
             if record is not None and not record.exit_reason:
                 raise FleetError(f"Replica {replica_id} still runs: stop it first.")
             self._records.remove(replica_id)
+            self._kills.pop(replica_id, None)
 
     def _observe(self) -> list[Observed]:
         return [seen for replica_id in self._records.replica_ids() if (seen := self._observe_one(replica_id))]
@@ -158,10 +159,18 @@ class LocalFleet:
         if record.pid == 0:
             record = _find(record, self._records.folder(replica_id))
             self._records.write(record)
-        if record.exit_reason or _is_running(record):
+        if record.exit_reason:
+            return record
+        if _is_running(record):
+            # Kept only if it still ran after the look: at its end it leaves its group.
+            kills = kills_around(record.pid)
+            if _is_running(record):
+                self._kills[replica_id] = kills
             return record
         _kill_rest(record)
-        record = _ended(record, exit_code(record.pid), self._records.log(record.replica_id))
+        kills = self._kills.pop(replica_id, None)
+        log = self._records.log(record.replica_id)
+        record = _ended(record, exit_code(record.pid), log, was_short=kills is not None and kills.has_risen())
         self._records.write(record)
         return record
 
@@ -254,15 +263,14 @@ def _kill_rest(record: ProcessRecord) -> None:
         processes.signal_group(record.pid, signal.SIGKILL)
 
 
-def _ended(record: ProcessRecord, code: int | None, log: Path) -> ProcessRecord:
-    """Return the record of a process that ended: how, why as far as the kernel says, and its last words."""
-    # The kernel counts for the whole machine; a SIGKILL that nobody of ours sent, while the count rose, was this.
-    is_out_of_memory = (
-        not record.is_stopping and code in (None, -signal.SIGKILL) and processes.oom_kills() > record.oom_kills
-    )
-    reason = reason_of(code, is_stopping=record.is_stopping)
-    if is_out_of_memory:
-        reason = OUT_OF_MEMORY
+def _ended(record: ProcessRecord, code: int | None, log: Path, *, was_short: bool) -> ProcessRecord:
+    """Return the record of a process that ended: how, why as far as the kernel says, and its last words.
+
+    ``was_short``: the kernel killed for want of memory around it.
+    """
+    # A SIGKILL that nobody of ours sent; that of somebody else's child is not seen.
+    is_out_of_memory = was_short and not record.is_stopping and code in (None, -signal.SIGKILL)
+    reason = OUT_OF_MEMORY if is_out_of_memory else reason_of(code, is_stopping=record.is_stopping)
     return msgspec.structs.replace(
         record,
         exit_reason=reason,

@@ -7,7 +7,6 @@ time does. Linux only, as is everything that starts engines on this machine.
 import contextlib
 import ctypes
 import os
-import re
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -45,15 +44,6 @@ def boot_id() -> str:
         return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
-
-
-def oom_kills() -> int:
-    """Return how many processes this machine's kernel has killed for want of memory since it booted."""
-    try:
-        found = re.search(r"^oom_kill (\d+)$", (_PROC / "vmstat").read_text(), re.MULTILINE)
-    except OSError:
-        return 0
-    return int(found[1]) if found else 0
 
 
 def identity() -> str:

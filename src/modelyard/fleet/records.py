@@ -45,8 +45,6 @@ class ProcessRecord(msgspec.Struct, frozen=True):
     """We asked it to end, so its end is no crash."""
     exit_reason: str = ""
     """Empty while it runs."""
-    oom_kills: int = 0
-    """What the kernel had killed for want of memory when it started."""
     is_out_of_memory: bool = False
     last_lines: tuple[str, ...] = ()
 
@@ -59,7 +57,6 @@ class ProcessRecord(msgspec.Struct, frozen=True):
         boot_id: str,
         pid: int = 0,
         start_time: int = 0,
-        oom_kills: int = 0,
     ) -> "ProcessRecord":
         """Return the record of what ``order`` starts."""
         return cls(
@@ -73,7 +70,6 @@ class ProcessRecord(msgspec.Struct, frozen=True):
             boot_id=boot_id,
             pid=pid,
             start_time=start_time,
-            oom_kills=oom_kills,
         )
 
     def observed(self) -> Observed:

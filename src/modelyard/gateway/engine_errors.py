@@ -1,7 +1,8 @@
 """What an engine's response says about a request: its usage, or its error in our words.
 
 A 4xx of an engine is about the request, so its text helps the caller and goes
-through; a 5xx is about the engine, and its text stays inside.
+through; a 5xx is about the engine, and its text stays inside. llama.cpp has a
+5xx that is about the request; it is known by its words.
 """
 
 import msgspec
@@ -73,6 +74,10 @@ _FULL = (
 """How engines say that their queue has no place; a 503 for another reason is a failure."""
 _NO_GUEST = b"requested LoRA adapters are not loaded"
 """How SGLang says with 400 that it does not have an adapter, followed by the names of all that it has."""
+_TOO_LONG = b"is too large to process"
+"""What llama.cpp says, with 500, of a text to embed that is longer than its slot."""
+_ADVICE = (", try increasing it", ". increase the physical batch size")
+"""Where engines begin to tell what only an operator can do."""
 _REFUSAL, _LOGPROBS = b'"refusal":', b'"logprobs":'
 _answer = msgspec.json.Decoder(_Answer)
 _error_body = msgspec.json.Decoder(_ErrorBody)
@@ -144,13 +149,18 @@ def lacks_guest(head: ResponseHead, body: bytes) -> bool:
     return head.status == 404 or (head.status == 400 and _NO_GUEST in body)
 
 
+def blames_request(head: ResponseHead, body: bytes) -> bool:
+    """Say whether an engine's error is about the request, and so speaks against no replica."""
+    return head.status < 500 or (head.status == 500 and _TOO_LONG in body)
+
+
 def translate(head: ResponseHead, body: bytes, model: str, engine_name: str = "") -> ApiError:
     """Return the error to show for an engine's error response; ``engine_name`` is what it calls ``model``."""
     if head.status == 429:
         return errors.engine_busy(model, retry_after_s=head.retry_after or 1.0)
     if head.status == 503:
         return errors.engine_unavailable(model, retry_after_s=head.retry_after or 2.0)
-    if not 400 <= head.status < 500 or head.status in (401, 403, 404, 405, 407, 408):
+    if head.status < 400 or not blames_request(head, body) or head.status in (401, 403, 404, 405, 407, 408):
         # 401 and 404 of an engine are about us (our secret, our route), not about the caller.
         return errors.bad_engine_response(f"status {head.status}")
     message, param = _message_of(body)
@@ -158,7 +168,9 @@ def translate(head: ResponseHead, body: bytes, model: str, engine_name: str = ""
     message = without_others(message.replace(engine_name, model) if engine_name else message, model)
     if not _is_context_error(body):
         return ApiError(400, code="invalid_value", message=message, param=param)
-    message = f"This does not fit the context of '{model}': {message.removesuffix(', try increasing it').rstrip('.')}."
+    for advice in _ADVICE:
+        message = message.partition(advice)[0]
+    message = f"This does not fit the context of '{model}': {message.rstrip('.')}."
     return ApiError(400, code="context_length_exceeded", message=message, param=param)
 
 
@@ -179,4 +191,5 @@ def _is_context_error(body: bytes) -> bool:
         or b"context_length_exceeded" in body
         or b"maximum context length" in body
         or b"context size" in body
+        or _TOO_LONG in body
     )

@@ -230,7 +230,7 @@ class Exchange:
         else:
             if engine_errors.is_full(head, body) and recovery.put_back(self):
                 return
-            if head.status < 500:
+            if engine_errors.blames_request(head, body):
                 self.replica_answered()
             else:
                 self.replica_failed(Failure.BAD_ANSWER, f"engine answered {head.status}")

@@ -336,7 +336,7 @@ class Gateway:
         elif verdict is Verdict.FULL:
             exchange.fail(self._full(endpoint, is_cold=is_cold))
         elif verdict is Verdict.NEVER:
-            exchange.fail(errors.no_capacity(endpoint.route.name))
+            exchange.fail(waiting.never_fits(exchange))
         elif exchange in endpoint.dispatcher.line:  # else it has been delivered already
             waiting.begin(exchange, is_cold=is_cold)
 

@@ -63,9 +63,18 @@ def turned_away(exchange: "Exchange", verdict: Verdict) -> None:
     """Give up the place in line to a more urgent request, or because no replica will ever take this one."""
     endpoint = exchange.endpoint
     if verdict is Verdict.NEVER:
-        refuse(exchange, errors.no_capacity(endpoint.route.name))
+        refuse(exchange, never_fits(exchange))
     else:
         refuse(exchange, line_is_full(endpoint, exchange.gateway.clock.monotonic_s()))
+
+
+def never_fits(exchange: "Exchange") -> ApiError:
+    """Return the error for a request that no replica could take if it had nothing else to do."""
+    route, tokens = exchange.endpoint.route, exchange.job.prompt_tokens
+    if 0 < route.context_length < tokens:
+        # Whatever its replicas had room for: no other deployment of these options would take it.
+        return errors.context_exceeded(route.name, tokens, route.context_length)
+    return errors.no_capacity(route.name)
 
 
 def line_is_full(endpoint: "EndpointState[Exchange]", now_s: float) -> ApiError:

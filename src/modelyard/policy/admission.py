@@ -41,8 +41,11 @@ def reservation(job: Job, generated: int = 0) -> int:
 
 
 def can_ever_fit(job: Job, capacity: int) -> bool:
-    """Say whether a replica of ``capacity`` tokens (0: unknown) could take ``job`` if it had nothing else to do."""
-    return capacity == 0 or job.prompt_tokens <= capacity
+    """Say whether a replica of ``capacity`` tokens (0: unknown) could take ``job`` if it had nothing else to do.
+
+    One that generates nothing may be hundreds of texts, which the engine reads by turns and forgets.
+    """
+    return capacity == 0 or job.prompt_tokens <= capacity or not job.output_max
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +72,7 @@ class KvAccount:
         if not capacity:
             return True
         if not self.held:
-            return job.prompt_tokens <= capacity
+            return can_ever_fit(job, capacity)
         return self.reserved + reservation(job) <= share_max * capacity
 
     def take(self, job: Job) -> None:

@@ -146,6 +146,10 @@ def test_scales_are_pefts_whatever_they_are_made_of(tmp_path: Path) -> None:
     for dtype in ("F32", "F16", "BF16"):
         other = folder(tmp_path, down, alpha_pattern={"mlp.down_proj": 2, "q_proj": 100}, dtype=dtype)
         assert scale_of(admitted(tmp_path, other).file, name) == pytest.approx(2 / RANK)
+    off = admitted(tmp_path, folder(tmp_path, down, lora_alpha=0)).file
+    assert content_of(off, f"{name}.lora_b", 4) == [0, 0, 0, 0], "llama.cpp takes an alpha of 0 for none, so for all"
+    partly = admitted(tmp_path, folder(tmp_path, down, lora_alpha=0, alpha_pattern={"down_proj": 2})).file
+    assert scale_of(partly, name) == pytest.approx(2 / RANK)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from modelyard.domain.facts import ModelFacts
@@ -110,9 +111,27 @@ def test_speculation_is_told_as_json() -> None:
 def test_gpus_get_an_exact_cache_or_a_share() -> None:
     exact = flags({}, accelerators=(0, 1), accelerator_kind="h100", kv_cache_bytes=8 * 1024**3)
     assert exact["--kv-cache-memory-bytes"] == str(4 * 1024**3), "of each of the two"
+    assert float(exact["--gpu-memory-utilization"]) < 0.1, "vLLM wants 92 % of each free else, also for an exact cache"
     share = flags({"gpu_memory": 0.8}, accelerators=(0,), accelerator_kind="h100", kv_cache_bytes=1)
     assert share["--gpu-memory-utilization"] == "0.8"
     assert "--kv-cache-memory-bytes" not in share
+
+
+@pytest.mark.parametrize("task", ["generate", "embed", "classify", "score"])
+@pytest.mark.parametrize("kind", ["cpu", "h100"])
+def test_what_only_reads_gets_an_exact_cache_too_and_not_nearly_all_memory(task: str, kind: str) -> None:
+    settings = ENGINE.settings({"task": task, "slots": 1}, artifact_bytes=1, facts=LLAMA_8B)
+    assert settings.kv_tokens == 4096 + 256
+    size = settings.kv_tokens * settings.kv_bytes_per_token
+    found = flags({"task": task, "slots": 1}, accelerator_kind=kind, kv_cache_bytes=size)
+    assert found["--kv-cache-memory-bytes"] == str(size)
+
+
+def test_an_encoder_has_no_cache() -> None:
+    encoder = msgspec.structs.replace(LLAMA_8B, kv_bytes_per_token=0)
+    assert ENGINE.settings({"task": "embed"}, artifact_bytes=1, facts=encoder).kv_tokens == 0
+    on_gpu = flags({"task": "embed"}, accelerators=(0,), accelerator_kind="h100")
+    assert float(on_gpu["--gpu-memory-utilization"]) < 0.1
 
 
 def test_sleep_is_offered_where_it_is_asked_for() -> None:
@@ -261,6 +280,15 @@ async def test_what_the_platform_does_not_use_does_not_exist(path: str, monkeypa
 async def test_every_route_of_the_engine_and_its_pages_pass_with_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     for path in (*ENGINE.routes, ENGINE.load_path, ENGINE.ready_path, "/v1/models", "/wake_up"):
         assert (await passed(Inner(), path, monkeypatch))[0] == 200, path
+
+
+async def test_classes_are_asked_for_where_vllm_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has ``/v1/score`` and ``/v1/rerank``, but no ``/v1/classify``."""
+    inner = Inner()
+    for path in ("/v1/classify", "/v1/score"):
+        assert (await passed(inner, path, monkeypatch))[0] == 200
+    assert inner.paths == ["/classify", "/v1/score"]
+    assert (await passed(inner, "/v1/classify", monkeypatch, secret="wrong"))[0] == 401
 
 
 async def test_websockets_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,9 @@
 """What a replica said last, and how its end is told."""
 
+import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ from tests.support.waiting import eventually_async
 
 from modelyard.clock import SystemClock
 from modelyard.engines import EngineCommand
-from modelyard.fleet import Observed, StartOrder
+from modelyard.fleet import Observed, StartOrder, memory_kills
 from modelyard.fleet.local import LocalFleet, stop_all
 from modelyard.fleet.logs import last_lines
 
@@ -84,6 +86,7 @@ async def test_a_replica_that_the_kernel_killed_for_memory_says_so(tmp_path: Pat
         await begin(fleet, sys.executable, "-c", hungry)
         (running,) = await fleet.observe()
         (cgroup / "cgroup.procs").write_text(str(running.pid))
+        assert (await fleet.observe())[0].is_running
         (tmp_path / "r-1" / "go").touch()
         replica = await outcome(fleet)
     finally:
@@ -99,3 +102,50 @@ async def test_a_replica_that_somebody_killed_is_not_out_of_memory(tmp_path: Pat
     os.kill(running.pid, signal.SIGKILL)
     replica = await outcome(fleet)
     assert (replica.exit_reason, replica.is_out_of_memory) == ("killed by SIGKILL", False)
+
+
+async def test_a_replica_that_kills_itself_is_not_out_of_memory_though_others_are(tmp_path: Path, cgroup: Path) -> None:
+    """vLLM ends its own processes with SIGKILL; that the kernel killed a stranger since it started says nothing."""
+    fleet = LocalFleet(tmp_path, SystemClock())
+    await begin(fleet, "sh", "-c", "while ! test -e go; do sleep 0.01; done; kill -9 $$")
+    (running,) = await fleet.observe()
+    hungry = f"open({str(cgroup / 'cgroup.procs')!r}, 'w').write('0')\nx = b'1' * 300_000_000"
+    command = [sys.executable, "-c", hungry]
+    stranger = await asyncio.to_thread(subprocess.run, command, timeout=20, check=False)
+    assert stranger.returncode == -signal.SIGKILL
+    assert running.is_running
+    (tmp_path / "r-1" / "go").touch()
+    replica = await outcome(fleet)
+    assert (replica.exit_reason, replica.is_out_of_memory) == ("killed by SIGKILL", False)
+
+
+@pytest.mark.parametrize(
+    ("line", "page"),
+    [
+        ("4:memory:/a/b", "memory/a/b/memory.oom_control"),
+        ("4:cpu,memory:/of-the-host", "memory/memory.oom_control"),
+        ("0::/a/b", "a/b/memory.events.local"),
+        ("0::/old", "old/memory.events"),
+        ("0::/", "memory.events.local"),
+    ],
+)
+def test_the_nearest_count_of_the_kernel_is_read(
+    line: str, page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old and new control groups, in containers and out of them."""
+    proc, groups = tmp_path / "proc", tmp_path / "groups"
+    monkeypatch.setattr(memory_kills, "_PROC", proc)
+    monkeypatch.setattr(memory_kills, "_GROUPS", groups)
+    (proc / "7").mkdir(parents=True)
+    (proc / "7" / "cgroup").write_text(f"9:name=systemd:/x\n{line}\n")
+    (proc / "vmstat").write_text("nr_free_pages 1\noom_kill 18\n")
+    assert memory_kills.kills_around(7) == (proc / "vmstat", 18)
+    file = groups / page
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("oom 5\noom_kill 2\n")
+    kills = memory_kills.kills_around(7)
+    assert kills == (file, 2)
+    (proc / "vmstat").write_text("oom_kill 19\n")
+    assert not kills.has_risen()
+    file.write_text("oom_kill_disable 0\noom_kill 3\n")
+    assert kills.has_risen()

@@ -4,27 +4,48 @@ import msgspec
 import pytest
 
 from modelyard.domain.usage import Unit
-from modelyard.gateway.engine_errors import read_answer, translate
+from modelyard.gateway.engine_errors import blames_request, read_answer, translate
 from modelyard.gateway.openai.call import Call, Meter
 from modelyard.gateway.openai.chat import decode_chat
 from modelyard.gateway.responses import ResponseHead
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("status", "said", "shown"),
     [
         (
+            400,
             "request (50 tokens) exceeds the available context size (20 tokens), try increasing it",
             "This does not fit the context of 'm': request (50 tokens) exceeds the available context size (20 tokens).",
         ),
-        ("over the maximum context length.", "This does not fit the context of 'm': over the maximum context length."),
+        (
+            400,
+            "over the maximum context length.",
+            "This does not fit the context of 'm': over the maximum context length.",
+        ),
+        (
+            500,
+            "input (50 tokens) is too large to process. increase the physical batch size (current batch size: 20)",
+            "This does not fit the context of 'm': input (50 tokens) is too large to process.",
+        ),
     ],
 )
-def test_a_prompt_over_the_context_names_the_model_and_not_what_only_an_operator_can_do(said: str, shown: str) -> None:
+def test_a_prompt_over_the_context_names_the_model_and_not_what_only_an_operator_can_do(
+    status: int, said: str, shown: str
+) -> None:
     head = ResponseHead()
-    head.status = 400
+    head.status = status
+    assert blames_request(head, said.encode()), "no replica is worse for it"
     error = translate(head, b'{"error": {"message": "%s"}}' % said.encode(), "m")
     assert (error.status, error.code, error.message) == (400, "context_length_exceeded", shown)
+
+
+@pytest.mark.parametrize(("status", "said"), [(500, "out of memory"), (503, "is too large to process"), (502, "")])
+def test_what_is_about_the_engine_speaks_against_the_replica(status: int, said: str) -> None:
+    head = ResponseHead()
+    head.status = status
+    assert not blames_request(head, said.encode())
+    assert translate(head, said.encode(), "m").status >= 500
 
 
 def test_a_chat_answer_gets_the_keys_that_are_required_and_one_that_has_them_is_left_alone() -> None:

@@ -72,6 +72,18 @@ def test_prompt_longer_than_the_cache_never_fits() -> None:
     assert not can_ever_fit(job(1001), 1000)
 
 
+def test_what_generates_nothing_is_read_by_turns_and_may_be_longer_than_the_cache() -> None:
+    texts = job(5000, 0, most=0)
+    assert can_ever_fit(texts, 1000)
+    account = KvAccount(1000)
+    assert account.fits(texts, 0.97)
+    account.take(texts)
+    assert not account.fits(job(10), 0.97), "until it has been read"
+    account.give_back(texts)
+    account.take(job(10))
+    assert not account.fits(texts, 0.97)
+
+
 def test_answer_longer_than_predicted_reserves_more() -> None:
     account, long = KvAccount(1000), job(100, 200)
     account.take(long)

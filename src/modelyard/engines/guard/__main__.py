@@ -14,7 +14,7 @@ import uvloop
 from modelyard.engines.guard import KEY, Plan
 from modelyard.engines.guard.child import Filling, end_like, prepare, start
 from modelyard.engines.guard.proxy import Proxy
-from modelyard.engines.simulated.http import Connection
+from modelyard.engines.http import Connection
 from modelyard.fleet import FleetError
 from modelyard.fleet.ports import free_port
 

@@ -16,7 +16,7 @@ import httptools
 import msgspec
 
 from modelyard.engines.guard import Plan, Route
-from modelyard.engines.simulated.http import Connection, Request
+from modelyard.engines.http import Connection, Request
 
 ENGINE_HOST = "127.0.0.1"
 CONNECT_TIMEOUT_S = 5.0

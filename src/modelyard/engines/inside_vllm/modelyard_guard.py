@@ -47,6 +47,8 @@ OPEN_WITH_SECRET = frozenset(
     }
 )  # fmt: skip
 """Paths that are passed on; all others do not exist."""
+ELSEWHERE = {"/v1/classify": "/classify"}
+"""Paths that vLLM has without their version: the same requests and answers, by another name."""
 SECRET_VARIABLE = "ENGINE_SECRET"  # noqa: S105 - its name
 BASE_VARIABLE = "MODELYARD_BASE"
 """The folder of the model that is served, which adapters must fit."""
@@ -89,6 +91,9 @@ class Guard:
             await self._load(scope, receive, send)
         elif path == UNLOAD:
             await self.app(scope, receive, _Settled(send, *_SETTLED[path]))
+        elif path in ELSEWHERE:
+            place = ELSEWHERE[path]
+            await self.app({**scope, "path": place, "raw_path": place.encode()}, receive, send)
         else:
             await self.app(scope, receive, send)
 

@@ -51,7 +51,8 @@ def convert(folder: Path, file: Path, base: ModelFacts) -> None:
         )
     config, named, data_at = read_folder(folder, engine="llama.cpp")
     pairs = _by_layer(named)
-    alpha = config.lora_alpha * (sqrt(config.r) if config.use_rslora else 1.0)
+    # One of 0, which switches an adapter off, is none to llama.cpp: it would apply the adapter in full.
+    alpha = config.lora_alpha * (sqrt(config.r) if config.use_rslora else 1.0) or float(config.r)
     keys: dict[str, str | float] = {
         "general.type": "adapter",
         "general.architecture": base.architecture,

@@ -14,8 +14,8 @@ from typing import Annotated
 
 import msgspec
 
+from modelyard.engines.http import Connection, Request
 from modelyard.engines.peft_folder import read_folder
-from modelyard.engines.simulated.http import Connection, Request
 from modelyard.engines.simulated.journal import TokenJournal
 from modelyard.engines.simulated.options import SimulatedOptions
 from modelyard.engines.simulated.requests import Refused, decode

@@ -4,12 +4,12 @@ import asyncio
 
 import msgspec
 
+from modelyard.engines.http import Connection, Request
 from modelyard.engines.simulated.adapters import Adapters
 from modelyard.engines.simulated.answers import Token
 from modelyard.engines.simulated.faults import FaultPlan, Faults, cut_directives
 from modelyard.engines.simulated.forms import field_names, is_form
 from modelyard.engines.simulated.generation import Accelerator, Generation, Interrupted
-from modelyard.engines.simulated.http import Connection, Request
 from modelyard.engines.simulated.requests import Refused, body_keys
 from modelyard.engines.simulated.stream import EventStream
 from modelyard.engines.simulated.tokens import blocks_for, split

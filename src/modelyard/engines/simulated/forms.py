@@ -4,7 +4,7 @@ import email.policy
 from email.parser import BytesParser
 from typing import NamedTuple
 
-from modelyard.engines.simulated.http import Request
+from modelyard.engines.http import Request
 from modelyard.engines.simulated.requests import Refused
 
 

@@ -16,10 +16,10 @@ from urllib.parse import unquote
 
 import msgspec
 
+from modelyard.engines.http import Connection, Request
 from modelyard.engines.simulated.attempts import Attempts
 from modelyard.engines.simulated.faults import cut_directives
 from modelyard.engines.simulated.forms import read_form
-from modelyard.engines.simulated.http import Connection, Request
 from modelyard.engines.simulated.requests import Refused, decode
 from modelyard.engines.simulated.stream import encode
 

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 import msgspec
 
+from modelyard.engines.http import Connection, Request
 from modelyard.engines.simulated.attempts import Attempts
 from modelyard.engines.simulated.embedding import as_base64, vector_of
 from modelyard.engines.simulated.faults import Faults
-from modelyard.engines.simulated.http import Connection, Request
 from modelyard.engines.simulated.requests import (
     ChatRequest,
     EmbeddingsRequest,

@@ -9,12 +9,12 @@ from functools import partial
 import msgspec
 
 from modelyard.clock import Clock
+from modelyard.engines.http import Connection, Request
 from modelyard.engines.simulated.adapters import Adapters
 from modelyard.engines.simulated.attempts import Attempts
 from modelyard.engines.simulated.batching import Batch, PrefixCache
 from modelyard.engines.simulated.faults import FaultPlan, Planned
 from modelyard.engines.simulated.generation import Accelerator, Totals, crash_process
-from modelyard.engines.simulated.http import Connection, Request
 from modelyard.engines.simulated.journal import TokenJournal
 from modelyard.engines.simulated.media import Media
 from modelyard.engines.simulated.metrics import metrics_page

@@ -4,12 +4,12 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+from modelyard.engines.http import Connection, Request
 from modelyard.engines.simulated.answers import Choice, Token, chat_choices, completion_choices
 from modelyard.engines.simulated.attempts import Attempts, error_body, no_token
 from modelyard.engines.simulated.batching import PrefixCache
 from modelyard.engines.simulated.faults import Faults, cut_directives
 from modelyard.engines.simulated.generation import Generation, Interrupted
-from modelyard.engines.simulated.http import Connection, Request
 from modelyard.engines.simulated.requests import (
     ChatRequest,
     CompletionRequest,

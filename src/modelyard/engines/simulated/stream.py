@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
+from modelyard.engines.http import Connection
 from modelyard.engines.simulated.answers import Choice, Token
 from modelyard.engines.simulated.faults import Faults
-from modelyard.engines.simulated.http import Connection
 from modelyard.engines.simulated.logprobs import Scores
 from modelyard.engines.simulated.tokens import split
 

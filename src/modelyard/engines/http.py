@@ -1,4 +1,5 @@
-"""HTTP/1.1 on bare sockets, so that an answer can be cut, split or left hanging at any byte.
+"""HTTP/1.1 on bare sockets, for engines and guards of ours: an answer can be passed on, cut, split or left hanging at
+any byte.
 
 One ``Connection`` a socket; requests of a connection are answered one after
 the other by one task, which is cancelled the moment the peer closes: that is
@@ -25,6 +26,7 @@ _REASONS = {
     413: "Content Too Large",
     429: "Too Many Requests",
     500: "Internal Server Error",
+    502: "Bad Gateway",
     503: "Service Unavailable",
 }
 
