@@ -12,6 +12,7 @@ import base64
 import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from modelyard import errors
 from modelyard.errors import ApiError
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 PICTURE_TYPES = ("image/png", "image/jpeg", "image/webp")
 AT_ONCE = 16
 """Fetches of a worker at once; more wait."""
+TENANT_AT_ONCE = 4
+"""Of them those of one tenant: whoever links to slow servers makes nobody else wait."""
 REDIRECTS_MAX = 3
 _log = logging.getLogger(__name__)
 
@@ -35,6 +38,8 @@ class LinkFetcher:
         self._fetcher = fetcher
         self._bounds = Bounds(timeout_s, bytes_max, REDIRECTS_MAX)
         self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._of_tenants: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """Of those that fetch; held by who does."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
@@ -68,7 +73,8 @@ class LinkFetcher:
             for link in exchange.call.links:
                 if exchange.is_over:
                     return
-                link.target.url = await self._fetched(link)
+                async with self._turn_of(exchange.key.record.tenant_id):
+                    link.target.url = await self._fetched(link)
             if not exchange.is_over:
                 then()
         except ApiError as error:
@@ -76,6 +82,12 @@ class LinkFetcher:
         except Exception:  # noqa: BLE001 - boundary: a bug here must not leave the request hanging
             _log.exception("a link could not be followed", extra={"request_id": exchange.request_id})
             exchange.fail(errors.internal_error(exchange.request_id))
+
+    def _turn_of(self, tenant_id: str) -> asyncio.Semaphore:
+        found = self._of_tenants.get(tenant_id)
+        if found is None:
+            found = self._of_tenants[tenant_id] = asyncio.Semaphore(TENANT_AT_ONCE)
+        return found
 
     async def _fetched(self, link: Link) -> str:
         """Return the picture behind a link as a ``data:`` URL."""
