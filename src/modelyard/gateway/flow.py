@@ -303,7 +303,8 @@ class Gateway:
     def _place(self, exchange: Exchange, wait_s_max: float | None) -> None:
         endpoint = exchange.endpoint
         route = endpoint.route
-        now_s = exchange.arrived_s
+        # Time went by where its links were followed; to go back in it would tell of a replica that reads for long.
+        now_s = self.clock.monotonic_s() if exchange.call.links else exchange.arrived_s
         if now_s - endpoint.last_request_s > QUIET_S:
             # The sweep leaves quiet endpoints alone.
             endpoint.dispatcher.wake(now_s)
