@@ -89,6 +89,10 @@ class TritonEngine(ProgramEngine):
         versions = {name.partition("/")[0] for name in files if name.endswith(f"/{wanted}") and name.count("/") == 1}
         if not any(version.isdecimal() and int(version) > 0 for version in versions):
             raise ArtifactInvalidError(f"The artifact has no version with '{wanted}', like 1/{wanted}.")
+        for version in sorted(versions):
+            # One that begins as a text can go on as a graph, and would be loaded though no header of it was read.
+            if (kind := kind_of_file(files[f"{version}/{wanted}"])) is not Kind.ONNX:
+                raise ArtifactInvalidError(f"The file '{version}/{wanted}' is no ONNX file: it is {kind}.")
         facts_of(files)
 
     def settings(self, options: Options, *, artifact_bytes: int, facts: ModelFacts | None = None) -> Settings:

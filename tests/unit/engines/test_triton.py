@@ -124,6 +124,7 @@ def test_what_a_gpu_machine_would_be_told_passes(tmp_path: Path) -> None:
         ({"1/model.py": b"import os\n"}, "could run code"),
         ({"1/weights.bin": b"PK\x03\x04zip"}, "could run code"),
         ({"1/lib.so": b"\x7fELF"}, "script"),
+        ({"2/model.onnx": b"2~" + b"a" * 126}, "2/model.onnx' is no ONNX file: it is text"),
         ({"config.pbtxt": b"\xff\xfe\x00"}, "no text"),
         ({"config.pbtxt": b"backend: "}, "ends in the middle"),
         ({"config.pbtxt": b"name: \x01"}, "character 6"),

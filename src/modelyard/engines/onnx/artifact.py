@@ -63,6 +63,9 @@ def read_artifact(place: Path, options: OnnxOptions, *, is_choice_open: bool = F
     files = files_at(place)
     model = _model_of(files, options.file, is_choice_open=is_choice_open)
     _refuse_others(files)
+    if (kind := kind_of_file(files[model])) is not Kind.ONNX:
+        # One that begins as a text can go on as a graph, and would be loaded though no header of it was read.
+        raise ArtifactInvalidError(f"The file '{model[:200]}' is no ONNX file: it is {kind}.")
     facts = facts_of(files)
     config = _json(files, "config.json")
     return Artifact(

@@ -48,6 +48,15 @@ def test_what_could_harm_is_refused(tmp_path: Path, files: dict[str, bytes], rea
         ENGINE.check_artifact(place)
 
 
+@pytest.mark.parametrize("options", [OnnxOptions(), OnnxOptions(file="notes.txt")])
+def test_a_graph_that_begins_as_a_text_is_not_loaded_unread(tmp_path: Path, options: OnnxOptions) -> None:
+    said = b"2~" + b"a" * 126  # ModelProto.doc_string, which may be said again and again
+    graph = said * 600 + models.onnx(models.onnx_tensor("w", [1], location="../secret"))
+    place = folder(tmp_path, notes__txt=graph, model__onnx=graph, other__onnx=models.onnx())
+    with pytest.raises(ArtifactInvalidError, match=f"'{options.file or 'model.onnx'}' is no ONNX file: it is text"):
+        read_artifact(place, options)
+
+
 def test_safetensors_are_told_how_to_become_onnx(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(models.safetensors({"w": ("F32", [1], bytes(4))}))
