@@ -116,7 +116,8 @@ def prepare_sources() -> None:
     run(*PIP, "--python", str(python_of("suites")), "download", *options, *wanted)
     for folder in folders:
         with tarfile.open(store / f"{folder.name}.tar.gz") as packed:
-            packed.extractall(store, filter="data")
+            # Python before 3.11.4 (Debian 12 has 3.11.2) knows no filters.
+            packed.extractall(store, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
 
 
 def prepare_node() -> None:
