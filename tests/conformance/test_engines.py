@@ -159,6 +159,26 @@ async def test_a_client_that_leaves_frees_its_slot(replica: Replica) -> None:
 
 
 @chats
+async def test_an_answer_that_takes_long_does_not_look_like_a_hang(replica: Replica) -> None:
+    """What the platform takes for progress goes on while one request runs, and not only at its end."""
+    body = chat("Tell me a very long story", stream=True, max_tokens=400, ignore_eos=True)
+    headers = {"authorization": f"Bearer {SECRET}"}
+    async with replica.session.post(replica.url + "/v1/chat/completions", json=body, headers=headers) as response:
+        await response.content.readline()
+        first = await replica.load()
+        assert first.running == 1
+
+        async def has_moved() -> bool:
+            load = await replica.load()
+            assert load.running == 1, "the answer is over before anything moved"
+            return load.progress_total != first.progress_total
+
+        assert first.progress_total is not None
+        await eventually_async(has_moved, 10, "a step is counted")
+        response.close()
+
+
+@chats
 async def test_requests_beyond_the_slots_wait_and_are_counted(replica: Replica) -> None:
     body = chat("Tell me a very long story", max_tokens=60, ignore_eos=True)
 

@@ -50,8 +50,7 @@ class Hammer:
                     writer.write(request)
                     head = await reader.readuntil(b"\r\n\r\n")
                     length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
-                    await reader.readexactly(length)
-                    self.ends[head[9:12].decode()] += 1
+                    self.ends[_end(head, await reader.readexactly(length))] += 1
                     if b"connection: close" in head.lower():
                         self.ends["told to close"] += 1
                         break
@@ -79,7 +78,13 @@ class Hammer:
         finally:
             if writer is not None:
                 writer.transport.abort()
-        return answer[9:12].decode() or "nothing"
+        return _end(*answer.split(b"\r\n\r\n", 1)) if answer else "nothing"
+
+
+def _end(head: bytes, body: bytes) -> str:
+    """Return the status, and of an error what it says."""
+    status = head[9:12].decode()
+    return status if status < "400" else f"{status} {body.decode()}"
 
 
 @asynccontextmanager

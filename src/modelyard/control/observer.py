@@ -228,7 +228,7 @@ class Observer:
             now_s=watch.looked_s,
             is_answering=watch.is_answering,
             running=watch.load.running,
-            tokens=_tokens(watch.load),
+            progress=watch.load.progress_total,
             has_served=has_served,
             reading=self._reading(target.replica_id),
         )
@@ -286,10 +286,3 @@ class Observer:
                 return body.decode("utf-8", "replace") if response.status == 200 else None
         except (ClientError, OSError, TimeoutError):
             return None
-
-
-def _tokens(load: EngineLoad) -> float | None:
-    """Every token an engine worked on, read or written; None where it counts neither."""
-    if load.prompt_tokens_total is None and load.generation_tokens_total is None:
-        return None
-    return (load.prompt_tokens_total or 0.0) + (load.generation_tokens_total or 0.0)

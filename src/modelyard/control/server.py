@@ -16,8 +16,10 @@ CLOSE_TIMEOUT_S = 2
 """Time that answers under way (followed logs, mostly) get when the controller stops."""
 LAST_READ_S = 0.2
 """Time between taking the name of the socket away and the stop: requests that were just sent are read, and answered."""
-LAST_READ_S_MAX = 3.0
-"""The same where somebody has connected and not yet sent its request, as on a machine that is short of cores."""
+UNREAD_S_MAX = 3.0
+"""Longest wait for the request of somebody who has connected, as on a machine that is short of cores."""
+UNANSWERED_S_MAX = 8.0
+"""Longest wait for answers that have not begun; uvicorn would cut them off after ``CLOSE_TIMEOUT_S``."""
 
 
 class ControlServer(uvicorn.Server):
@@ -78,9 +80,16 @@ async def _stop_with(server: ControlServer, stop: asyncio.Event, path: Path, ino
         if path.stat().st_ino == inode:  # noqa: ASYNC240 - in memory; else it is that of a controller that took over
             path.unlink()  # noqa: ASYNC240 - a name in memory, once a life
     await asyncio.sleep(LAST_READ_S)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LAST_READ_S_MAX - LAST_READ_S):
-            # Until its first request is read, a connection of uvicorn has no cycle.
-            while any(getattr(one, "cycle", None) is None for one in server.server_state.connections):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    while any(_is_owed(one, loop.time() - began_s) for one in server.server_state.connections):  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
     server.should_exit = True
+
+
+def _is_owed(connection: object, waited_s: float) -> bool:
+    """Say whether somebody is still to be waited for. What is followed (logs) has begun, and may never end."""
+    cycle = getattr(connection, "cycle", None)
+    if cycle is None:  # until its first request is read, a connection of uvicorn has none
+        return waited_s < UNREAD_S_MAX
+    return not cycle.response_started and waited_s < UNANSWERED_S_MAX

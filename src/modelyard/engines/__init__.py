@@ -105,6 +105,9 @@ class EngineLoad(msgspec.Struct, frozen=True):
     """Share of the KV cache in use, 0 to 1."""
     prompt_tokens_total: float | None = None
     generation_tokens_total: float | None = None
+    progress_total: float | None = None
+    """Whatever grows with every step that it computes, a prompt's or an answer's: standing still while requests run, it
+    hangs. None: nothing does before a request ends, as tokens that are counted only then."""
     prefix_queries_total: float | None = None
     """Prompt tokens that were looked up in the prefix cache."""
     prefix_hits_total: float | None = None

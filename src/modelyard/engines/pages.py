@@ -35,6 +35,12 @@ def count_of(samples: dict[str, float], name: str) -> int | None:
     return None if value is None else int(value)
 
 
+def total_of(samples: dict[str, float], *names: str) -> float | None:
+    """Return the sum of several metrics, or None when the page has none of them."""
+    found = [samples[name] for name in names if name in samples]
+    return sum(found) if found else None
+
+
 def read_labelled(page: str, name: str) -> list[tuple[str, float]]:
     """Return the labels, as they stand in the page, and the value of each series of one metric."""
     found = []

@@ -168,6 +168,8 @@ class SglangEngine(ProgramEngine):
             kv_usage=samples.get("sglang:token_usage"),
             prompt_tokens_total=samples.get("sglang:prompt_tokens_total"),
             generation_tokens_total=samples.get("sglang:generation_tokens_total"),
+            # The others are counted when a request ends.
+            progress_total=samples.get("sglang:realtime_tokens_total"),
             # Every prompt is looked up in the tree.
             prefix_queries_total=samples.get("sglang:prompt_tokens_total"),
             prefix_hits_total=samples.get("sglang:cached_tokens_total"),

@@ -140,6 +140,7 @@ class TgiEngine(ProgramEngine):
             waiting=count_of(samples, "tgi_queue_size"),
             prompt_tokens_total=samples.get("tgi_request_input_length_sum"),
             generation_tokens_total=samples.get("tgi_request_generated_tokens_sum"),
+            progress_total=samples.get("tgi_batch_inference_count"),
             accepted_tokens_total=samples.get("tgi_request_skipped_tokens_sum"),
         )
 

@@ -31,7 +31,7 @@ from modelyard.engines import (
 )
 from modelyard.engines.defaults import EngineDefaults
 from modelyard.engines.options import read_options
-from modelyard.engines.pages import count_of, read_labelled, read_samples
+from modelyard.engines.pages import count_of, read_labelled, read_samples, total_of
 from modelyard.engines.vllm_options import VllmOptions
 from modelyard.formats import ArtifactInvalidError
 from modelyard.formats.folder import facts_of, kind_of_file
@@ -194,6 +194,7 @@ class VllmEngine(EngineDefaults):
             kv_usage=usage,
             prompt_tokens_total=samples.get("vllm:prompt_tokens_total"),
             generation_tokens_total=samples.get("vllm:generation_tokens_total"),
+            progress_total=total_of(samples, "vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
             prefix_queries_total=samples.get(
                 "vllm:prefix_cache_queries_total", samples.get("vllm:gpu_prefix_cache_queries_total")
             ),

@@ -26,7 +26,7 @@ from modelyard.fleet.declared import LOCAL
 from modelyard.fleet.endings import STOPPED, exit_code, reason_of
 from modelyard.fleet.logs import last_lines, log_lines
 from modelyard.fleet.machine import Machine
-from modelyard.fleet.memory_kills import Kills, kills_around
+from modelyard.fleet.memory_kills import KillWatch, kills_around
 from modelyard.fleet.ports import HOST, free_port, is_free
 from modelyard.fleet.records import REPLICA_ID_VARIABLE, ProcessRecord, Records
 
@@ -44,7 +44,7 @@ class LocalFleet:
         self._clock = clock
         self._fence = fence or Fence()
         self._lock = threading.Lock()
-        self._kills: dict[str, Kills | None] = {}
+        self._kills: dict[str, KillWatch] = {}
         """What the kernel had killed around each replica when it was last seen to run."""
 
     async def reserve(self, replica_id: str) -> Address:
@@ -111,7 +111,7 @@ class LocalFleet:
             record = ProcessRecord.of(order, started_at=self._clock.unix_s(), boot_id=processes.boot_id())
             self._records.write(record)
             # Its own group is this process's until somebody moves it; looked at before, it may have ended after.
-            self._kills[order.replica_id] = kills_around(os.getpid())
+            self._kills[order.replica_id] = KillWatch(kills_around(os.getpid()), self._clock.monotonic_s())
             try:
                 pid = _spawn(order, folder, self._records.log(order.replica_id))
             except OSError as error:
@@ -165,12 +165,13 @@ class LocalFleet:
             # Kept only if it still ran after the look: at its end it leaves its group.
             kills = kills_around(record.pid)
             if _is_running(record):
-                self._kills[replica_id] = kills
+                now_s = self._clock.monotonic_s()
+                self._kills.setdefault(replica_id, KillWatch(kills, now_s)).look(kills, now_s)
             return record
         _kill_rest(record)
-        kills = self._kills.pop(replica_id, None)
+        watch = self._kills.pop(replica_id, None)
         log = self._records.log(record.replica_id)
-        record = _ended(record, exit_code(record.pid), log, was_short=kills is not None and kills.has_risen())
+        record = _ended(record, exit_code(record.pid), log, was_short=watch is not None and watch.has_risen())
         self._records.write(record)
         return record
 

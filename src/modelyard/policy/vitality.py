@@ -19,12 +19,13 @@ that a long one looks like a hang until then (F8)."""
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """One look. ``running`` and ``tokens`` (a total that only grows) are None where the engine did not say."""
+    """One look. ``running`` and ``progress`` (a total that grows while it computes) are None where the engine did not
+    say."""
 
     now_s: float
     is_answering: bool
     running: int | None = None
-    tokens: float | None = None
+    progress: float | None = None
     has_served: bool = False
     """A gateway got a good answer since the last look."""
     reading: int | None = None
@@ -42,7 +43,7 @@ class Pulse(msgspec.Struct, frozen=True):
     alive_s: float
     moved_s: float
     was_ready: bool = False
-    tokens: float | None = None
+    progress: float | None = None
     is_idle: bool = False
 
 
@@ -62,7 +63,7 @@ def first_pulse(now_s: float, *, was_ready: bool) -> Pulse:
 def judge(pulse: Pulse, probe: Probe, *, hang_timeout_s: float, load_timeout_s: float) -> Verdict:
     """Return what ``probe`` means after everything before it."""
     now_s = probe.now_s
-    has_moved = probe.tokens is not None and pulse.tokens is not None and probe.tokens != pulse.tokens
+    has_moved = probe.progress is not None and pulse.progress is not None and probe.progress != pulse.progress
     is_alive = probe.is_answering or has_moved or probe.has_served
     # Only a page that says so proves that nothing runs; silence leaves the clock where it is.
     is_idle = probe.running == 0
@@ -72,7 +73,7 @@ def judge(pulse: Pulse, probe: Probe, *, hang_timeout_s: float, load_timeout_s: 
         alive_s=now_s if is_alive else pulse.alive_s,
         moved_s=now_s if has_moved or is_idle or begins or probe.has_served else pulse.moved_s,
         was_ready=pulse.was_ready or probe.is_answering,
-        tokens=pulse.tokens if probe.tokens is None else probe.tokens,
+        progress=pulse.progress if probe.progress is None else probe.progress,
         is_idle=pulse.is_idle if probe.running is None else is_idle,
     )
     if not pulse.was_ready:
@@ -82,7 +83,7 @@ def judge(pulse: Pulse, probe: Probe, *, hang_timeout_s: float, load_timeout_s: 
     if now_s - pulse.alive_s >= hang_timeout_s:
         return Verdict(Vital.HUNG, f"it gave no sign of life for {hang_timeout_s:g} s", pulse)
     stall_s = stall_limit_s(hang_timeout_s, probe.reading)
-    if probe.running and pulse.tokens is not None and now_s - pulse.moved_s >= stall_s:
+    if probe.running and pulse.progress is not None and now_s - pulse.moved_s >= stall_s:
         return Verdict(Vital.HUNG, f"it has requests running and produced no token for {stall_s:.3g} s", pulse)
     return Verdict(Vital.READY, "", pulse)
 

@@ -226,6 +226,7 @@ def test_the_recorded_page_of_llamacpp_is_read() -> None:
         kv_usage=None,
         prompt_tokens_total=2,
         generation_tokens_total=8,
+        progress_total=8,
         draft_tokens_total=0,
         accepted_tokens_total=0,
     )
@@ -233,7 +234,9 @@ def test_the_recorded_page_of_llamacpp_is_read() -> None:
 
 def test_the_recorded_page_of_vllm_is_read_by_its_simulation() -> None:
     load = SimulatedEngine().read_load((RECORDED / "vllm-0.32-idle.prom").read_text())
-    assert load == EngineLoad(running=0, waiting=0, kv_usage=0.0, prompt_tokens_total=37, generation_tokens_total=8)
+    assert load == EngineLoad(
+        running=0, waiting=0, kv_usage=0.0, prompt_tokens_total=37, generation_tokens_total=8, progress_total=45
+    )
 
 
 def test_the_simulated_command_has_all_but_the_secret_in_its_arguments(tmp_path: Path) -> None:

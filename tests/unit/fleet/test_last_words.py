@@ -17,6 +17,7 @@ from modelyard.engines import EngineCommand
 from modelyard.fleet import Observed, StartOrder, memory_kills
 from modelyard.fleet.local import LocalFleet, stop_all
 from modelyard.fleet.logs import last_lines
+from modelyard.fleet.memory_kills import DYING_S_MAX, Kills, KillWatch
 
 MEMORY = Path("/sys/fs/cgroup/memory")
 
@@ -93,6 +94,23 @@ async def test_a_replica_that_the_kernel_killed_for_memory_says_so(tmp_path: Pat
         stop_all(tmp_path, 0.0)
     assert replica.is_out_of_memory
     assert replica.exit_reason == "killed by the kernel: out of memory"
+
+
+def test_a_process_that_is_looked_at_while_it_is_being_killed_was_killed_for_memory(tmp_path: Path) -> None:
+    page = tmp_path / "memory.events"
+
+    def look(count: int) -> Kills:
+        page.write_text(f"oom_kill {count}\n")
+        return Kills(page, count)
+
+    watch = KillWatch(look(3), 0.0)
+    watch.look(look(3), 1.0)
+    watch.look(look(4), 2.0)
+    assert watch.has_risen(), "it was counted, and had not ended"
+    watch.look(look(4), DYING_S_MAX + 1)
+    assert watch.has_risen()
+    watch.look(look(4), 2 * DYING_S_MAX + 2)
+    assert not watch.has_risen(), "that was another process of the group, a while ago"
 
 
 async def test_a_replica_that_somebody_killed_is_not_out_of_memory(tmp_path: Path) -> None:

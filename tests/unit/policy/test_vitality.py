@@ -39,7 +39,7 @@ STORIES = {
     ),
     "saturated: it answers no probe, but counts tokens": (
         True,
-        [Probe(20.0 * n, is_answering=False, running=8, tokens=100.0 * n) for n in range(1, 30)],
+        [Probe(20.0 * n, is_answering=False, running=8, progress=100.0 * n) for n in range(1, 30)],
         [Vital.READY] * 29,
     ),
     "saturated: it answers nothing, but a gateway was served": (
@@ -50,53 +50,53 @@ STORIES = {
     "its compute hangs while it answers probes": (
         True,
         [
-            Probe(1, is_answering=True, running=1, tokens=10),
-            Probe(2, is_answering=True, running=1, tokens=11),
-            Probe(1 + STALL_S, is_answering=True, running=1, tokens=11),
-            Probe(2 + STALL_S, is_answering=True, running=1, tokens=11),
+            Probe(1, is_answering=True, running=1, progress=10),
+            Probe(2, is_answering=True, running=1, progress=11),
+            Probe(1 + STALL_S, is_answering=True, running=1, progress=11),
+            Probe(2 + STALL_S, is_answering=True, running=1, progress=11),
         ],
         [Vital.READY, Vital.READY, Vital.READY, Vital.HUNG],
     ),
     "its compute hangs, and every prompt was read": (
         True,
         [
-            Probe(1, is_answering=True, running=2, tokens=10, reading=0),
-            Probe(2, is_answering=True, running=2, tokens=11, reading=0),
-            Probe(31.9, is_answering=True, running=2, tokens=11, reading=0),
-            Probe(32, is_answering=True, running=2, tokens=11, reading=0),
+            Probe(1, is_answering=True, running=2, progress=10, reading=0),
+            Probe(2, is_answering=True, running=2, progress=11, reading=0),
+            Probe(31.9, is_answering=True, running=2, progress=11, reading=0),
+            Probe(32, is_answering=True, running=2, progress=11, reading=0),
         ],
         [Vital.READY, Vital.READY, Vital.READY, Vital.HUNG],
     ),
     "it reads a prompt of 600 tokens, which may take half a minute longer": (
         True,
         [
-            Probe(1, is_answering=True, running=1, tokens=11, reading=600),
-            Probe(59.9, is_answering=True, running=1, tokens=11, reading=600),
-            Probe(60, is_answering=True, running=1, tokens=11, reading=600),
+            Probe(1, is_answering=True, running=1, progress=11, reading=600),
+            Probe(59.9, is_answering=True, running=1, progress=11, reading=600),
+            Probe(60, is_answering=True, running=1, progress=11, reading=600),
         ],
         [Vital.READY, Vital.READY, Vital.HUNG],
     ),
     "however long a prompt is, there is an end": (
         True,
         [
-            Probe(STALL_S - 0.1, is_answering=True, running=1, tokens=11, reading=1_000_000),
-            Probe(STALL_S, is_answering=True, running=1, tokens=11, reading=1_000_000),
+            Probe(STALL_S - 0.1, is_answering=True, running=1, progress=11, reading=1_000_000),
+            Probe(STALL_S, is_answering=True, running=1, progress=11, reading=1_000_000),
         ],
         [Vital.READY, Vital.HUNG],
     ),
     "a request comes long after the last look": (
         True,
         [
-            Probe(1, is_answering=True, running=0, tokens=11, reading=0),
-            Probe(29, is_answering=True, running=1, tokens=11, reading=0),
-            Probe(58.9, is_answering=True, running=1, tokens=11, reading=0),
-            Probe(59, is_answering=True, running=1, tokens=11, reading=0),
+            Probe(1, is_answering=True, running=0, progress=11, reading=0),
+            Probe(29, is_answering=True, running=1, progress=11, reading=0),
+            Probe(58.9, is_answering=True, running=1, progress=11, reading=0),
+            Probe(59, is_answering=True, running=1, progress=11, reading=0),
         ],
         [Vital.READY, Vital.READY, Vital.READY, Vital.HUNG],
     ),
     "nothing runs, so there is nothing to produce": (
         True,
-        [Probe(1000.0 * n, is_answering=True, running=0, tokens=11) for n in range(1, 5)],
+        [Probe(1000.0 * n, is_answering=True, running=0, progress=11) for n in range(1, 5)],
         [Vital.READY] * 4,
     ),
     "an engine that counts no tokens is judged by its probes alone": (

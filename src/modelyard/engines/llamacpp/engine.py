@@ -176,6 +176,8 @@ class LlamaCppEngine(EngineDefaults):
             # llama.cpp counts only what it computed; the contract counts prompts.
             prompt_tokens_total=None if prompt is None else prompt + (cached or 0.0),
             generation_tokens_total=samples.get("llamacpp:tokens_predicted_total"),
+            # Its tokens are counted when a request ends, its steps at once.
+            progress_total=samples.get("llamacpp:n_decode_total"),
             draft_tokens_total=samples.get("llamacpp:spec_decode_num_draft_tokens_total"),
             accepted_tokens_total=samples.get("llamacpp:spec_decode_num_accepted_tokens_total"),
         )

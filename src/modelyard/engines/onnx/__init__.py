@@ -120,6 +120,7 @@ class OnnxEngine(EngineDefaults):
             running=count_of(samples, "modelyard_onnx_requests_running"),
             waiting=count_of(samples, "modelyard_onnx_requests_waiting"),
             prompt_tokens_total=samples.get("modelyard_onnx_prompt_tokens_total"),
+            progress_total=samples.get("modelyard_onnx_prompt_tokens_total"),
         )
 
     def routes_for(self, options: Options) -> frozenset[str]:

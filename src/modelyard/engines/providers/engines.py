@@ -12,7 +12,7 @@ from modelyard.domain.facts import ModelFacts
 from modelyard.engines import EngineCommand, EngineLoad, LaunchSpec, Options, OptionsError, Settings
 from modelyard.engines.defaults import EngineDefaults
 from modelyard.engines.options import read_options
-from modelyard.engines.pages import count_of, read_samples
+from modelyard.engines.pages import count_of, read_samples, total_of
 from modelyard.engines.providers.keys import KeyFault, ProviderKeys
 from modelyard.policy.addresses import UrlError, is_private_network, may_connect, networks, read_url
 
@@ -136,6 +136,7 @@ class ProviderEngine(EngineDefaults):
             waiting=count_of(samples, "provider:requests_waiting"),
             prompt_tokens_total=samples.get("provider:prompt_tokens_total"),
             generation_tokens_total=samples.get("provider:generation_tokens_total"),
+            progress_total=total_of(samples, "provider:prompt_tokens_total", "provider:generation_tokens_total"),
         )
 
     def _read(self, options: Options) -> ProviderOptions:

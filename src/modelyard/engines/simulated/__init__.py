@@ -74,7 +74,7 @@ from modelyard.engines import (
 )
 from modelyard.engines.defaults import EngineDefaults
 from modelyard.engines.options import read_options
-from modelyard.engines.pages import adapters_on, count_of, read_samples
+from modelyard.engines.pages import adapters_on, count_of, read_samples, total_of
 from modelyard.engines.simulated.options import SimulatedOptions
 from modelyard.engines.simulated.tokens import BLOCK_TOKENS
 
@@ -148,6 +148,7 @@ class SimulatedEngine(EngineDefaults):
             kv_usage=samples.get("vllm:kv_cache_usage_perc"),
             prompt_tokens_total=samples.get("vllm:prompt_tokens_total"),
             generation_tokens_total=samples.get("vllm:generation_tokens_total"),
+            progress_total=total_of(samples, "vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
         )
 
     def guests_max(self, options: Options) -> int:
