@@ -142,7 +142,7 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     crash_backoff_max_s: Positive = 60.0
     """Longest pause between two starts of a crashing replica."""
     hang_timeout_s: Positive = 30.0
-    """Time a ready replica may fail its probes, or make no token while it has requests, before it is killed."""
+    """Time a ready replica may fail its probes, or compute nothing while it has requests, before it is killed."""
     rollout_interval_s: Positive = 1.0
     """Pause between two looks at the rollouts that are under way."""
     keep_previous_s: Count = 600
