@@ -38,7 +38,7 @@ BERT: dict[str, Any] = {
 BGE_LARGE: dict[str, Any] = {
     "architectures": ["BertModel"], "model_type": "bert", "hidden_size": 1024, "intermediate_size": 4096,
     "num_hidden_layers": 24, "num_attention_heads": 16, "vocab_size": 30522, "max_position_embeddings": 512,
-    "torch_dtype": "float32",
+    "type_vocab_size": 2, "torch_dtype": "float32",
 }  # fmt: skip
 MAMBA: dict[str, Any] = {
     "architectures": ["MambaForCausalLM"], "model_type": "mamba", "hidden_size": 768, "intermediate_size": 1536,

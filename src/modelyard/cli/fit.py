@@ -203,7 +203,11 @@ def best_rows(rows: list[Item]) -> list[Item]:
 
 
 def _ordered(rows: list[Item]) -> list[Item]:
-    return sorted(rows, key=lambda row: (not row["fits"], row["is_tight"], row["usd_per_million_output"], row["count"]))
+    def place(row: Item) -> tuple[object, ...]:
+        usable = row["fits"] and row["meets_targets"]
+        return not row["fits"], not usable, row["is_tight"], row["usd_per_million_output"], row["count"]
+
+    return sorted(rows, key=place)
 
 
 def _show_table(rows: list[Item], *, has_notes: bool, is_encoder: bool) -> None:

@@ -53,6 +53,8 @@ class EndpointRow:
     """Name and share of each version; told where there are several."""
     host: str = ""
     """Of a guest: the endpoint on whose replicas it sits; its ``replicas`` are its seats there."""
+    host_page: str = ""
+    """Its id, where the reader may see it."""
     guests: Sequence["GuestRow"] = ()
     """Of a host: who sits on its replicas."""
     seats: int = 0
@@ -137,7 +139,8 @@ async def endpoint_rows(context: ConsoleContext, identity: Identity) -> list[End
     versions = {version.id: version for version in await context.store.versions(tenant_id=tenant_id)}
     replicas = await context.store.replicas()
     seats = seats_of(replicas)
-    endpoints = {endpoint.id: endpoint for endpoint in await context.store.endpoints(tenant_id=tenant_id)}
+    endpoints = {endpoint.id: endpoint for endpoint in await context.store.endpoints()}  # a host may be another's
+    visible = [endpoint.id for endpoint in await context.store.endpoints(tenant_id=tenant_id)]
     demand = [row for report in context.gateways().values() for row in report.endpoints]
     return [
         EndpointRow(
@@ -148,11 +151,12 @@ async def endpoint_rows(context: ConsoleContext, identity: Identity) -> list[End
             sum(row.in_flight for row in demand if row.endpoint_id == endpoint.id),
             [(_name_of(release, versions), _share_of(release)) for release in endpoint.releases],
             host=host.name if (host := endpoints.get(endpoint.host_id)) else "",
+            host_page=endpoint.host_id if endpoint.host_id in visible else "",
             guests=[] if endpoint.host_id else _guests(endpoint, own, endpoints),
             seats=_seats(context, versions.get(serving.version_id) if serving else None, endpoint, own),
         )
-        for endpoint in endpoints.values()
-        if not endpoint.pool
+        for endpoint in map(endpoints.get, visible)
+        if endpoint is not None and not endpoint.pool
     ]
 
 

@@ -36,7 +36,8 @@ _WITHOUT_CACHE = frozenset(
 )  # fmt: skip
 """Encoders, by ``model_type``: they keep nothing between tokens."""
 _ALL_WINDOWED = frozenset({"mistral", "mixtral", "phi3", "starcoder2"})
-_UNGATED = frozenset({"bert", "falcon", "gpt2", "gpt_neox", "opt", "roberta", "starcoder2", "xlm-roberta"})
+_BERTS = frozenset({"bert", "camembert", "roberta", "xlm-roberta"})
+_UNGATED = frozenset({"falcon", "gpt2", "gpt_neox", "opt", "starcoder2"}) | _BERTS
 """Models with two matrices in an inner layer, not three."""
 _PACKED = frozenset({"awq", "gptq", "bitsandbytes", "compressed-tensors", "aqlm", "hqq", "auto-round", "autoround"})
 """Quantisations that keep several weights in one number, so that numbers do not count parameters."""
@@ -211,6 +212,8 @@ def _shape(config: Config) -> parameters.Shape:
         plain_size=_int(config, "qk_nope_head_dim"),
         rope_size=_int(config, "qk_rope_head_dim"),
         value_size=_int(config, "v_head_dim"),
+        is_bert=config.get("model_type") in _BERTS,
+        token_types=_int(config, "type_vocab_size"),
     )
 
 

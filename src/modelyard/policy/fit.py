@@ -362,8 +362,8 @@ def _reason(row: Row | None, rows: Sequence[Row], targets: Targets) -> str:
     most = f"{fast.precision} on {fast.count} x {fast.kind} with {fast.speed.itl_ms:,.0f} ms a token"
     if not (targets.itl_ms or targets.ttft_ms):
         return (
-            f"nothing that fits is fast enough to use; the fastest is {most}. Ask for fewer requests at once or a "
-            "shorter context, or accept it with --itl-ms"
+            f"nothing that fits is fast enough to use, {CPU_ITL_MS:.0f} ms on a CPU; the fastest is {most}. "
+            "Ask for fewer requests at once or a shorter context, or accept it with --itl-ms"
         )
     return f"nothing that fits meets the target; the fastest is {most} and {fast.speed.ttft_ms:.0f} ms to the first"
 
@@ -397,7 +397,7 @@ def _merit(row: Row, able: Sequence[Row]) -> str:
     """Return what ``row`` was taken for."""
     rivals = [one for one in able if one.is_tight == row.is_tight]
     if row.usd_per_hour:
-        return "it has the lowest price of an output token" if len(rivals) > 1 else "it is the only one to take"
+        return "it has the lowest price of a token" if len(rivals) > 1 else "it is the only one to take"
     free = [one for one in rivals if not one.usd_per_hour]
     text = f"it costs nothing, as no price is set for a {row.kind}"
     return f"{text}, and of these it has the fewest accelerators and then the highest speed" if len(free) > 1 else text

@@ -155,7 +155,7 @@ def test_a_cpu_without_a_price_is_not_taken_before_gpus_for_what_is_too_large_or
     assert "too large a model for a CPU" in row(large, "q4_k_m", "cpu", 1).note
     only = advise(EIGHT, [HERE], load)
     assert only.recommended is None
-    assert only.reason.startswith("nothing that fits is fast enough to use; the fastest is ")
+    assert only.reason.startswith("nothing that fits is fast enough to use, 250 ms on a CPU; the fastest is ")
     assert advise(EIGHT, [HERE], load, targets=Targets(itl_ms=1e6)).recommended is not None, "it was asked for"
     small = advise(facts_of_config(BERT), both, Load(1, 256, 256))
     assert small.recommended is not None
