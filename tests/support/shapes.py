@@ -35,6 +35,16 @@ BERT: dict[str, Any] = {
     "num_hidden_layers": 6, "num_attention_heads": 12, "vocab_size": 30522, "tie_word_embeddings": True,
 }  # fmt: skip
 
+BGE_LARGE: dict[str, Any] = {
+    "architectures": ["BertModel"], "model_type": "bert", "hidden_size": 1024, "intermediate_size": 4096,
+    "num_hidden_layers": 24, "num_attention_heads": 16, "vocab_size": 30522, "max_position_embeddings": 512,
+    "type_vocab_size": 2, "torch_dtype": "float32",
+}  # fmt: skip
+MAMBA: dict[str, Any] = {
+    "architectures": ["MambaForCausalLM"], "model_type": "mamba", "hidden_size": 768, "intermediate_size": 1536,
+    "num_hidden_layers": 24, "state_size": 16, "conv_kernel": 4, "vocab_size": 50280, "torch_dtype": "float32",
+}  # fmt: skip
+
 
 def facts_of_config(config: dict[str, Any]) -> ModelFacts:
     """Return what a ``config.json`` says."""

@@ -74,10 +74,11 @@ def show_comparison(rows: list[Item]) -> None:
 
 
 def _verdict(row: Item) -> str:
+    has_doubt = row["overlaps"] is None and row["figure"].endswith("_ms")  # no interval could be given
+    if row["is_enough"] is False or (has_doubt and not row["is_enough"]):
+        return "too few to tell"
     if row["verdict"] == "same":
         return "same"
-    if row["overlaps"] is None and row["figure"].endswith("_ms"):
-        return f"{row['verdict']}, too few samples to say"  # no interval could be given
     return f"{row['verdict']}, within chance" if row["overlaps"] else str(row["verdict"])
 
 

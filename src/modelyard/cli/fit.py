@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _GIB = 1024**3
 _SHOWN = 12
+_CONTEXT = 4096
 _OF_ANSWERS = ("TOK/S", "ITL MS", "BOUND", "$/1M OUT")
 _WEIGHTS = (".gguf", ".safetensors", ".onnx")
 _FILES = (*_WEIGHTS, ".json")
@@ -30,7 +31,12 @@ _PURPOSES = ("general", "math", "code-exact", "embeddings", "reproducible")
 )
 @click.argument("model", metavar="MODEL")
 @click.option("--gpu", "gpus", multiple=True, metavar="KIND", help="Only this kind, like h100 or cpu; repeatable.")
-@click.option("--context", type=click.IntRange(2), default=4096, show_default=True, help="Tokens of a request.")
+@click.option(
+    "--context",
+    type=click.IntRange(2),
+    default=None,
+    help="Tokens of a request. [default: 4096, or the model's own if shorter]",
+)
 @click.option(
     "--output-tokens", type=click.IntRange(1), default=256, show_default=True, help="Those of them that are the answer."
 )
@@ -50,8 +56,8 @@ def command(model: str, *, find: Callable[[], Platform], is_all: bool, is_json: 
 
     With a platform its accelerators and prices count; a file needs none.
     """
-    body = {"gpu": [kind.lower() for kind in given.pop("gpus")], **given}
-    if body["output_tokens"] >= body["context"]:
+    body = {"gpu": [kind.lower() for kind in given.pop("gpus")], **given, "context": given["context"] or 0}
+    if body["output_tokens"] >= (body["context"] or _CONTEXT):
         raise click.UsageError("--output-tokens are a part of --context: give fewer, or a longer context.")
     path = Path(model).expanduser()
     if path.exists():
@@ -122,20 +128,21 @@ def _alone(facts: "ModelFacts", body: Item) -> Item:
     """Advise without a platform: by the table of kinds and its prices, and this machine's memory for the CPU."""
     from msgspec import to_builtins
 
-    from modelyard.policy.fit import Targets, advise
+    from modelyard.policy.fit import Targets, advise, load_of, too_long
     from modelyard.policy.precisions import Purpose
-    from modelyard.policy.roofline import Load
 
-    load = Load(body["concurrency"], body["context"] - body["output_tokens"], body["output_tokens"])
+    if told := too_long(facts, body["context"]):
+        raise Failure(f"--context: {told}.", Exit.USAGE)
+    load = load_of(facts, body["context"], body["output_tokens"], body["concurrency"])
     targets = Targets(body["itl_ms"], body["ttft_ms"])
-    kinds = body["gpu"] or (["cpu"] if facts.format == "onnx" else [])
+    kinds = body["gpu"] or (["cpu"] if facts.format in ("onnx", "gguf") else [])
     advice = advise(facts, _offers(kinds), load, targets=targets, purpose=Purpose(body["purpose"]))
     return {
         "object": "model.fit",
         "parameters": facts.parameters,
         "active_parameters": facts.active_parameters or facts.parameters,
         "kv_bytes_per_token": facts.kv_bytes_per_token,
-        **{name: body[name] for name in ("context", "output_tokens", "concurrency")},
+        **{name: getattr(load, name) for name in ("context", "output_tokens", "concurrency")},
         **to_builtins(advice),
     }
 
@@ -196,12 +203,17 @@ def best_rows(rows: list[Item]) -> list[Item]:
 
 
 def _ordered(rows: list[Item]) -> list[Item]:
-    return sorted(rows, key=lambda row: (not row["fits"], row["usd_per_million_output"], row["count"]))
+    def place(row: Item) -> tuple[object, ...]:
+        usable = row["fits"] and row["meets_targets"]
+        return not row["fits"], not usable, row["is_tight"], row["usd_per_million_output"], row["count"]
+
+    return sorted(rows, key=place)
 
 
 def _show_table(rows: list[Item], *, has_notes: bool, is_encoder: bool) -> None:
     columns: dict[str, Callable[[Item], object]] = {
         "PRECISION": lambda row: row["precision"],
+        "ENGINE": lambda row: row["engine"],
         "ON": lambda row: f"{row['count']} x {row['kind']}{'*' if row['is_in_fleet'] else ''}",
         "WEIGHTS": lambda row: _gib(row["memory"]["weights_bytes"]),
         "KV": lambda row: _gib(row["memory"]["kv_bytes"]),

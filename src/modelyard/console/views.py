@@ -11,9 +11,10 @@ from modelyard.console.session import SessionContext
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import Report
 from modelyard.domain.endpoints import Endpoint, EndpointStatus, Release, Stage
-from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.fleet import SEAT_STATES, Replica, ReplicaState, seats_of
 from modelyard.domain.tenants import ApiKey, Identity
 from modelyard.domain.usage import NANO_PER_USD, UsageBucket
+from modelyard.engines import Engines
 from modelyard.policy.releases import serving_release
 from modelyard.stores import Event, UsageStore
 
@@ -33,6 +34,11 @@ class ConsoleContext(SessionContext, Protocol):
         """The last report of each connected gateway."""
         ...
 
+    @property
+    def engines(self) -> Engines:
+        """What versions run on."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class EndpointRow:
@@ -45,11 +51,33 @@ class EndpointRow:
     in_flight: int
     releases: Sequence[tuple[str, str]] = ()
     """Name and share of each version; told where there are several."""
+    host: str = ""
+    """Of a guest: the endpoint on whose replicas it sits; its ``replicas`` are its seats there."""
+    host_page: str = ""
+    """Its id, where the reader may see it."""
+    guests: Sequence["GuestRow"] = ()
+    """Of a host: who sits on its replicas."""
+    seats: int = 0
+    """Of a host: the guests that its ready replicas hold, one replica at least."""
+
+    @property
+    def is_guest(self) -> bool:
+        """Whether it sits on the replicas of another."""
+        return bool(self.endpoint.host_id)
 
     @property
     def ready(self) -> int:
-        """Replicas that answer."""
-        return sum(replica.state is ReplicaState.READY for replica in self.replicas)
+        """Replicas that answer what has weight: those that fallbacks and shadows have are not of its size."""
+        return sum(one.state is ReplicaState.READY and one.version_id not in self._beside for one in self.replicas)
+
+    @property
+    def ready_beside(self) -> int:
+        """Replicas of fallbacks and shadows that answer."""
+        return sum(one.state is ReplicaState.READY and one.version_id in self._beside for one in self.replicas)
+
+    @property
+    def _beside(self) -> set[str]:
+        return {one.version_id for one in self.endpoint.releases if not one.weight and (one.fallback or one.shadow)}
 
     @property
     def stage(self) -> str:
@@ -62,6 +90,18 @@ class EndpointRow:
             text += f" {progress.percent} %" if progress.percent is not None else ""
             text += f", about {max(1, round(progress.eta_s))} s" if progress.eta_s is not None else ""
         return f"{text} ({progress.reason})" if progress.reason else text
+
+
+@dataclass(frozen=True, slots=True)
+class GuestRow:
+    """A guest on a replica of its host."""
+
+    name: str
+    """"" for one of another tenant."""
+    endpoint_id: str
+    state: ReplicaState
+    since: float
+    replica_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +138,52 @@ async def endpoint_rows(context: ConsoleContext, identity: Identity) -> list[End
     tenant_id = identity.visible_tenant
     versions = {version.id: version for version in await context.store.versions(tenant_id=tenant_id)}
     replicas = await context.store.replicas()
+    seats = seats_of(replicas)
+    endpoints = {endpoint.id: endpoint for endpoint in await context.store.endpoints()}  # a host may be another's
+    visible = [endpoint.id for endpoint in await context.store.endpoints(tenant_id=tenant_id)]
     demand = [row for report in context.gateways().values() for row in report.endpoints]
     return [
         EndpointRow(
             endpoint,
             versions.get(serving.version_id) if (serving := serving_release(endpoint)) else None,
-            [replica for replica in replicas if replica.endpoint_id == endpoint.id and not replica.is_tombstone],
+            own := seats.get(endpoint.id, []) if endpoint.host_id else _replicas_of(endpoint, replicas),
             sum(row.queued for row in demand if row.endpoint_id == endpoint.id),
             sum(row.in_flight for row in demand if row.endpoint_id == endpoint.id),
             [(_name_of(release, versions), _share_of(release)) for release in endpoint.releases],
+            host=host.name if (host := endpoints.get(endpoint.host_id)) else "",
+            host_page=endpoint.host_id if endpoint.host_id in visible else "",
+            guests=[] if endpoint.host_id else _guests(endpoint, own, endpoints),
+            seats=_seats(context, versions.get(serving.version_id) if serving else None, endpoint, own),
         )
-        for endpoint in await context.store.endpoints(tenant_id=tenant_id)
-        if not endpoint.pool
+        for endpoint in map(endpoints.get, visible)
+        if endpoint is not None and not endpoint.pool
     ]
+
+
+def _replicas_of(endpoint: Endpoint, replicas: Sequence[Replica]) -> list[Replica]:
+    return [replica for replica in replicas if replica.endpoint_id == endpoint.id and not replica.is_tombstone]
+
+
+def _guests(host: Endpoint, own: Sequence[Replica], endpoints: Mapping[str, Endpoint]) -> list[GuestRow]:
+    """Return who sits on the replicas of ``host``, by name where they are its owner's."""
+    return [
+        GuestRow(guest.name if is_own else "", guest.id if is_own else "", SEAT_STATES[seat.state], seat.since, one.id)
+        for one in own
+        for seat in one.guests
+        for guest in (endpoints.get(seat.endpoint_id, host),)
+        for is_own in (guest is not host and guest.tenant_id == host.tenant_id,)
+    ]
+
+
+def _seats(context: ConsoleContext, version: ModelVersion | None, endpoint: Endpoint, own: Sequence[Replica]) -> int:
+    engine = context.engines.get(version.framework) if version is not None and not endpoint.host_id else None
+    if version is None or engine is None:
+        return 0
+    ready = sum(replica.state is ReplicaState.READY for replica in own)
+    try:
+        return max(1, ready) * engine.guests_max(version.options)
+    except ValueError:
+        return 0
 
 
 def _name_of(release: Release, versions: Mapping[str, ModelVersion]) -> str:

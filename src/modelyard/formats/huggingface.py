@@ -36,10 +36,13 @@ _WITHOUT_CACHE = frozenset(
 )  # fmt: skip
 """Encoders, by ``model_type``: they keep nothing between tokens."""
 _ALL_WINDOWED = frozenset({"mistral", "mixtral", "phi3", "starcoder2"})
-_UNGATED = frozenset({"bert", "falcon", "gpt2", "gpt_neox", "opt", "roberta", "starcoder2", "xlm-roberta"})
+_BERTS = frozenset({"bert", "camembert", "roberta", "xlm-roberta"})
+_UNGATED = frozenset({"falcon", "gpt2", "gpt_neox", "opt", "starcoder2"}) | _BERTS
 """Models with two matrices in an inner layer, not three."""
 _PACKED = frozenset({"awq", "gptq", "bitsandbytes", "compressed-tensors", "aqlm", "hqq", "auto-round", "autoround"})
 """Quantisations that keep several weights in one number, so that numbers do not count parameters."""
+_TIED = frozenset({"bloom", "gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "mamba", "opt"})
+"""Decoders whose output layer is the embeddings where their configuration does not say."""
 _LICENCE = re.compile(rb"^license: *[\"']?([\w.+-]{1,64})", re.M)
 
 Config = dict[str, Any]
@@ -185,7 +188,7 @@ def _with_shape(facts: ModelFacts, config: Config) -> ModelFacts:
         kv_heads=max(kv_heads, default=0),
         head_size=head_size,
         embedding_size=embedding,
-        state_bytes=_state_bytes(config, layer_kinds.count("linear_attention")),
+        state_bytes=_state_bytes(config, layer_kinds.count("linear_attention")) + _mamba_bytes(config, layers),
     )
     shape = _shape(config)
     return parameters.with_experts(replace(shaped, parameters=parameters.count(shaped, shape)), shape)
@@ -197,7 +200,7 @@ def _shape(config: Config) -> parameters.Shape:
     shared = _int(config, "shared_expert_intermediate_size") or _int(config, "n_shared_experts") * expert_inner
     return parameters.Shape(
         inner=_int(config, "intermediate_size", "n_inner", "ffn_dim") or expert_inner,
-        is_tied=config.get("tie_word_embeddings") is True,
+        is_tied=_is_tied(config),
         is_gated=config.get("model_type") not in _UNGATED,
         experts=_int(config, "num_local_experts", "n_routed_experts", "num_experts"),
         experts_used=_int(config, "num_experts_per_tok", "moe_topk"),
@@ -209,7 +212,15 @@ def _shape(config: Config) -> parameters.Shape:
         plain_size=_int(config, "qk_nope_head_dim"),
         rope_size=_int(config, "qk_rope_head_dim"),
         value_size=_int(config, "v_head_dim"),
+        is_bert=config.get("model_type") in _BERTS,
+        token_types=_int(config, "type_vocab_size"),
     )
+
+
+def _is_tied(config: Config) -> bool:
+    """Say whether there is no output layer apart; an encoder has none, or in training only, and then it is tied."""
+    kind, told = config.get("model_type"), config.get("tie_word_embeddings")
+    return kind in _WITHOUT_CACHE or (told if isinstance(told, bool) else kind in _TIED)
 
 
 def _kv_heads(config: Config, layers: int, heads: int, kinds: Sequence[object]) -> tuple[int, ...]:
@@ -247,6 +258,13 @@ def _state_bytes(config: Config, layers: int) -> int:
     state = value_heads * value_size * _int(config, "linear_key_head_dim")
     convolution = _int(config, "linear_conv_kernel_dim") * (2 * keys + value_heads * value_size)
     return layers * 4 * (state + convolution)
+
+
+def _mamba_bytes(config: Config, layers: int) -> int:
+    """Return what a Mamba, all of whose layers are recurrent, keeps of a sequence, in 32 bits."""
+    if config.get("model_type") not in ("mamba", "falcon_mamba"):
+        return 0
+    return layers * 4 * _int(config, "intermediate_size") * (_int(config, "state_size") + _int(config, "conv_kernel"))
 
 
 def _int(config: Config, *names: str, most: int = _SIZE_MAX) -> int:

@@ -31,6 +31,9 @@ class Shape(msgspec.Struct, frozen=True):
     """Of a query's head, without the part that knows positions."""
     rope_size: int = 0
     value_size: int = 0
+    is_bert: bool = False
+    """It has biases everywhere, learned positions, and a layer that pools."""
+    token_types: int = 0
 
     @property
     def projections(self) -> int:
@@ -64,7 +67,15 @@ def count(facts: ModelFacts, shape: Shape) -> int:
     layer = _attention(facts, shape) + 2 * width
     experts = shape.experts * (expert + width) + _inner(facts, shape, shape.shared_inner)
     outer = facts.vocabulary * width * (1 if shape.is_tied else 2) + width
-    return outer + facts.layers * layer + dense * _inner(facts, shape, shape.inner) + sparse * experts
+    of_bert = _of_bert(facts, shape) if shape.is_bert else 0
+    return outer + facts.layers * layer + dense * _inner(facts, shape, shape.inner) + sparse * experts + of_bert
+
+
+def _of_bert(facts: ModelFacts, shape: Shape) -> int:
+    """Return what a BERT has beside: positions and types, biases of norms, attention and inner layers, a pooler."""
+    width = facts.embedding_size
+    embeddings = (facts.context_length + shape.token_types + 1) * width
+    return embeddings + facts.layers * (7 * width + shape.inner) + width * (width + 1)
 
 
 def _inner(facts: ModelFacts, shape: Shape, inner: int) -> int:

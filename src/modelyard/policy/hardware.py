@@ -32,6 +32,8 @@ class Kind(msgspec.Struct, frozen=True):
     """NVLink, both directions; 0: they reach each other over PCIe."""
     price_usd: float = 0.0
     """Of an hour, where nobody says another."""
+    has_bf16: bool = True
+    """It multiplies numbers in BF16; without, 16 bits are FP16."""
 
     @property
     def memory_bytes(self) -> int:
@@ -41,7 +43,7 @@ class Kind(msgspec.Struct, frozen=True):
 
 _ALL = (
     Kind(CPU, 0, 40, 0.5, tops_int8=1),
-    Kind("t4", 16, 320, 65, tops_int8=130, price_usd=0.5),
+    Kind("t4", 16, 320, 65, tops_int8=130, price_usd=0.5, has_bf16=False),
     Kind("rtx4090", 24, 1008, 165, 330, 660, price_usd=0.5),
     Kind("l4", 24, 300, 121, 242, 242, price_usd=0.8),
     Kind("a10", 24, 600, 125, tops_int8=250, price_usd=1.0),

@@ -42,6 +42,8 @@ class Precision(msgspec.Struct, frozen=True):
 
 
 BF16 = Precision("bf16", 16.0, is_lossless=True, quality="as trained")
+FP16 = Precision("fp16", 16.0, is_lossless=True, quality="as trained")
+"""Instead of BF16: what a model was trained in, or all that an accelerator has."""
 PRECISIONS = (
     BF16,
     Precision("fp8", 8.0, Arithmetic.FP8, quality="about 99.8 % of 16 bits; weights and activations in 8 bits"),

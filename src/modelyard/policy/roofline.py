@@ -71,7 +71,8 @@ class Speed(msgspec.Struct, frozen=True):
     ttft_ms: float
     """From the start of a request's own prompt to its first token, without a queue."""
     bound: str
-    """``memory`` or ``compute``: what decoding waits for."""
+    """What the time between tokens goes to: ``prompts`` of others, else what a step waits for, ``memory`` or
+    ``compute``."""
 
 
 def weights_of(facts: ModelFacts, precision: Precision | None) -> Weights:
@@ -110,8 +111,14 @@ def speed(
         total_tokens_s=batch * load.context / whole_s,
         itl_ms=1000 * whole_s / load.output_tokens,
         ttft_ms=1000 * (prompt_s + step_s),
-        bound="memory" if read_s >= computed_s else "compute",
+        bound=_bound(read_s, computed_s, load.output_tokens * step_s, batch * prompt_s),
     )
+
+
+def _bound(read_s: float, computed_s: float, steps_s: float, prompts_s: float) -> str:
+    if prompts_s > steps_s:
+        return "prompts"
+    return "memory" if read_s >= computed_s else "compute"
 
 
 def _operations(kind: Kind, precision: Precision | None, own: Arithmetic) -> float:

@@ -54,6 +54,26 @@ def test_faults_are_told_before_anything_is_measured(
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("answers", "samples", "p50", "p99"),
+    [(7, 7, "too few to tell", "too few to tell"), (12, 12, "worse", "too few to tell"), (600, 600, "worse", "worse"),
+     (7, 900, "too few to tell", "too few to tell")],
+)  # fmt: skip
+def test_a_percentile_of_few_samples_is_neither_better_nor_worse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], answers: int, samples: int, p50: str, p99: str
+) -> None:
+    files = []
+    for name, scale in (("a", 1.0), ("b", 2.0)):
+        level = {"level": "1 at once", "completed": answers, "samples_itl": samples, "median_itl_ms": 50 * scale,
+                 "p99_itl_ms": 80 * scale, "ci95_median_itl_ms": [49 * scale, 51 * scale],
+                 "ci95_p99_itl_ms": [80 * scale, 80 * scale]}  # fmt: skip
+        files.append(str(tmp_path / name))
+        Path(files[-1]).write_text(json.dumps({"object": "modelyard.bench", "workload": {}, "levels": [level]}))
+    assert main(["bench", "compare", *files]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition("2.00  ")[2] for line in lines[1:]] == [p50, p99]
+
+
 def test_results_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def result(name: str, scale: float) -> str:
         level = {"level": "1 at once", "median_ttft_ms": 50 * scale, "ci95_median_ttft_ms": [49 * scale, 51 * scale]}
@@ -68,7 +88,7 @@ def test_results_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["bench", "compare", one, other]) == 0
     shown = capsys.readouterr()
     assert "1 at once  TTFT p50 ms     50      25   0.50  better\n" in shown.out
-    assert "1 at once  TTFT p99 ms     80      40   0.50  better, too few samples to say\n" in shown.out
+    assert "1 at once  TTFT p99 ms     80      40   0.50  too few to tell\n" in shown.out
     assert "They were not asked alike: input_tokens differ." in shown.err
     assert main(["bench", "compare", one, other, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["ratio"] == 0.5

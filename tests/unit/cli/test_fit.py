@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.models import onnx, onnx_tensor, tiny_gguf
-from tests.support.shapes import DEEPSEEK_V3, LLAMA_3_70B
+from tests.support.shapes import BGE_LARGE, DEEPSEEK_V3, LLAMA_3_70B
 
 from modelyard.cli.fit import best_rows
 from modelyard.cli.main import main
@@ -33,8 +33,8 @@ def test_a_configuration_of_a_model_that_is_not_here_is_enough(
     assert advised(capsys, config.parent, *words).partition("\n")[2] == text.partition("\n")[2], "so is its folder"
     assert "Parameters  70.55 B\n" in text
     assert "KV cache    320 KiB a token\n" in text
-    assert "\nbf16       2 x h100" in text
-    assert "\nint4       1 x h100" in text
+    assert "\nbf16       vllm    2 x h100" in text
+    assert "\nint4       vllm    1 x h100" in text
     assert "\nTake " in text
     assert "Do not quantise for math or code that must be exact" in text
 
@@ -58,6 +58,16 @@ def test_what_forbids_to_quantise_and_what_is_too_slow_is_told(
     assert "Take bf16 on 4 x h100" in advised(capsys, config, "--gpu", "h100", "--purpose", "math")
     slow = advised(capsys, config, "--gpu", "l4", "--itl-ms", "1")
     assert "No recommendation: nothing that fits meets the target" in slow
+
+
+def test_texts_are_as_long_as_the_model_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(BGE_LARGE))
+    text = advised(capsys, file)
+    assert "Load        16 at once, 512 tokens each\n" in text
+    assert "rounded from the 32 bits" in text
+    assert main(["fit", str(file), "--data-dir", str(tmp_path / "nothing"), "--context", "4096"]) == 2
+    assert "--context: the model takes 512 tokens at most" in capsys.readouterr().err
 
 
 def test_a_file_is_advised_on_for_this_machines_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

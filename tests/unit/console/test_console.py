@@ -5,12 +5,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx2
+import msgspec
 import pytest
 from tests.support.management import URL, Management, management
 
 from modelyard.console.session import SESSION_S
 from modelyard.console.views import EndpointRow, usd
-from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress, Scaling, Stage
+from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress, Release, Scaling, Stage
+from modelyard.domain.fleet import GuestSeat, Replica, ReplicaState, SeatState
 from modelyard.domain.tenants import PLATFORM, Identity, Scope
 from modelyard.stores import Event
 
@@ -156,6 +158,45 @@ async def test_releases_are_shown_where_there_are_several(api: Management, brows
     assert "next on simulated" in page
     assert "copies of 10 % of the requests" in page
     assert "100 % of the requests" in page
+
+
+def a_release(id: str, **given: int) -> Release:
+    return Release(id, **{"weight": 0, **given})
+
+
+async def test_guests_are_shown_with_their_host_and_its_seats(api: Management, browser: httpx2.AsyncClient) -> None:
+    identity, key = await api.key(PLATFORM, Scope.ADMIN)
+    store = api.context.store
+    hosting = {"model_name": "base", "framework": "simulated", "options": {"max_adapters": 4}}
+    host_id = (await api.call(identity, "POST", "/v1/models/deploy", hosting)).json()["endpoint_id"]
+    spec = {"model_name": "bot", "framework": "simulated"}
+    guest_id = (await api.call(identity, "POST", "/v1/models/deploy", spec)).json()["endpoint_id"]
+    ends = {one.id: one for one in await store.endpoints()}
+    await store.put_endpoint(msgspec.structs.replace(ends[guest_id], host_id=host_id))
+    guest_version = ends[guest_id].releases[0].version_id
+    replica = Replica("rep-1", host_id, ends[host_id].releases[0].version_id, 0, 1, ReplicaState.READY, 0.0)
+    await store.put_replica(replica)
+    seats = [GuestSeat(guest_id, guest_version, "bot@1", SeatState.READY), GuestSeat("ep-of-others", "ver-x", "x@1")]
+    await store.put_guests("rep-1", tuple(seats))
+    await sign_in(browser, key)
+    page = (await browser.get(f"/console/endpoints/{guest_id}")).text
+    assert f'<dt>Host</dt><dd><a href="/console/endpoints/{host_id}">base</a>' in page
+    assert "<h2>Seats</h2>" in page
+    assert "rep-1/bot@1" in page
+    assert "Scaling" not in page
+    host = (await browser.get(f"/console/endpoints/{host_id}")).text
+    assert "<dt>Guests</dt><dd>2 of 4 seats</dd>" in host
+    assert f'<a href="/console/endpoints/{guest_id}">bot</a>' in host
+    assert "(another tenant&#39;s)" in host or "(another tenant's)" in host
+    assert "ep-of-others" not in host
+    assert '<td class="n">on base</td>' in (await browser.get("/console/")).text
+
+
+def test_replicas_of_fallbacks_are_not_of_the_endpoints_size() -> None:
+    releases = (a_release("v1", weight=100), *(a_release(f"f{at}", fallback=at) for at in (1, 2, 3)))
+    replicas = [Replica(one.version_id, "ep-1", one.version_id, 0, 1, ReplicaState.READY, 0.0) for one in releases]
+    row = EndpointRow(Endpoint("ep-1", "ten-1", "m", releases, Scaling(), 0), None, replicas, 0, 0)
+    assert (row.ready, row.ready_beside) == (1, 3)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,13 @@ async def test_facts_are_advised_on_with_the_prices_of_the_fleet(
     assert {row["kind"] for row in only["rows"]} == {"cpu", "h100", "l4", "l40s"}
 
 
+async def test_without_a_context_it_is_the_models_own_where_that_is_shorter(api: Management, manager: Identity) -> None:
+    short = {**FACTS, "context_length": 512}
+    for facts, context in ((short, 512), (FACTS, 4096)):
+        body = (await api.call(manager, "POST", FIT, {"facts": facts, "gpu": ["h100"]})).json()
+        assert (body["context"], body["output_tokens"]) == (context, 256)
+
+
 async def test_a_registered_model_is_found_by_name_version_and_uri_by_its_owner_only(
     api: Management, admin: Identity, manager: Identity, tmp_path: Path
 ) -> None:
@@ -82,6 +89,7 @@ async def test_a_registered_model_is_found_by_name_version_and_uri_by_its_owner_
         ({}, "model: give it, or 'facts' instead"),
         ({"facts": FACTS, "context": 1}, "context: must be 2 to 10000000"),
         ({"facts": FACTS, "context": 100, "output_tokens": 100}, "output_tokens: must be 1 to fewer than 'context'"),
+        ({"facts": FACTS, "context": 100_000}, "context: the model takes 8,192 tokens at most"),
         ({"facts": FACTS, "concurrency": 0}, "concurrency: must be 1 to 100000"),
         ({"facts": FACTS, "gpu": ["abacus"]}, "gpu: nothing is known of 'abacus'"),
         ({"facts": FACTS, "gpu": ["h100"], "fleet_only": True}, "gpu: the fleet has no 'h100'"),

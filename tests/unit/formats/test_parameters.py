@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from tests.support.models import Tensor, gguf, llama
 from tests.support.shapes import (
+    BGE_LARGE,
     DEEPSEEK_V3,
     LLAMA_3_8B,
     LLAMA_3_70B,
@@ -30,6 +31,13 @@ def test_parameters_are_those_that_the_makers_give(config: dict[str, Any], billi
     facts = facts_of_config(config)
     assert facts.parameters / 1e9 == pytest.approx(billions, rel=0.0005)
     assert facts.active_parameters / 1e9 == pytest.approx(active, rel=0.001)
+
+
+def test_an_encoder_has_no_output_layer_and_what_a_bert_has_beside_is_counted() -> None:
+    assert facts_of_config(BGE_LARGE).parameters == 335_141_888
+    untold = {name: value for name, value in LLAMA_3_8B.items() if name != "tie_word_embeddings"}
+    tied = facts_of_config(untold | {"model_type": "gemma"})
+    assert facts_of_config(untold).parameters - tied.parameters == 128256 * 4096
 
 
 def test_a_configuration_that_says_too_little_counts_nothing() -> None:

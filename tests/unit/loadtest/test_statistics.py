@@ -98,6 +98,8 @@ def test_failures_are_told_apart_and_have_no_latency() -> None:
 def test_a_client_that_is_the_bottleneck_says_so() -> None:
     busy = measured([sample(0, 0.5, [0.1])] * 600)
     assert figures_of(busy)["warnings"] == []
+    busy.lags_s = [0.0105] * 100  # an idle process beside others: no bottleneck
+    assert figures_of(busy)["warnings"] == []
     busy.cpu_s = 9.0
     assert "bottleneck (CPU 90% of a core" in figures_of(busy)["warnings"][0]
     busy.cpu_s, busy.lags_s = 1.0, [0.05] * 100

@@ -17,7 +17,6 @@ from modelyard.policy import fit
 from modelyard.policy.fit import Row, Targets
 from modelyard.policy.hardware import CPU, KINDS, Offer, offers_of_table
 from modelyard.policy.precisions import Purpose
-from modelyard.policy.roofline import Load
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
 
 EXAMPLE = {"model": "llama@v1", "context": 8192, "concurrency": 16, "gpu": ["h100"], "itl_ms": 40}
@@ -41,7 +40,10 @@ class FitRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         GivenFacts | None, msgspec.Meta(description="Instead of 'model': what a header says, as 'facts' of a version.")
     ] = None
     gpu: Annotated[tuple[str, ...], msgspec.Meta(description="Only these kinds.")] = ()
-    context: Annotated[int, msgspec.Meta(description="Tokens of a request, prompt and answer.")] = 4096
+    context: Annotated[
+        int,
+        msgspec.Meta(description="Tokens of a request, prompt and answer; 0: 4096, or the model's own if shorter."),
+    ] = 0
     output_tokens: Annotated[int, msgspec.Meta(description="Those of them that are the answer.")] = 256
     concurrency: Annotated[int, msgspec.Meta(description="Requests at once.")] = 16
     itl_ms: Annotated[float, msgspec.Meta(description="Longest time between tokens; 0: any.")] = 0.0
@@ -89,8 +91,8 @@ class Fits:
         if facts is None:
             version = await self._version(call.identity, wanted.model)
             facts, name = version.facts, reference_of(version)
-        check_all("This cannot be advised on.", [], list(_facts_faults(facts, name)))
-        load = Load(wanted.concurrency, wanted.context - wanted.output_tokens, wanted.output_tokens)
+        check_all("This cannot be advised on.", [], list(_facts_faults(facts, name, wanted.context)))
+        load = fit.load_of(facts, wanted.context, wanted.output_tokens, wanted.concurrency)
         targets = Targets(wanted.itl_ms, wanted.ttft_ms)
         advice = fit.advise(facts, offers, load, targets=targets, purpose=wanted.purpose)
         return FitView(
@@ -98,8 +100,8 @@ class Fits:
             parameters=facts.parameters,
             active_parameters=facts.active_parameters or facts.parameters,
             kv_bytes_per_token=facts.kv_bytes_per_token,
-            context=wanted.context,
-            output_tokens=wanted.output_tokens,
+            context=load.context,
+            output_tokens=load.output_tokens,
             concurrency=wanted.concurrency,
             rows=advice.rows,
             recommended=advice.recommended,
@@ -130,9 +132,9 @@ class Fits:
 def _faults(wanted: FitRequest) -> Iterator[Fault]:
     if bool(wanted.model) == (wanted.facts is not None):
         yield Fault("model", "give it, or 'facts' instead")
-    if not 2 <= wanted.context <= _TOKENS_MAX:
+    if wanted.context != 0 and not 2 <= wanted.context <= _TOKENS_MAX:
         yield Fault("context", f"must be 2 to {_TOKENS_MAX}")
-    elif not 1 <= wanted.output_tokens < wanted.context:
+    elif not 1 <= wanted.output_tokens < (wanted.context or fit.CONTEXT):
         yield Fault("output_tokens", "must be 1 to fewer than 'context'")
     if not 1 <= wanted.concurrency <= _CONCURRENCY_MAX:
         yield Fault("concurrency", f"must be 1 to {_CONCURRENCY_MAX}")
@@ -152,7 +154,7 @@ def _gpu_faults(wanted: FitRequest, offers: list[Offer]) -> Iterator[Fault]:
         yield Fault("fleet_only", "the fleet has no accelerators that anything is known of")
 
 
-def _facts_faults(facts: ModelFacts, name: str) -> Iterator[Fault]:
+def _facts_faults(facts: ModelFacts, name: str, context: int) -> Iterator[Fault]:
     numbers = [value for value in msgspec.structs.astuple(facts) if type(value) is int]
     if not all(0 <= value <= _NUMBER_MAX for value in numbers):
         yield Fault("facts", "a number is below 0 or beyond any model's")
@@ -161,3 +163,5 @@ def _facts_faults(facts: ModelFacts, name: str) -> Iterator[Fault]:
     elif not (facts.weights_bytes or facts.parameters):
         what = f"nothing is known of the header of '{name[:100]}'" if name else "parameters or weights_bytes is needed"
         yield Fault("model" if name else "facts", f"{what}; give its file to 'modelyard fit', or deploy it first")
+    elif told := fit.too_long(facts, context):
+        yield Fault("context", told)

@@ -81,7 +81,7 @@ def _advised(asked: HardwareBody, facts: ModelFacts, settings: Settings, offers:
         and settings.memory_bytes <= row.count * memory[row.kind]
         and (not facts.kv_bytes_per_token or row.kv_tokens_max >= settings.context_length)
     ]
-    row = cheapest(able)
+    row = cheapest(able, is_tight_fine=True)
     plain = Hardware(asked.gpu_type or PLAIN.gpu_type, PLAIN.gpu_count if asked.gpu_count is None else asked.gpu_count)
     if row is None:
         kinds = ", ".join(sorted(memory))
