@@ -12,14 +12,16 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 
 from modelyard.errors import StartupError
 
 ENV_PREFIX = "MODELYARD__"
+_FAULTS_MAX = 20
 
 Positive = Annotated[float, msgspec.Meta(gt=0, le=31_536_000)]  # a year: timers and sums never meet infinity
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
@@ -311,9 +313,32 @@ def load(file: Path | None, environment: Mapping[str, str], overrides: Mapping[s
     try:
         return msgspec.convert(merged, Config, strict=False)
     except msgspec.ValidationError as error:
-        where = _source(str(error), file, environment)
-        what = f"{_plain(str(error))}.{_did_you_mean(str(error))}"
-        raise StartupError(f"Bad setting in {where}: {what} See docs/reference/configuration.md.") from error
+        faults = list(islice(_faults(merged, Config, ""), _FAULTS_MAX)) or [str(error)]
+        told: dict[str, list[str]] = {}
+        for fault in faults:
+            told.setdefault(_source(fault, file, environment), []).append(f"{_plain(fault)}.{_did_you_mean(fault)}")
+        what = f"Bad setting{'s' if len(faults) > 1 else ''} in "
+        what += " And in ".join(f"{where}: {' '.join(reasons)}" for where, reasons in told.items())
+        raise StartupError(f"{what} See docs/reference/configuration.md.") from error
+
+
+def _faults(tree: Mapping[str, Any], section: type[msgspec.Struct], path: str) -> Iterator[str]:
+    """Yield all that is wrong with a section, each as msgspec says it, which stops at the first."""
+    types = {field.encode_name: field.type for field in msgspec.structs.fields(section)}
+    for name, value in tree.items():
+        if name not in types:
+            yield f"Object contains unknown field `{name}`" + (f" - at `${path}`" if path else "")
+            continue
+        if isinstance(value, dict) and isinstance(types[name], type) and issubclass(types[name], msgspec.Struct):
+            yield from _faults(value, types[name], f"{path}.{name}")
+            continue
+        try:
+            msgspec.convert(value, types[name], strict=False)
+        except msgspec.ValidationError as error:
+            what, _, rest = str(error).partition(" - at `$")
+            if get_origin(types[name]) is Literal:
+                what += f" (one of {', '.join(get_args(types[name]))})"
+            yield f"{what} - at `${path}.{name}{rest.removesuffix('`')}`"
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

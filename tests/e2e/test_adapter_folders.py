@@ -118,3 +118,23 @@ def test_what_could_run_code_makes_no_folder(yard: Yard, tmp_path: Path, name: s
         assert name in reply.json()["error"]["message"]
     else:
         assert name not in {file["path"] for file in files}, "it is refused as a file already"
+
+
+def test_mistakes_of_a_tenant_are_told_alone_and_a_forgotten_base_is_known(yard: Yard, tmp_path: Path) -> None:
+    key = tenant_key(yard, "mistaken")
+    folder = str(adapter(tmp_path / "a1", seed=4))
+    for more in ([], ["--dry-run"]):
+        wrong = modelyard(yard, key, "deploy", folder, "--base", "bse@v1", "--name", "e1", *more)
+        assert wrong.returncode == 2
+        assert (
+            "made. base: there is no version 'bse@v1' of yours, nor a shared one; did you mean 'base@v1'?"
+            in wrong.stderr
+        )
+        assert "scope 'admin'" not in wrong.stderr
+    for more in (["--name", "e2"], ["--on", "base"]):
+        forgotten = modelyard(yard, key, "deploy", folder, *more)
+        assert forgotten.returncode == 2
+        assert "a1 is a LoRA adapter (rank 4, for org/base); give --base NAME@VERSION." in forgotten.stderr
+    assert modelyard(yard, key, "deploy", folder, "--base", "base@v1", "--name", "base").returncode == 0
+    again = modelyard(yard, key, "deploy", folder, "--base", "base@v1", "--name", "other", "--wait")
+    assert again.returncode == 0, "an own adapter named like the shared base does not hide it: " + again.stderr

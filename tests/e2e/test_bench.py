@@ -100,6 +100,8 @@ def test_failures_are_counted_by_kind_and_an_unknown_model_is_told_at_once(yard:
     assert level["completed"] + level["failed"] == 6
     assert min(level["completed"], level["failed"]) >= 2
     assert next(iter(level["errors"])).startswith("HTTP 400")
+    misspelt = run(yard, "bench", "smi", "--requests", "1")
+    assert "Did you mean 'sim'?" in misspelt.stderr
     unknown = run(yard, "bench", "nobody", "--requests", "1")
     assert unknown.returncode == 3
     assert "does not answer a request for 'nobody' (HTTP 404 model_not_found" in unknown.stderr

@@ -210,6 +210,13 @@ def test_a_key_lives_its_life(served: Yard) -> None:
     assert "revoked" in out(served, "keys")
 
 
+def test_a_key_for_an_endpoint_that_is_not_there_is_made_with_a_warning(served: Yard) -> None:
+    assert "Warning" not in run(served, "keys", "create", "known", "--model", "sim").stderr
+    early = run(served, "keys", "create", "early", "--model", "smi", "--quiet")
+    assert early.returncode == 0, "it may be deployed later"
+    assert "Warning: there is no endpoint 'smi' yet. Did you mean 'sim'?" in early.stderr
+
+
 def test_over_the_limit_exits_5(served: Yard) -> None:
     key = out(served, "keys", "create", "tight", "--rpm", "1", "--quiet").strip()
     codes = [run(served, "run", "sim", "hi", key=key).returncode for _ in range(2)]

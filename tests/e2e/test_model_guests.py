@@ -98,6 +98,8 @@ def test_a_plan_says_what_a_guest_takes_and_a_model_that_no_seat_is_for_is_refus
     assert plan.returncode == 0, plan.stderr
     assert "the replicas of 'minilm', beside others" in plan.stdout
     assert "a replica" not in plan.stdout
+    seats = operator.modelyard(*words, "--on", "minilm", "--option", "guests=2")
+    assert "options.guests: a guest takes in no guests, its host does; leave this out" in seats.stderr
     deploy(yard, "seatless", sentiment, {"task": "classify"})
     refused = operator.modelyard(*words, "--on", "seatless")
     assert "'seatless' has no seats for guests: set its option guests" in refused.stderr

@@ -124,3 +124,13 @@ def test_a_list_in_a_variable_is_separated_by_commas() -> None:
     name = "MODELYARD__GATEWAY__CORS_ORIGINS"
     for text, origins in {"https://a, http://b:1,": ("https://a", "http://b:1"), "*": ("*",), "": ()}.items():
         assert load(None, {name: text}).gateway.cors_origins == origins
+
+
+def test_all_mistakes_are_told_at_once_each_where_it_is(tmp_path: Path) -> None:
+    file = _file(tmp_path, "[gateway]\nprot = 1\nworkers = 0\n[fleet]\nkind = 'moon'\n[prices.smol]\noutptu = 1\n")
+    refusal = _refusal(file, {"MODELYARD__GATEWAY__QUEUE_MAX": "many"})
+    assert "gateway: unknown setting 'prot'. Did you mean 'port'?" in refusal
+    assert "gateway.workers: expected integer >= 1." in refusal
+    assert "fleet.kind: invalid enum value 'moon' (one of local, simulated)." in refusal
+    assert "unknown setting 'outptu'. Did you mean 'output'?" in refusal
+    assert "And in MODELYARD__GATEWAY__QUEUE_MAX: gateway.queue_max: expected integer" in refusal

@@ -11,7 +11,7 @@ import click
 from modelyard.cli.bars import is_terminal
 from modelyard.cli.bench_report import show_comparison, show_run
 from modelyard.cli.exits import Exit, Failure
-from modelyard.cli.http import data_dir_option, find_platform
+from modelyard.cli.http import Platform, close_names, data_dir_option, find_platform
 from modelyard.cli.nouns import DURATION
 from modelyard.cli.output import Item, ProgressLine, remark, show_json
 
@@ -294,9 +294,20 @@ def _check(target: "Target", first: Any) -> None:
     if code is None:
         return
     told = f": {first.detail}" if first.detail else ""
+    hint = _close_models(target) if code is Exit.NOT_FOUND else ""
     raise Failure(
-        f"{target.url} does not answer a request for '{target.model}' ({first.error}{told.rstrip('.')}).", code
+        f"{target.url} does not answer a request for '{target.model}' ({first.error}{told.rstrip('.')}).{hint}", code
     )
+
+
+def _close_models(target: "Target") -> str:
+    """Return which model of the server may be meant, "" where it does not tell."""
+    try:
+        models = Platform(target.url, target.key, target.certificate).get("/v1/models")
+        names = [str(one["id"]) for one in models["data"]]
+    except (Failure, KeyError, TypeError):
+        return ""  # any server may be measured, and not every one lists its models as OpenAI does
+    return f" {close_names(target.model, names)}" if names else ""
 
 
 _REFUSALS = {

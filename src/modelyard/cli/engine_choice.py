@@ -15,6 +15,7 @@ ELSEWHERE = re.compile(r"[a-z0-9]{2,16}://|pypi:|upload:|model:", re.IGNORECASE)
 """A model that is not a file of this machine."""
 _OF_ENDINGS = {".gguf": "llamacpp", ".onnx": "onnx"}
 _FILES_LOOKED_AT = 200
+_OF_ADAPTERS = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def one_of() -> str:
@@ -42,8 +43,10 @@ def engine_for(uri: str, file: Path | None) -> str:
 
     Raises:
         UsageError: that does not tell, or it is no model.
-        Failure: it is no model, and what it is can be said.
+        Failure: it is no model, and what it is can be said; or it is an adapter, whose base has the say.
     """
+    if file is not None:
+        _refuse_adapter(file)
     if file is None and (engine := _OF_ENDINGS.get(Path(re.split(r"[?]", uri)[0]).suffix.lower())):
         return engine
     if file is not None and (engine := engine_of_content(file)):
@@ -60,3 +63,20 @@ def engine_for(uri: str, file: Path | None) -> str:
             raise Failure(f"{file.name} is no model: it is {kind}. Give a GGUF, safetensors or ONNX file.", Exit.USAGE)
         what += f", which is {kind}"
     raise click.UsageError(f"The engine cannot be told {what}. Give --engine: {one_of()}.")
+
+
+def _refuse_adapter(file: Path) -> None:
+    """Refuse an adapter: it runs on the engine of its base, which was not named."""
+    from modelyard.cli.model_inspect import files_in
+    from modelyard.formats import ArtifactInvalidError
+    from modelyard.formats.folder import facts_of
+
+    if file.is_dir() and not any((file / name).is_file() for name in _OF_ADAPTERS):
+        return  # a whole model's folder may have many large files
+    try:
+        facts = facts_of(files_in(file) if file.is_dir() else {file.name: file})
+    except (ArtifactInvalidError, OSError):
+        return  # what it is instead is told by who chooses its engine
+    if facts.is_adapter:
+        rank, base = facts.adapter_rank or "unknown", facts.adapter_base or "a base that it does not name"
+        raise Failure(f"{file.name} is a LoRA adapter (rank {rank}, for {base}); give --base NAME@VERSION.", Exit.USAGE)

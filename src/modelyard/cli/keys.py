@@ -1,10 +1,12 @@
 """``modelyard keys``: API keys. A key's text is printed once, at its creation or rotation."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from modelyard.cli.http import PAGE, Platform, connected, segment
+from modelyard.cli.exits import Failure
+from modelyard.cli.http import PAGE, Platform, close_names, connected, segment
 from modelyard.cli.limits import limit_options, limits_text, spent_pairs
 from modelyard.cli.nouns import DURATION, NounGroup
 from modelyard.cli.output import Item, age, formats, listing, moment, owners, remark, show_json, show_list, show_pairs
@@ -79,6 +81,22 @@ def create(*, platform: Platform, limits: Item, is_json: bool, is_quiet: bool, *
     if given["expires_in_s"] is not None:
         body["expires_at"] = int(SystemClock.unix_s() + given["expires_in_s"])
     _show_new(platform.post("/v1/keys", body), is_json=is_json, is_quiet=is_quiet)
+    if given["models"] and not given["tenant_id"]:
+        _warn_of_unknown(platform, given["models"])
+
+
+def _warn_of_unknown(platform: Platform, models: Sequence[str]) -> None:
+    """Say which of a new key's models are not there: one may be deployed later, so it is no mistake for sure."""
+    try:
+        names = {one["name"] for one in platform.all("/v1/endpoints", limit=PAGE)}
+        unknown = [name for name in models if name not in names]
+        if unknown:  # what others share is called, and not among the own endpoints
+            names |= {one["id"] for one in platform.get("/v1/models")["data"]}
+    except Failure:
+        return  # the key is made, whatever else fails
+    for name in unknown:
+        if name not in names:
+            remark(f"Warning: there is no endpoint '{name}' yet. {close_names(name, sorted(names))}")
 
 
 @command.command("show", epilog="\b\nExample:\n  modelyard keys show 3kf8x2ma")

@@ -1,14 +1,19 @@
 """``modelyard deploy --dry-run``: what a deployment would need, where it would run and what it would cost."""
 
+from modelyard.cli.exits import Refused
 from modelyard.cli.http import Platform
 from modelyard.cli.output import Item, show_json, show_pairs, show_table
+from modelyard.cli.sending import without_upload
 
 GIB = 1024**3
 
 
 def show_plan(platform: Platform, body: Item, *, is_json: bool) -> None:
     """Ask the platform for the plan of a deploy request, and print it."""
-    plan = platform.post("/v1/models/plan", body)
+    try:
+        plan = platform.post("/v1/models/plan", body)
+    except Refused as error:
+        raise without_upload(error) from error
     if is_json:
         show_json({"request": body, **plan})
         return

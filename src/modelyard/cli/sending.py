@@ -16,6 +16,7 @@ from modelyard.cli.output import Item, remark
 
 HERE = frozenset({"localhost", "127.0.0.1", "::1"})
 
+_NOT_OURS = "model_artifact: a file of the host needs a key with the scope 'admin'"
 _UNREADABLE = re.compile(r"model_artifact: (.*cannot be read|.*is not a regular file|a file of the host needs)")
 
 
@@ -37,9 +38,17 @@ def send_order(
             # With other faults it would be refused again, after a long upload.
             is_only_that = error.message.count("; ") == 0
             if error.status != 400 or not is_only_that or not _UNREADABLE.search(error.message):
-                raise
+                raise without_upload(error) from error
             remark(f"The platform cannot read {file} itself; it is uploaded.")
     return post(order | {"model_artifact": upload_for(platform, file)})
+
+
+def without_upload(error: Refused) -> Refused:
+    """Return a refusal without what an upload would settle: that the key may not name a file of the host."""
+    rest = error.message.replace(f"{_NOT_OURS}; ", "", 1)
+    if rest == error.message:
+        rest = rest.replace(f"; {_NOT_OURS}", "", 1)
+    return Refused(rest, status=error.status, code=error.code, request_id=error.request_id)
 
 
 def upload_for(platform: Platform, file: Path) -> str:

@@ -4,11 +4,13 @@ The texts are shown to the caller of ``deploy``, so they name the option and
 say what would be right. msgspec stops at the first fault; all are told here.
 """
 
+import difflib
 from collections.abc import Iterator
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from modelyard.engines import Options, OptionsError
 
@@ -42,4 +44,35 @@ def _faults(kind: type[msgspec.Struct], options: Options, engine: str) -> Iterat
         try:
             msgspec.convert(value, types[name])
         except msgspec.ValidationError as error:
-            yield name, str(error)
+            yield name, _told(value, types[name], error)
+
+
+def _told(value: object, type: Any, error: msgspec.ValidationError) -> str:
+    """Return why ``value`` is not of ``type``, and what is, in words."""
+    info = inspect.type_info(type)
+    shown = f"'{value[:_NAME_LENGTH_MAX]}'" if isinstance(value, str) else str(value)
+    if isinstance(value, bool):
+        shown = shown.lower()
+    if isinstance(info, inspect.LiteralType):
+        words = [str(one) or "''" for one in info.values]
+        close = difflib.get_close_matches(str(value), words, n=1)
+        guess = f" (did you mean '{close[0]}'?)" if close else ""
+        return f"{shown} is no value of it{guess}; it takes {', '.join(words[:-1])} or {words[-1]}"
+    if isinstance(info, inspect.BoolType):
+        return f"{shown} is neither true nor false"
+    if isinstance(info, inspect.IntType | inspect.FloatType):
+        kind = "whole number" if isinstance(info, inspect.IntType) else "number"
+        return f"{shown} is no {kind}{_bounds(info)}"
+    if isinstance(info, inspect.StrType) and not info.pattern:
+        most = f" of at most {info.max_length} characters" if info.max_length is not None else ""
+        return f"{shown} is no text{most}"
+    return str(error).replace("`", "")
+
+
+def _bounds(info: inspect.IntType | inspect.FloatType) -> str:
+    """Return what a number may be: `` from 1 to 64``."""
+    if info.ge is not None and info.le is not None:
+        return f" from {info.ge:,} to {info.le:,}"
+    words = {"of at least": info.ge, "above": info.gt, "of at most": info.le, "below": info.lt}
+    told = [f"{word} {bound:,}" for word, bound in words.items() if bound is not None]
+    return f" {' and '.join(told)}" if told else ""

@@ -10,6 +10,7 @@ from tests.support.models import safetensors
 from modelyard import compose
 from modelyard.cli import deploy, endpoints
 from modelyard.cli.engine_choice import ENGINES, engine_for, engine_of_content
+from modelyard.cli.exits import Failure
 from modelyard.config import Config, DataDirectory
 
 ONNX = bytes([0x08, 0x08, 0x12, 0x02]) + b"me"
@@ -39,6 +40,20 @@ def test_a_folder_with_an_onnx_file_is_for_onnx_and_one_of_safetensors_for_sever
     assert engine_of_content(tmp_path) == ""
     (tmp_path / "model.onnx").write_bytes(ONNX)
     assert engine_of_content(tmp_path) == "onnx"
+
+
+def test_an_adapter_is_for_the_engine_of_its_base(tmp_path: Path) -> None:
+    folder = tmp_path / "a1"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8, "lora_alpha": 8}')
+    weights = {f"base_model.model.q_proj.lora_{half}.weight": ("F32", [1, 1], bytes(4)) for half in "AB"}
+    (folder / "adapter_model.safetensors").write_bytes(safetensors(weights))
+    told = r"a1 is a LoRA adapter \(rank 8, for a base that it does not name\); give --base NAME@VERSION\."
+    with pytest.raises(Failure, match=told):
+        engine_for(folder.as_uri(), folder)
+    (folder / "adapter_model.safetensors").write_bytes(b"broken")
+    with pytest.raises(click.UsageError, match="Give --engine"):
+        engine_for(folder.as_uri(), folder)
 
 
 def test_what_is_elsewhere_is_told_by_its_name() -> None:

@@ -172,6 +172,49 @@ async def test_an_adapter_knows_its_base(api: Management, manager: Identity) -> 
     assert (status, "is an adapter itself" in message) == (400, True)
 
 
+async def test_an_adapter_that_is_called_like_a_shared_base_does_not_hide_it(
+    api: Management, manager: Identity, admin: Identity
+) -> None:
+    host = {**ORDER, "model_name": "llama", "options": {"max_adapters": 4}, "shared": True}
+    assert (await api.call(admin, "POST", DEPLOY, host)).status_code == 202
+    adapter = {"framework": "simulated", "base": "llama@v1"}
+    for name in ("llama", "second"):
+        answer = await api.call(manager, "POST", DEPLOY, {**adapter, "model_name": name})
+        assert answer.status_code == 202, answer.text
+    (version,) = [one for one in await api.context.store.versions() if one.name == "second"]
+    (shared,) = [one for one in await api.context.store.versions() if one.tenant_id != manager.tenant_id]
+    assert version.base_id == shared.id
+    own = await register(api, manager, model_name="llama", version="v3")
+    await register(api, admin, model_name="llama", version="v3")
+    third = await register(api, manager, model_name="third", base="llama@v3", options={})
+    assert third["base_id"] == own["id"], "what is the tenant's own comes first"
+
+
+async def test_a_base_that_is_an_adapter_is_refused_with_those_that_are_none(
+    api: Management, manager: Identity, admin: Identity
+) -> None:
+    host = {**ORDER, "model_name": "llama", "options": {"max_adapters": 4}, "shared": True}
+    assert (await api.call(admin, "POST", DEPLOY, host)).status_code == 202
+    assert (await api.call(admin, "POST", DEPLOY, {**ORDER, "model_name": "unshared"})).status_code == 202
+    await register(api, manager, model_name="tuned", base="llama@v1", options={})
+    for path in (REGISTRY, DEPLOY):
+        _, message = told(await api.call(manager, "POST", path, {**ORDER, "base": "tuned@v1", "options": {}}))
+        assert message.endswith(
+            "base: 'tuned@v1' is an adapter itself; name the version that it is loaded onto; there is 'llama@v1'."
+        )
+    _, message = told(await api.call(manager, "POST", DEPLOY, {"model_name": "x", "base": "tunde@v1"}))
+    assert "'tuned@v1'" not in message
+    assert "unshared" not in message, "what another tenant does not share does not exist"
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("lama@v1", "llama@v1"), ("llama@v2", "llama@v1"), ("llama", "llama@v1")])
+async def test_a_misspelt_base_is_guessed(api: Management, manager: Identity, wrong: str, right: str) -> None:
+    await register(api, manager, model_name="llama")
+    _, message = told(await api.call(manager, "POST", DEPLOY, {"model_name": "x", "base": wrong}))
+    assert f"there is no version '{wrong}' of yours, nor a shared one; did you mean '{right}'?" in message
+    assert not message.endswith("?.")
+
+
 @pytest.mark.parametrize("base", ["smol@v9", "smol", "../x@y", "x" * 500])
 async def test_a_base_that_is_not_there_is_refused(api: Management, manager: Identity, base: str) -> None:
     await register(api, manager)

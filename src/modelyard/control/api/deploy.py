@@ -64,7 +64,7 @@ class Deployments:
         ]
         faults += [*findings.faults, *hosting.faults, *unserved, *unscaled]
         if hosting.host is not None:
-            faults += guest_faults(wanted)
+            faults += guest_faults(wanted, findings.engine)
         check_all("This deployment cannot be made.", call.flaws, faults)
         version = await make_version(
             context,

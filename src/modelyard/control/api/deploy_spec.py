@@ -12,7 +12,7 @@ from modelyard.control.api.faults import Fault
 from modelyard.control.api.serving import ServingBody
 from modelyard.domain.catalog import NAME_PATTERN
 from modelyard.domain.endpoints import EndpointStatus
-from modelyard.engines import Engine, Engines, Options
+from modelyard.engines import Engine, Engines, GuestKind, Options
 
 ARTIFACT = (
     "Where the weights are: https://, s3:// or hf://, pypi:, upload:sha256:… of an upload of yours, model:NAME@VERSION "
@@ -149,8 +149,8 @@ def endpoint_faults(
     ]
 
 
-def guest_faults(wanted: DeployRequest) -> Iterator[Fault]:
-    """Yield what is asked for that a guest does not have: replicas of its own."""
+def guest_faults(wanted: DeployRequest, engine: Engine | None) -> Iterator[Fault]:
+    """Yield what is asked for that a guest does not have: replicas of its own, and seats on them."""
     rule = "a guest has no replicas of its own, they are its host's; leave this out"
     asked = {
         "hardware": (wanted.hardware, (HardwareBody(), HardwareBody(max_replicas=1))),
@@ -160,6 +160,13 @@ def guest_faults(wanted: DeployRequest) -> Iterator[Fault]:
     for name, (given, defaults) in asked.items():
         if given not in defaults:
             yield Fault(name, rule)
+    yield from seat_faults(wanted.options, engine)
+
+
+def seat_faults(options: Options, engine: Engine | None) -> Iterator[Fault]:
+    """Yield that a guest offers seats to others; of an adapter every option is refused already."""
+    if engine is not None and engine.guests is GuestKind.MODEL and options.get(engine.guests_option):
+        yield Fault(f"options.{engine.guests_option}", "a guest takes in no guests, its host does; leave this out")
 
 
 def name_faults(name: str) -> Iterator[Fault]:

@@ -17,7 +17,8 @@ class Fault(NamedTuple):
 def refusal(what: str, faults: Sequence[Fault]) -> ApiError:
     """Return the 400 that lists all ``faults``; ``what`` is a sentence like ``This deployment cannot be made.``"""
     listed = "; ".join(f"{fault.param}: {fault.reason.rstrip('.')}" for fault in faults)
-    return ApiError(400, code="invalid_value", message=f"{what} {listed}.", param=faults[0].param)
+    end = "" if listed.endswith("?") else "."
+    return ApiError(400, code="invalid_value", message=f"{what} {listed}{end}", param=faults[0].param)
 
 
 def check_all(what: str, flaws: Sequence[Flaw], faults: Sequence[Fault]) -> None:

@@ -98,7 +98,7 @@ class Plans:
         unmade = endpoint_faults(wanted, chosen, findings.engine, real_kinds(nodes))
         faults = [*unmade, *findings.faults, *hosting.faults, *unserved, *unscaled]
         if hosting.host is not None:
-            faults += guest_faults(wanted)
+            faults += guest_faults(wanted, findings.engine)
         check_all("This deployment cannot be made.", call.flaws, faults)
         endpoint, offer = await self._on_paper(call, findings, autoscale, chosen)
         ask = ask_of(endpoint, offer, kinds_of(nodes))

@@ -1,5 +1,6 @@
 """Versions that exist, by name: ``model:NAME@VERSION`` to deploy one, ``NAME@VERSION`` as the base of an adapter."""
 
+import difflib
 from collections.abc import Iterable
 
 from modelyard.control.api.faults import Fault
@@ -59,7 +60,11 @@ def no_adapters(engine: Engine) -> str:
 async def find_base(
     context: Context, identity: Identity, engine: Engine | None, reference: str, *, is_deployed: bool
 ) -> tuple[ModelVersion | None, list[Fault]]:
-    """Return the version that an adapter is for, and what is wrong with it; a shared endpoint's may be used by all."""
+    """Return the version that an adapter is for, and what is wrong with it.
+
+    The tenant's own comes first, then what a shared endpoint has; an adapter is no base, so one that is called like a
+    shared base does not hide it.
+    """
     if not reference:
         return None, []
     shared = {
@@ -68,20 +73,42 @@ async def find_base(
         if endpoint.is_shared and not endpoint.is_deleted
         for release in endpoint.releases
     }
-    seen = [
-        one
-        for one in await context.store.versions()
-        if reference_of(one) == reference and (one.tenant_id == identity.tenant_id or one.id in shared)
-    ]
-    if not seen:
-        form = "" if "@" in reference else "; write NAME@VERSION"
-        return None, [Fault("base", f"there is no version '{reference[:200]}' of yours, nor a shared one{form}")]
-    base = max(seen, key=lambda one: one.tenant_id == identity.tenant_id)
+    versions = await context.store.versions()
+    seen = [one for one in versions if one.tenant_id == identity.tenant_id or one.id in shared]
+    named = [one for one in seen if reference_of(one) == reference]
+    able = [one for one in named if not one.base_id]
+    if not able:
+        bases = [one for one in seen if not one.base_id and _takes_adapters(context, one)]
+        return None, [Fault("base", _no_base(reference, bases, is_adapter=bool(named)))]
+    base = max(able, key=lambda one: one.tenant_id == identity.tenant_id)
     faults = []
-    if base.base_id:
-        faults.append(Fault("base", f"'{reference}' is an adapter itself; name the version that it is loaded onto"))
     if engine is not None and base.framework != engine.name:
         faults.append(Fault("base", f"'{reference}' runs on '{base.framework}', and this on '{engine.name}'"))
     if is_deployed and engine is not None and engine.guests is not GuestKind.ADAPTER:
         faults.append(Fault("base", no_adapters(engine)))
     return base, faults
+
+
+def _takes_adapters(context: Context, version: ModelVersion) -> bool:
+    engine = context.engines.get(version.framework)
+    return engine is not None and engine.guests is GuestKind.ADAPTER
+
+
+def _no_base(reference: str, bases: Iterable[ModelVersion], *, is_adapter: bool) -> str:
+    """Return why ``reference`` is no base, and which of ``bases`` may be meant: the nearest by name, or all."""
+    names = list(dict.fromkeys(reference_of(one) for one in sorted(bases, key=age_of, reverse=True)))
+    wanted = reference[:_REFERENCE_LENGTH_MAX]
+    close = difflib.get_close_matches(wanted, names, n=1)
+    if not close and "@" not in wanted:
+        close = [one for one in names if one.partition("@")[0] == wanted][:1]
+    what = f"there is no version '{reference[:200]}' of yours, nor a shared one"
+    if is_adapter:
+        what = f"'{reference[:200]}' is an adapter itself; name the version that it is loaded onto"
+    elif close:
+        return f"{what}; did you mean '{close[0]}'?"
+    elif "@" not in reference:
+        what += "; write NAME@VERSION"
+    if not names:
+        return what
+    told = ", ".join(f"'{one}'" for one in names[:_TOLD_MAX])
+    return f"{what}; there is {told}" + (f" and {len(names) - _TOLD_MAX} more" if len(names) > _TOLD_MAX else "")

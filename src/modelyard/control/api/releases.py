@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 
 from modelyard.control.api.access import missing
-from modelyard.control.api.deploy_spec import ARTIFACT, BASE
+from modelyard.control.api.deploy_spec import ARTIFACT, BASE, seat_faults
 from modelyard.control.api.endpoint_changes import release_named
 from modelyard.control.api.endpoint_views import EndpointView
 from modelyard.control.api.endpoints import find_living, whole_view
@@ -142,7 +142,8 @@ class Releases:
         if host is None or host.is_deleted:
             return [Fault("base", f"the host of '{endpoint.name}' is gone; deploy it on another one")]
         reason = why_not(host, engine, base, versions)
-        return [Fault("base" if base else "model_artifact", reason)] if reason else []
+        faults = [Fault("base" if base else "model_artifact", reason)] if reason else []
+        return [*faults, *seat_faults(wanted.options, engine)]
 
     async def _check_rolling(self, endpoint: Endpoint) -> None:
         names = {one.id: one.version for one in await self._context.store.versions(tenant_id=endpoint.tenant_id)}
