@@ -2,6 +2,8 @@
 
 from modelyard.errors.shape import ApiError
 
+PROVIDER_REFUSED = "provider_refused"
+
 
 def internal_error(request_id: str) -> ApiError:
     """Return the error for our own bug; the log has the rest under the id."""
@@ -31,6 +33,28 @@ def engine_unavailable(model: str, *, retry_after_s: float = 2) -> ApiError:
         type="service_unavailable_error",
         message=f"No replica of '{model}' can answer right now; it is being restarted. Please retry.",
         retry_after_s=retry_after_s,
+    )
+
+
+def provider_refused(model: str, reason: str, *, retry_after_s: float = 2) -> ApiError:
+    """Return the error for a provider that refuses the platform itself; ``reason`` is in our words."""
+    return ApiError(
+        503,
+        code=PROVIDER_REFUSED,
+        type="service_unavailable_error",
+        message=f"The provider of '{model}' refused: {reason}. Tell its operator; 'modelyard why {model}' says more.",
+        retry_after_s=retry_after_s,
+    )
+
+
+def model_not_loaded(model: str) -> ApiError:
+    """Return the error for a question that only a running engine answers, and that wakes none."""
+    return ApiError(
+        503,
+        code="model_not_loaded",
+        type="service_unavailable_error",
+        message=f"The model '{model}' is not loaded, and only its engine can say that. A request to it loads it.",
+        retry_after_s=5,
     )
 
 

@@ -50,6 +50,8 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     size_data: Numbers = {}
     tier: Tier | None = None
     tier_reason: str = ""
+    failing: Sequence[str] = ()
+    """What gateways say of each replica that fails them, a line each."""
     placed: Sequence[str] = ()
     """Where each replica runs, a line each."""
     events: Sequence[Happened] = ()
@@ -78,6 +80,9 @@ TROUBLES_MAX = 5
 def explain(endpoint: Endpoint, known: Known) -> tuple[Answer, ...]:
     """Return the answers, what matters most first."""
     answers = [_deletion(known) if endpoint.is_deleted else _state(endpoint, known), _size(endpoint, known)]
+    if known.failing:
+        told = "; ".join(known.failing)
+        answers.insert(1, Answer("Why do requests fail?", told, _after_failure(told, endpoint.name)))
     if known.placed:
         answers.append(Answer("Where does it run?", "; ".join(known.placed)))
     if known.tier is not None and not endpoint.is_deleted:
@@ -192,6 +197,11 @@ def _after_failure(reason: str, name: str) -> str:
     """Return the next step for a reason, by what it is about."""
     lowered = reason.lower()
     steps = (
+        (
+            ("the provider refused", "check_model="),
+            "deploy a version whose options url, model and key are what the provider has: modelyard endpoints "
+            f"add-release {name}",
+        ),
         (("out of memory",), "give it less to hold (options slots, context_length), or a node with more memory"),
         (("largest free", "no room", "no node", "none is free"), _AFTER_NO_ROOM),
         (

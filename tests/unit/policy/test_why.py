@@ -46,6 +46,14 @@ def test_the_next_step_is_about_the_reason(reason: str, step: str) -> None:
     assert step in state.next_step
 
 
+def test_a_replica_that_fails_its_requests_is_told_though_it_is_ready() -> None:
+    told = "rp-1 fails them: the provider refused: it knows no such model (status 404)"
+    ill = msgspec.structs.replace(known(), failing=(told,))
+    _, answer, *_ = explain(endpoint(EndpointStatus.RUNNING), ill)
+    assert (answer.question, answer.answer) == ("Why do requests fail?", told)
+    assert "modelyard endpoints add-release demo" in answer.next_step
+
+
 def test_what_sleeps_and_what_runs_need_no_log() -> None:
     asleep, *_ = explain(endpoint(EndpointStatus.STOPPED, "asleep: no request for 6 s"), known())
     assert (asleep.answer, "--scale 1" in asleep.next_step) == ("asleep: no request for 6 s", True)

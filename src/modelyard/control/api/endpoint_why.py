@@ -69,6 +69,7 @@ class EndpointWhy:
             size_data=numbers(size[0], size[1].replicas) if size else {},
             tier=standing.tier,
             tier_reason=standing.reason,
+            failing=self._failing({replica.id for replica in own}),
             placed=[_place(replica) for replica in replicas if replica.placement.parts and replica.state in HOLDING],
             events=[Happened(one.at, one.kind, one.reason, one.replica_id, one.data) for one in events],
         )
@@ -86,6 +87,15 @@ class EndpointWhy:
     def _running(self, replica_ids: set[str]) -> int:
         reports = self._context.gateways().values()
         return sum(one.in_flight for report in reports for one in report.replicas if one.replica_id in replica_ids)
+
+    def _failing(self, replica_ids: set[str]) -> list[str]:
+        """Return how replicas fail that look well to their node; each gateway tells its own."""
+        told = {}
+        for report in self._context.gateways().values():
+            for one in report.replicas:
+                if one.replica_id in replica_ids and one.failures and one.reason:
+                    told[one.replica_id] = f"{one.replica_id} fails them: {one.reason}"
+        return list(told.values())
 
 
 def _loading(endpoint: Endpoint, replicas: Sequence[Replica], now_s: float, load_s: float) -> Progress | None:
