@@ -111,6 +111,8 @@ def command(*, platform: Platform, serving: Item, autoscale: Item, is_json: bool
     except Refused as error:
         raise (with_lines(error, endpoint_file, lines) if endpoint_file is not None else error) from error
     answer = done.answer
+    for warning in answer.get("warnings", ()):
+        remark(f"Warning: {warning}.")
     routes: list[str] = []
     if is_waiting:
         ready = wait_until_ready(platform, done.endpoint_id, timeout_s=timeout_s)

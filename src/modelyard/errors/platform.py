@@ -37,10 +37,11 @@ def engine_unavailable(model: str, *, retry_after_s: float = 2) -> ApiError:
 
 
 def provider_refused(model: str, reason: str, *, retry_after_s: float = 2) -> ApiError:
-    """Return the error for a provider that refuses the platform itself; ``reason`` is in our words."""
+    """Return the error for an external provider that refuses the platform's key, account or model; the operator's
+    to mend. ``reason`` is in our words."""
     return ApiError(
         503,
-        code=PROVIDER_REFUSED,
+        code="provider_refused",
         type="service_unavailable_error",
         message=f"The provider of '{model}' refused: {reason}. Tell its operator; 'modelyard why {model}' says more.",
         retry_after_s=retry_after_s,
@@ -75,7 +76,7 @@ def model_failed(model: str, reason: str) -> ApiError:
         503,
         code="model_failed",
         type="service_unavailable_error",
-        message=f"The model '{model}' cannot start: {reason}. See 'modelyard endpoints {model}'.",
+        message=f"The model '{model}' cannot start: {reason.rstrip('.')}. See 'modelyard endpoints {model}'.",
         retry_after_s=30,
     )
 

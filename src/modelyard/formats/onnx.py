@@ -21,6 +21,8 @@ DEPTH_MAX = 16
 STEPS_MAX = 120_000
 """Fields that may be looked at: one takes about a microsecond."""
 _DIMS_MAX = 16
+_INPUT, _OUTPUT = 11, 12
+"""Fields of a graph."""
 _ENDS_MAX = 256
 """Inputs, or outputs, that are told of; the largest decoders have some 130 of each."""
 _SMALL_NODE_BYTES = 64 * 1024
@@ -124,18 +126,12 @@ def _visit(cursor: Cursor, message: str, end: int, seen: _Seen, depth: int) -> N
             continue
         inner = nested.get(number, "")
         if inner == "tensor":
-            name = _tensor(cursor, cursor.at + value, seen)
-            if depth == 1:
-                seen.initializers.add(name)
+            seen.initializers.add(_tensor(cursor, cursor.at + value, seen))
         elif inner and not (inner == "node" and _is_plain_node(cursor, value)):
             seen.graphs += inner == "graph"
             _visit(cursor, inner, cursor.at + value, seen, depth + 1)
-        elif message == "graph" and depth == 1 and number in (11, 12):
-            is_input = number == 11
-            limit = TENSORS_MAX if is_input else _ENDS_MAX  # weights among inputs are sorted out later
-            _end(cursor, cursor.at + value, seen.inputs if is_input else seen.outputs, limit)
-        elif message == "graph" and number == 2 and not seen.name:
-            seen.name = plain_text(cursor.take(min(value, 1024)), 256)
+        elif message == "graph":
+            _about_graph(cursor, number, value, seen, is_main=depth == 1)
 
 
 def _is_plain_node(cursor: Cursor, length: int) -> bool:
@@ -150,11 +146,22 @@ def _is_plain_node(cursor: Cursor, length: int) -> bool:
     return window.find(b"location", at, at + length) < 0
 
 
+def _about_graph(cursor: Cursor, number: int, length: int, seen: _Seen, *, is_main: bool) -> None:
+    """Note what a graph is called, and what goes into the main one and comes out of it."""
+    if number == 2 and not seen.name:
+        seen.name = plain_text(cursor.take(min(length, 1024)), 256)
+    elif is_main and number == _INPUT:
+        _end(cursor, cursor.at + length, seen.inputs, TENSORS_MAX)  # weights among them are sorted out later
+    elif is_main and number == _OUTPUT:
+        _end(cursor, cursor.at + length, seen.outputs, _ENDS_MAX)
+
+
 def _end(cursor: Cursor, end: int, found: list[TensorFacts], limit: int) -> None:
     """Note an input or an output."""
     if len(found) >= limit:
         return
-    name, datatype, shape = "", "", ()
+    name = datatype = ""
+    shape: tuple[int, ...] = ()
     for number, wire, value in fields(cursor, end):
         if wire != BYTES:
             continue

@@ -304,9 +304,8 @@ def test_templates_come_from_any_of_their_places(tmp_path: Path) -> None:
 def test_the_inputs_and_outputs_of_an_onnx_graph_are_told_without_its_weights(tmp_path: Path) -> None:
     def end(number: int, name: str, kind: int, *sizes: int | str) -> bytes:
         dims = b"".join(models.field(1, models.field(1 if isinstance(one, int) else 2, one)) for one in sizes)
-        return models.field(
-            number, models.field(1, name) + models.field(2, models.field(1, models.field(1, kind) + models.field(2, dims)))
-        )
+        tensor = models.field(1, models.field(1, kind) + models.field(2, dims))
+        return models.field(number, models.field(1, name) + models.field(2, tensor))
 
     plain = models.onnx_tensor("w", [1], bytes(4))
     graph = end(11, "x", 1, "batch", 512) + end(11, "w", 1, 1) + end(11, "sr", 7) + end(12, "y", 10, "batch", 1)

@@ -16,7 +16,6 @@ from urllib.parse import quote
 import aiohttp
 from aiohttp import web
 
-from modelyard.errors.platform import PROVIDER_REFUSED
 from modelyard.engines.providers.dialect import (
     Asked,
     Counted,
@@ -28,6 +27,7 @@ from modelyard.engines.providers.dialect import (
     read_object,
 )
 from modelyard.engines.providers.upstream import NotAllowedError, UnreachableError, Upstream
+from modelyard.errors.platform import PROVIDER_REFUSED
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
 ERROR_BYTES_MAX = 64 * 1024
@@ -124,8 +124,9 @@ class ProviderServer:
                         " check_model=false"
                     )
                 if self._is_checked and not is_known:
+                    near = _near(self._model, models)
                     return (
-                        f"the provider at {self._upstream.host} does not list the model '{self._model}'{_near(self._model, models)}:"
+                        f"the provider at {self._upstream.host} does not list the model '{self._model}'{near}:"
                         " check the option model; where it serves more than it lists set check_model=false"
                     )
                 if status < 500 and status != 429:
@@ -302,7 +303,9 @@ class ProviderServer:
         if refused.status == 429:
             told = Refused(429, "The provider takes no more requests now.", kind="rate_limit_error")
         elif why := _REFUSALS.get(refused.status):
-            told = Refused(503, f"{why} at the provider (status {refused.status})", kind="server_error", code=PROVIDER_REFUSED)
+            told = Refused(
+                503, f"{why} at the provider (status {refused.status})", kind="server_error", code=PROVIDER_REFUSED
+            )
         else:
             told = _unavailable()
         told.retry_after = refused.retry_after
@@ -370,7 +373,7 @@ async def _whole(response: aiohttp.ClientResponse, most: int) -> bytes:
 def _near(model: str, models: frozenset[str] | None) -> str:
     """Return the listed names that are most like ``model``."""
     near = difflib.get_close_matches(model, sorted(models or ()), n=NAMED_MAX, cutoff=0.0)
-    return f" (it has {', '.join(near)[:MESSAGE_LENGTH_MAX // 2]})" if near else ""
+    return f" (it has {', '.join(near)[: MESSAGE_LENGTH_MAX // 2]})" if near else ""
 
 
 def _unavailable() -> Refused:
