@@ -21,10 +21,12 @@ def doubt_of_base(adapter: ModelFacts, base: ModelVersion) -> str:
     if not said:
         return ""
     mine = _plain(said.rstrip("/").rpartition("/")[2])
-    names = [_plain(one) for one in (base.facts.name, base.name, *base.artifact.uri.split("/"))]
-    theirs = [one for one in names if len(one) >= _SHORTEST]
-    is_named = bool(base.facts.name or base.artifact.uri)
-    if len(mine) < _SHORTEST or not is_named or any(mine in one or one in mine for one in theirs):
+    uri = base.artifact.uri
+    own = [_plain(base.facts.name), _plain(uri.rpartition("/")[2].rpartition(".")[0])]
+    # What somebody called it, or the folder, may be a part of many names ("llama", "model").
+    given = [_plain(one) for one in (base.name, *uri.split("/"))]
+    is_alike = any(len(one) >= _SHORTEST and one in mine for one in own) or any(mine in one for one in (*own, *given))
+    if len(mine) < _SHORTEST or not (base.facts.name or uri) or is_alike:
         return ""
     known = base.facts.name or base.artifact.uri.rpartition("/")[2]
     return (

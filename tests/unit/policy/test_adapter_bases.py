@@ -27,5 +27,10 @@ def test_another_model_is_doubted_by_both_names() -> None:
     assert "it names the base 'meta-llama/Llama-3-8B', and is loaded onto 'base@v1' (Smollm2 135M" in told
 
 
+def test_a_short_name_that_somebody_gave_the_base_settles_nothing() -> None:
+    assert doubt("meta-llama/Llama-3-8B", msgspec.structs.replace(BASE, name="llama"))
+    assert not doubt("meta-llama/Llama-3-8B", msgspec.structs.replace(BASE, name="meta.llama-3-8b"))
+
+
 def test_a_base_without_a_file_has_no_name_to_compare() -> None:
     assert not doubt("meta-llama/Llama-3-8B", msgspec.structs.replace(BASE, artifact=Artifact(""), facts=ModelFacts()))
