@@ -1,5 +1,6 @@
 """Adapters of many tenants on a shared base: deployed in moments, called by their own names, metered apart."""
 
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -132,9 +133,49 @@ def test_a_host_that_guests_sit_on_is_not_deleted_by_mistake(yard: Yard) -> None
     reply = yard.call("DELETE", "/v1/endpoints/base")
     assert reply.status == 409
     assert "1 guests sit" in reply.json()["error"]["message"]
+    operator = Customer(yard, "operator")
+    operator.key = yard.admin_key
+    told = operator.modelyard("endpoints", "rm", "base").stderr
+    assert "delete it with --force" in told
+    assert "?force" not in told
     version = yard.call("GET", "/v1/registry/models/base@v1").json()["id"]
     assert yard.call("DELETE", f"/v1/registry/models/{version}").status == 409
     tenant.drop("sitter")
+
+
+def test_a_guest_that_the_engine_refuses_says_why_under_its_own_name(tmp_path: Path) -> None:
+    with Yard(tmp_path / "refusing") as yard:
+        yard.deploy("base", options={"max_adapters": 2, "fail_adapters": "bad"}, shared=True)
+        tenant = Customer(yard, "refused")
+        assert tenant.deploy("bad").status == 202
+        eventually(lambda: tenant.endpoint("bad")["status"] == "failed", 15, "it failed")
+        reply = tenant.ask("bad")
+        message = reply.json()["error"]["message"]
+        assert (reply.status, reply.json()["error"]["code"]) == (503, "model_failed")
+        assert "The adapter `bad` does not fit, as option fail_adapters asks. See" in message
+        answers = tenant.call("GET", "/v1/endpoints/bad/why").json()["answers"]
+        assert "does not fit" in answers[0]["answer"]
+        assert "add-release bad" in answers[0]["next_step"]
+        assert "seats are taken" not in answers[1]["answer"]
+        assert "bad@" not in json.dumps(answers)
+        assert yard.call("DELETE", "/v1/endpoints/base?force=true").status == 202
+
+        def is_told() -> bool:
+            steps = [one["next_step"] for one in tenant.call("GET", "/v1/endpoints/bad/why").json()["answers"]]
+            return any("modelyard deploy model:bad --on HOST --name bad" in step for step in steps)
+
+        eventually(is_told, 10, "the next step is a command")
+
+
+def test_a_guest_says_where_it_sits_and_not_what_its_host_takes(yard: Yard) -> None:
+    tenant = Customer(yard, "placed")
+    assert tenant.deploy("placed").status == 202
+    assert tenant.ask("placed").status == 200
+    answers = tenant.call("GET", "/v1/endpoints/placed/why").json()["answers"]
+    [place] = [one["answer"] for one in answers if one["question"] == "Where does it run?"]
+    assert "of its host" in place
+    assert "GiB" not in place
+    tenant.drop("placed")
 
 
 def test_a_guest_has_no_replicas_of_its_own_to_size(yard: Yard) -> None:

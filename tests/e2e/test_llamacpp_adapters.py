@@ -5,6 +5,7 @@ is the engine's, where an adapter that is not applied, or applied to another's
 request, would answer as well as the right one.
 """
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -104,8 +105,14 @@ def test_it_answers_as_the_adapter_that_was_trained_and_no_other(
     ben.place("as-gguf", ben.upload(gguf), base)
     assert distance(ask(ben, "as-gguf")[0], expected) < NEAR
     ben.leave("as-gguf")
+    config = same / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": "meta-llama/Llama-3-8B"}))
     said = ben.modelyard("deploy", str(same), "--base", base, "--name", "as-typed", "--wait")
     assert "'as-typed' is ready" in said.stdout, said.stderr
+    doubt = f"it names the base 'meta-llama/Llama-3-8B', and is loaded onto '{base}'"
+    assert f"Warning: {doubt}" in said.stderr, "names may differ, so it is loaded"
+    events = ben.call("GET", "/v1/endpoints/as-typed/events?limit=50").json()["data"]
+    assert [doubt in one["reason"] for one in events if one["kind"] == "guest_ready"] == [True]
     assert distance(ask(ben, "as-typed")[0], expected) < NEAR
     ben.leave("as-typed")
     ben.place("none", ben.upload(write_lora(tmp_path / "none", seed=0, alpha=0)), base)

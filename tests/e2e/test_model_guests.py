@@ -130,6 +130,14 @@ def test_a_wrong_request_is_its_callers_fault_and_costs_nobody_a_seat(yard: Yard
     assert (reply.status, reply.json()["error"]["param"]) == (400, "inputs")
     assert "'input' is missing" in reply.json()["error"]["message"]
     assert hears(tenant).status == 200
+    told = yard.call("GET", "/v2/models/vad", key=tenant.key)
+    assert told.status == 200, told.body
+    assert told.json()["name"] == "vad"
+    assert {"name": "sr", "datatype": "INT64", "shape": []} in told.json()["inputs"]
+    assert {one["name"] for one in told.json()["outputs"]} == {"output", "stateN"}
+    assert yard.call("GET", "/v2/models/vad/ready", key=tenant.key).status == 200
+    assert yard.call("GET", "/v2/models/vad", key=Customer(yard, "stranger").key).status == 404
+    assert tenant.call("GET", "/v1/endpoints/vad").json()["routes"] == ["/v2/models/{model}/infer"]
     kinds = [one["kind"] for one in tenant.call("GET", "/v1/endpoints/vad/events?limit=50").json()["data"]]
     assert "guest_lost" not in kinds
     tenant.drop("vad")

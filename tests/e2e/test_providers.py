@@ -263,6 +263,36 @@ def test_a_wrong_key_is_the_reason_that_it_does_not_get_ready(yard: Yard, outsid
     assert yard.call("DELETE", "/v1/endpoints/locked").status == 202
 
 
+def test_a_model_that_the_provider_lacks_is_told_before_and_at_the_call(yard: Yard, outside: Yard) -> None:
+    order = {"model_name": "lacking", **provider(outside, "openai", model="nosuch")}
+    assert yard.call("POST", "/v1/models/deploy", order).status == 202
+    eventually(lambda: yard.get("/v1/endpoints/lacking")["status"] == "failed", 30, "it failed")
+    told = json.dumps(yard.get("/v1/endpoints/lacking/why"))
+    assert "does not list the model 'nosuch'" in told
+    assert "check the option model" in told
+    command = ["deploy", "--name", "lacking-too", "--engine", "openai", "--option", f"url={outside.url}/v1"]
+    command += ["--option", "model=nosuch", "--option", "key_file=theirs", "--wait", "--timeout", "30s"]
+    done = subprocess.run(
+        [sys.executable, "-m", "modelyard", *command, "--url", yard.url, "--key", yard.admin_key],
+        check=False, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "does not list the model 'nosuch'" in done.stderr
+    order = {"model_name": "blind", **provider(outside, "openai", model="nosuch", check_model=False)}
+    assert yard.call("POST", "/v1/models/deploy", order).status == 202
+    yard.wait_ready("blind")
+    reply = ask(yard, "blind", "hello")
+    assert (reply.status, reply.json()["error"]["code"]) == (503, "provider_refused")
+    assert "refused: it knows no such model or route" in reply.json()["error"]["message"]
+
+    def is_told() -> bool:
+        return "the provider refused: it knows no such model" in json.dumps(yard.get("/v1/endpoints/blind/why"))
+
+    eventually(is_told, 15, "the operator is told why")
+    for name in ("lacking", "lacking-too", "blind"):
+        assert yard.call("DELETE", f"/v1/endpoints/{name}").status == 202
+
+
 @pytest.mark.parametrize(
     ("options", "param"),
     [

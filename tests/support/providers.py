@@ -32,12 +32,17 @@ class Provider:
     handler: Handler
     url: str = ""
     models_status: int = 200
+    models: tuple[str, ...] = (THEIRS,)
+    aliases: tuple[str, ...] = ()
+    """Models that are on no list, and known by their name."""
     seen: list[tuple[web.Request, Any]] = field(default_factory=list)
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Note a request and answer it."""
         if request.path.endswith("/models"):
-            return web.json_response({"data": []}, status=self.models_status)
+            return web.json_response({"data": [{"id": one} for one in self.models]}, status=self.models_status)
+        if "/models/" in request.path:
+            return web.json_response({}, status=200 if request.path.rpartition("/")[2] in self.aliases else 404)
         self.seen.append((request, await request.json()))
         return await self.handler(request)
 
@@ -91,6 +96,7 @@ async def front_of(
     url: str = "",
     certificate: tuple[Path, Path] | None = None,
     trusted: ssl.SSLContext | None = None,
+    is_checked: bool = True,
     **more: Any,
 ) -> AsyncIterator[Front]:
     """Run a provider with ``handler`` and a replica in front of it (of ``url``, where that is given).
@@ -107,7 +113,13 @@ async def front_of(
         key = Key(KEY, key_file)
         upstream = Upstream(provider.url, key, private=HOME, tls=trusted, bounds=Bounds(20.0, silence_s))
         server = ProviderServer(
-            dialect_of(kind, **more), upstream, model=THEIRS, name=OURS, secret=SECRET, say=said.append
+            dialect_of(kind, **more),
+            upstream,
+            model=THEIRS,
+            name=OURS,
+            secret=SECRET,
+            say=said.append,
+            is_checked=is_checked,
         )
         async with upstream, _listening(server.app()) as own, aiohttp.ClientSession() as session:
             if is_ready:

@@ -17,13 +17,14 @@ from modelyard.cli.engine_choice import ELSEWHERE, engine_for, one_of
 from modelyard.cli.exits import Exit, Failure, Refused
 from modelyard.cli.http import Platform, connected, segment
 from modelyard.cli.nouns import DURATION
-from modelyard.cli.output import Item, listing, remark, show_json
+from modelyard.cli.output import Item, clean, listing, remark, show_json
 from modelyard.cli.plan import show_plan
 from modelyard.cli.sending import send_order
 from modelyard.cli.serving import serving_options
 from modelyard.clock import SystemClock
 
 _POLL_S = 0.2
+_SAID_MAX = 400
 REGISTERED = "model:"
 _CHAT = "/v1/chat/completions"
 _EXTENSIONS = (".gguf", ".safetensors", ".onnx", ".bin", ".zip")
@@ -111,6 +112,8 @@ def command(*, platform: Platform, serving: Item, autoscale: Item, is_json: bool
     except Refused as error:
         raise (with_lines(error, endpoint_file, lines) if endpoint_file is not None else error) from error
     answer = done.answer
+    for warning in answer.get("warnings", ()):
+        remark(f"Warning: {warning}.")
     routes: list[str] = []
     if is_waiting:
         ready = wait_until_ready(platform, done.endpoint_id, timeout_s=timeout_s)
@@ -294,7 +297,7 @@ def wait_until_ready(platform: Platform, endpoint_id: str, *, timeout_s: float) 
             progress = progress or StageBar(endpoint["name"])
             if endpoint["status"] == "failed":
                 progress.clear()
-                reason = (endpoint.get("failure") or "no reason given").rstrip(".")
+                reason = (endpoint.get("failure") or "no reason given").rstrip(".") + _last_words(endpoint)
                 raise Failure(f"'{endpoint['name']}' cannot start: {reason}. See 'modelyard why {endpoint['name']}'.")
             rollout = endpoint.get("rollout") or {}
             is_rolling = rollout.get("kind") == "rolling" and rollout["state"] in ("running", "paused")
@@ -317,6 +320,15 @@ def wait_until_ready(platform: Platform, endpoint_id: str, *, timeout_s: float) 
     finally:
         if progress is not None:
             progress.clear()
+
+
+def _last_words(endpoint: Item) -> str:
+    """Return the last line of the engine that failed last; what it ended with alone tells nobody why."""
+    for event in reversed(endpoint.get("events") or []):
+        lines = str(event.get("data", {}).get("last_lines") or "").strip().splitlines()
+        if event.get("kind") == "replica_failed" and lines:
+            return f'; it said: "{clean(lines[-1])[:_SAID_MAX]}"'
+    return ""
 
 
 def _locate(source: str | None) -> tuple[str, Path | None]:

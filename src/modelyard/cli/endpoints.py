@@ -9,6 +9,7 @@ from modelyard.cli.autoscale import autoscale_options, size_text, tier_text
 from modelyard.cli.deploy import Scale, local_file, version_body
 from modelyard.cli.endpoint_stats import stats
 from modelyard.cli.engine_choice import one_of
+from modelyard.cli.exits import Refused
 from modelyard.cli.http import PAGE, Platform, ask_of, connected, segment
 from modelyard.cli.nouns import DURATION, NounGroup
 from modelyard.cli.output import (
@@ -254,7 +255,10 @@ def remove_release(name: str, version: str, *, platform: Platform) -> None:
 def remove(name: str, *, force: bool, platform: Platform) -> None:
     """Remove an endpoint; running requests are finished, and its usage stays in the ledger."""
     query = "?force=true" if force else ""
-    ask_of(platform, name, lambda path: platform.delete(f"{path}{query}"), f"/v1/endpoints/{segment(name)}")
+    try:
+        ask_of(platform, name, lambda path: platform.delete(f"{path}{query}"), f"/v1/endpoints/{segment(name)}")
+    except Refused as error:
+        raise error.reworded("?force=true", "--force") from error
     remark(f"Removed '{name}'; its replicas finish what they are doing and stop.")
 
 

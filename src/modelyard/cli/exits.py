@@ -57,6 +57,11 @@ class Refused(Failure):
         self.code = code
         self.request_id = request_id
 
+    def reworded(self, theirs: str, ours: str) -> "Refused":
+        """Return the same refusal with what is written otherwise on a command line."""
+        message = self.message.replace(theirs, ours)
+        return Refused(message, status=self.status, code=self.code, request_id=self.request_id)
+
     def with_hint(self, hint: str) -> "Refused":
         """Return the same refusal with another sentence, before the request id."""
         return Refused(f"{self.message} {hint}", status=self.status, code=self.code, request_id=self.request_id)

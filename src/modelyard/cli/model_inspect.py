@@ -53,6 +53,11 @@ def command(reference: str, *, find: Callable[[], Platform], is_json: bool) -> N
         show_table(
             ["FILE", "SIZE", "DIGEST"], [(one["path"], _size(one["size_bytes"]), one["digest"]) for one in files]
         )
+    ends = [("input", one) for one in facts.inputs] + [("output", one) for one in facts.outputs]
+    if ends:
+        print()
+        rows = [(end, one.name, one.datatype, _shape(one.shape)) for end, one in ends]
+        show_table(["TENSOR", "NAME", "TYPE", "SHAPE"], rows)
     if facts.chat_template:
         print(f"\nChat template\n{clean(facts.chat_template)}")
 
@@ -162,6 +167,10 @@ def _memory_pairs(facts: "ModelFacts") -> dict[str, object]:
     if per_token and facts.context_length:
         pairs["Whole context"] = f"{_size(kv_bytes(facts, facts.context_length))} of cache"
     return pairs
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return f"[{', '.join('any' if size < 0 else str(size) for size in shape)}]"
 
 
 def _number(number: int) -> str:

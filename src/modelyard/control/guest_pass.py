@@ -44,6 +44,9 @@ async def run_guest_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool
         load_s=load_s,
     )
     reason = told.progress.reason or f"seats on its host: {ready}"
+    if told.failure and tools.guests.standing(endpoint.id).troubles:
+        # Why others have the seats is no reason for one that could not be loaded.
+        reason = "its load failed; it is tried again after a pause, and when it is asked for"
     tools.sizing.decisions[endpoint.id] = (seen, scaling.Decision(ready, reason, tools.memories[endpoint.id]))
     before, standing = tools.passed.get(endpoint.id), tools.guests.standing(endpoint.id)
     tools.passed[endpoint.id] = Passed(

@@ -33,6 +33,7 @@ from modelyard.domain.endpoints import Endpoint, EndpointStatus
 from modelyard.domain.fleet import SEAT_NAME, GuestSeat, Replica, ReplicaState, SeatState, seat_id, without_others
 from modelyard.engines import Engine, Engines, Guest, GuestKind, Options
 from modelyard.policy import guests as policy
+from modelyard.policy.adapter_bases import doubt_of_base
 from modelyard.policy.guests import Key
 from modelyard.policy.progress import Fetch
 from modelyard.policy.rollouts import sizes
@@ -82,6 +83,7 @@ class _Candidate:
     endpoint: Endpoint
     version: ModelVersion
     supplied: Supplied | None
+    base: ModelVersion | None = None
 
 
 @dataclass(slots=True)
@@ -229,7 +231,7 @@ class Guests:
                             fetches[guest.id] = supply
                         else:
                             supplied = supply
-                candidates[key] = _Candidate(guest, version, supplied)
+                candidates[key] = _Candidate(guest, version, supplied, world.versions.get(version.base_id))
                 demand = world.demand(guest.id)
                 found.append(
                     policy.Wanted(
@@ -323,16 +325,18 @@ class Guests:
         try:
             await self.calls.make(replica, supplied.engine.load_guest(guest))
         except EngineCallError as error:
-            await self._fail(replica, seat, without_others(str(error), seat.name))
+            # Its name at the engine is ours alone; callers and owners know it by its own.
+            told = without_others(str(error).replace(seat.name, candidate.endpoint.name), seat.name)
+            await self._fail(replica, seat, told)
             return
         self._failed.pop((replica.id, seat.key), None)
         self._loaded_s[seat_id(replica.id, seat.name)] = self.clock.monotonic_s()
         await self._change(replica, seat.key, SeatState.READY)
         await self.publish()
         load_s = self.clock.monotonic_s() - began_s
-        await self._tell(
-            seat.endpoint_id, "guest_ready", f"loaded in {load_s:.2g} s", replica.id, {"load_s": round(load_s, 3)}
-        )
+        doubt = doubt_of_base(supplied.version.facts, candidate.base) if candidate.base is not None else ""
+        reason = f"loaded in {load_s:.2g} s" + (f"; {doubt}" if doubt else "")
+        await self._tell(seat.endpoint_id, "guest_ready", reason, replica.id, {"load_s": round(load_s, 3)})
         await self.loads.add(seat.version_id, load_s)
         version = self.supplies.known(candidate.version)
         if version.status is not VersionStatus.ACTIVE:

@@ -3,6 +3,14 @@
 import msgspec
 
 
+class TensorFacts(msgspec.Struct, frozen=True):
+    """An input or an output of a graph, as the Open Inference Protocol describes it; -1 is a size of any value."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...] = ()
+
+
 class ModelFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Everything that memory, admission and people need to know of a model; 0 and "" are not known.
 
@@ -52,3 +60,6 @@ class ModelFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     adapter_base: str = ""
     """What the adapter says it was trained on, in its maker's words."""
     adapter_rank: int = 0
+    inputs: tuple[TensorFacts, ...] = ()
+    """What an ONNX graph takes, and in ``outputs`` what it gives."""
+    outputs: tuple[TensorFacts, ...] = ()

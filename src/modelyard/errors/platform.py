@@ -2,6 +2,8 @@
 
 from modelyard.errors.shape import ApiError
 
+PROVIDER_REFUSED = "provider_refused"
+
 
 def internal_error(request_id: str) -> ApiError:
     """Return the error for our own bug; the log has the rest under the id."""
@@ -34,6 +36,29 @@ def engine_unavailable(model: str, *, retry_after_s: float = 2) -> ApiError:
     )
 
 
+def provider_refused(model: str, reason: str, *, retry_after_s: float = 2) -> ApiError:
+    """Return the error for an external provider that refuses the platform's key, account or model; the operator's
+    to mend. ``reason`` is in our words."""
+    return ApiError(
+        503,
+        code="provider_refused",
+        type="service_unavailable_error",
+        message=f"The provider of '{model}' refused: {reason}. Tell its operator; 'modelyard why {model}' says more.",
+        retry_after_s=retry_after_s,
+    )
+
+
+def model_not_loaded(model: str) -> ApiError:
+    """Return the error for a question that only a running engine answers, and that wakes none."""
+    return ApiError(
+        503,
+        code="model_not_loaded",
+        type="service_unavailable_error",
+        message=f"The model '{model}' is not loaded, and only its engine can say that. A request to it loads it.",
+        retry_after_s=5,
+    )
+
+
 def model_loading(model: str, *, retry_after_s: float) -> ApiError:
     """Return the error for a cold model whose line of waiters is full, or whose load took too long."""
     return ApiError(
@@ -51,7 +76,7 @@ def model_failed(model: str, reason: str) -> ApiError:
         503,
         code="model_failed",
         type="service_unavailable_error",
-        message=f"The model '{model}' cannot start: {reason}. See 'modelyard endpoints {model}'.",
+        message=f"The model '{model}' cannot start: {reason.rstrip('.')}. See 'modelyard endpoints {model}'.",
         retry_after_s=30,
     )
 

@@ -229,6 +229,8 @@ def _merged(said: ModelFacts, weights: ModelFacts) -> ModelFacts:
         parameters=parameters,
         active_parameters=parameters - idle if 0 < idle < parameters else 0,
         weights_bytes=weights.weights_bytes,
+        inputs=weights.inputs,
+        outputs=weights.outputs,
         quantisation=said.quantisation if said.quantisation and not _is_plain(said) else weights.quantisation,
         is_adapter=said.is_adapter or weights.is_adapter,
         adapter_rank=said.adapter_rank or weights.adapter_rank,

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from math import prod
 
-from modelyard.domain.facts import ModelFacts
+from modelyard.domain.facts import ModelFacts, TensorFacts
 from modelyard.formats import ArtifactInvalidError
 from modelyard.formats.cursor import Cursor, plain_text
 from modelyard.formats.protobuf import BYTES, VARINT, fields, packed
@@ -21,6 +21,10 @@ DEPTH_MAX = 16
 STEPS_MAX = 120_000
 """Fields that may be looked at: one takes about a microsecond."""
 _DIMS_MAX = 16
+_INPUT, _OUTPUT = 11, 12
+"""Fields of a graph."""
+_ENDS_MAX = 256
+"""Inputs, or outputs, that are told of; the largest decoders have some 130 of each."""
 _SMALL_NODE_BYTES = 64 * 1024
 _TYPES = {
     1: ("F32", 32), 2: ("U8", 8), 3: ("I8", 8), 4: ("U16", 16), 5: ("I16", 16), 6: ("I32", 32), 7: ("I64", 64),
@@ -29,6 +33,12 @@ _TYPES = {
     19: ("F8_E5M2", 8), 20: ("F8_E5M2FNUZ", 8), 21: ("U4", 4), 22: ("I4", 4), 23: ("F4", 4), 24: ("F8_E8M0", 8),
     25: ("U2", 2), 26: ("I2", 2),
 }  # fmt: skip
+
+_PROTOCOL_TYPES = {
+    "F32": "FP32", "F16": "FP16", "F64": "FP64", "U8": "UINT8", "U16": "UINT16", "U32": "UINT32", "U64": "UINT64",
+    "I8": "INT8", "I16": "INT16", "I32": "INT32", "I64": "INT64", "STRING": "BYTES",
+}  # fmt: skip
+"""What the Open Inference Protocol calls them; the others are called the same, or cannot be sent by it."""
 
 # Which field of which message holds which message: the places where tensors can be.
 _NESTED: dict[str, dict[int, str]] = {
@@ -52,6 +62,9 @@ class _Seen:
     tensors: int = 0
     parameters: int = 0
     bytes_of_type: Counter[str] = field(default_factory=Counter)
+    initializers: set[str] = field(default_factory=set)
+    inputs: list[TensorFacts] = field(default_factory=list)
+    outputs: list[TensorFacts] = field(default_factory=list)
     external: dict[str, int] = field(default_factory=dict)
     """Files beside the model: how many bytes they must have."""
 
@@ -91,6 +104,9 @@ def read(cursor: Cursor) -> Header:
         parameters=seen.parameters,
         quantisation=main[0][0] if main else "",
         weights_bytes=sum(seen.bytes_of_type.values()),
+        # Older files repeat their weights as inputs, which nobody has to give.
+        inputs=tuple(one for one in seen.inputs if one.name not in seen.initializers)[:_ENDS_MAX],
+        outputs=tuple(seen.outputs),
     )
     return Header(facts, seen.external)
 
@@ -110,12 +126,12 @@ def _visit(cursor: Cursor, message: str, end: int, seen: _Seen, depth: int) -> N
             continue
         inner = nested.get(number, "")
         if inner == "tensor":
-            _tensor(cursor, cursor.at + value, seen)
+            seen.initializers.add(_tensor(cursor, cursor.at + value, seen))
         elif inner and not (inner == "node" and _is_plain_node(cursor, value)):
             seen.graphs += inner == "graph"
             _visit(cursor, inner, cursor.at + value, seen, depth + 1)
-        elif message == "graph" and number == 2 and not seen.name:
-            seen.name = plain_text(cursor.take(min(value, 1024)), 256)
+        elif message == "graph":
+            _about_graph(cursor, number, value, seen, is_main=depth == 1)
 
 
 def _is_plain_node(cursor: Cursor, length: int) -> bool:
@@ -130,7 +146,61 @@ def _is_plain_node(cursor: Cursor, length: int) -> bool:
     return window.find(b"location", at, at + length) < 0
 
 
-def _tensor(cursor: Cursor, end: int, seen: _Seen) -> None:
+def _about_graph(cursor: Cursor, number: int, length: int, seen: _Seen, *, is_main: bool) -> None:
+    """Note what a graph is called, and what goes into the main one and comes out of it."""
+    if number == 2 and not seen.name:
+        seen.name = plain_text(cursor.take(min(length, 1024)), 256)
+    elif is_main and number == _INPUT:
+        _end(cursor, cursor.at + length, seen.inputs, TENSORS_MAX)  # weights among them are sorted out later
+    elif is_main and number == _OUTPUT:
+        _end(cursor, cursor.at + length, seen.outputs, _ENDS_MAX)
+
+
+def _end(cursor: Cursor, end: int, found: list[TensorFacts], limit: int) -> None:
+    """Note an input or an output."""
+    if len(found) >= limit:
+        return
+    name = datatype = ""
+    shape: tuple[int, ...] = ()
+    for number, wire, value in fields(cursor, end):
+        if wire != BYTES:
+            continue
+        if number == 1:
+            name = plain_text(cursor.take(min(value, 256)), 128)
+        elif number == 2:
+            datatype, shape = _tensor_type(cursor, cursor.at + value)
+    found.append(TensorFacts(name, datatype, shape))
+
+
+def _tensor_type(cursor: Cursor, end: int) -> tuple[str, tuple[int, ...]]:
+    """Return the type and the shape of a TypeProto; of what is no tensor neither."""
+    kind, sizes = "", []
+    for number, wire, length in fields(cursor, end):
+        if number != 1 or wire != BYTES:
+            continue
+        for part, part_wire, value in fields(cursor, cursor.at + length):
+            if part == 1 and part_wire == VARINT:
+                kind = _TYPES.get(value, ("", 0))[0]
+            elif part == 2 and part_wire == BYTES:
+                sizes = _sizes(cursor, cursor.at + value)
+    return _PROTOCOL_TYPES.get(kind, kind), tuple(sizes)
+
+
+def _sizes(cursor: Cursor, end: int) -> list[int]:
+    """Return the sizes of a shape, -1 for one that has only a name or none."""
+    sizes: list[int] = []
+    for number, wire, length in fields(cursor, end):
+        if number != 1 or wire != BYTES or len(sizes) >= _DIMS_MAX:
+            continue
+        size = -1
+        for part, part_wire, value in fields(cursor, cursor.at + length):
+            if part == 1 and part_wire == VARINT and value < ELEMENTS_MAX:
+                size = value
+        sizes.append(size)
+    return sizes
+
+
+def _tensor(cursor: Cursor, end: int, seen: _Seen) -> str:
     seen.tensors += 1
     if seen.tensors > TENSORS_MAX:
         raise ArtifactInvalidError(f"The ONNX file has more than {TENSORS_MAX:,} tensors.")
@@ -150,6 +220,7 @@ def _tensor(cursor: Cursor, end: int, seen: _Seen) -> None:
         _external(tensor, size, seen)
     seen.parameters += elements
     seen.bytes_of_type[name] += size
+    return tensor.name
 
 
 def _read_tensor(cursor: Cursor, end: int) -> _Tensor:

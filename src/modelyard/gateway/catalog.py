@@ -32,6 +32,7 @@ QUIET_S = 12.0
 CALIBRATION_WEIGHT = 0.05
 CALIBRATION_CHARS_MIN = 256
 """Shorter prompts say more of the chat template than of the text."""
+TEMPLATE_DOWN_WEIGHT = 0.5
 TEMPLATE_TOKENS_MAX = 200.0
 """No template adds more; what does is a picture or tools."""
 
@@ -69,6 +70,8 @@ class EndpointState(Generic[W]):
     chars_per_token: float = CHARS_PER_TOKEN
     template_tokens: float = 0.0
     """Tokens that the chat template adds to a prompt, from short ones."""
+    templates_seen: int = 0
+    """Short prompts that it was learnt from."""
     mean_s: float = 1.0
     """Smoothed seconds of an answer, for ``retry-after`` while the line's own rate is unknown."""
     patience: Patience = field(init=False)
@@ -101,14 +104,25 @@ class EndpointState(Generic[W]):
     def learn(self, text_length: int, prompt_tokens: int, seconds: float) -> None:
         """Take a finished answer into account."""
         # More tokens than characters are pictures or tools, and tell nothing of the text of others.
-        if text_length >= CALIBRATION_CHARS_MIN and 0 < prompt_tokens <= text_length:
-            self.chars_per_token += CALIBRATION_WEIGHT * (text_length / prompt_tokens - self.chars_per_token)
+        # What the template adds is added to every estimate, so that the text alone must give the rest.
+        of_text = prompt_tokens - self.template_tokens
+        if text_length >= CALIBRATION_CHARS_MIN and prompt_tokens <= text_length and of_text >= 1:
+            self.chars_per_token += CALIBRATION_WEIGHT * (text_length / of_text - self.chars_per_token)
         elif 0 < text_length < CALIBRATION_CHARS_MIN:
             # What a short prompt has beyond its text is the chat template's.
             beyond = max(0.0, prompt_tokens - text_length / self.chars_per_token)
             if beyond <= TEMPLATE_TOKENS_MAX:
-                self.template_tokens += CALIBRATION_WEIGHT * (beyond - self.template_tokens)
+                self._learn_template(beyond)
         self.mean_s += CALIBRATION_WEIGHT * (seconds - self.mean_s)
+
+    def _learn_template(self, beyond: float) -> None:
+        """Take what a short prompt had beyond its text for the template's: all of the first one, for streams that are
+        left are billed by it from then on. Less is believed at once: tools and the like add to a prompt, too."""
+        self.templates_seen += 1
+        weight = max(CALIBRATION_WEIGHT, 1 / self.templates_seen)
+        if beyond < self.template_tokens:
+            weight = max(weight, TEMPLATE_DOWN_WEIGHT)
+        self.template_tokens += weight * (beyond - self.template_tokens)
 
     def retry_after_s(self, now_s: float) -> float:
         """Return when a place in the line should be free: what waits over the rate it drains at."""

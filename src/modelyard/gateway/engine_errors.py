@@ -11,6 +11,7 @@ from modelyard import errors
 from modelyard.domain.fleet import without_others
 from modelyard.domain.usage import Unit
 from modelyard.errors import ApiError
+from modelyard.errors.platform import PROVIDER_REFUSED
 from modelyard.gateway.openai.call import Call
 from modelyard.gateway.openai.chat_request import ChatRequest
 from modelyard.gateway.openai.whole import complete
@@ -78,6 +79,7 @@ _TOO_LONG = b"is too large to process"
 """What llama.cpp says, with 500, of a text to embed that is longer than its slot."""
 _ADVICE = (", try increasing it", ". increase the physical batch size")
 """Where engines begin to tell what only an operator can do."""
+_REFUSED_CODE = PROVIDER_REFUSED.encode()
 _REFUSAL, _LOGPROBS = b'"refusal":', b'"logprobs":'
 _answer = msgspec.json.Decoder(_Answer)
 _error_body = msgspec.json.Decoder(_ErrorBody)
@@ -159,6 +161,8 @@ def translate(head: ResponseHead, body: bytes, model: str, engine_name: str = ""
     if head.status == 429:
         return errors.engine_busy(model, retry_after_s=head.retry_after or 1.0)
     if head.status == 503:
+        if reason := refusal_of_provider(body):
+            return errors.provider_refused(model, reason, retry_after_s=head.retry_after or 2.0)
         return errors.engine_unavailable(model, retry_after_s=head.retry_after or 2.0)
     if head.status < 400 or not blames_request(head, body) or head.status in (401, 403, 404, 405, 407, 408):
         # 401 and 404 of an engine are about us (our secret, our route), not about the caller.
@@ -172,6 +176,24 @@ def translate(head: ResponseHead, body: bytes, model: str, engine_name: str = ""
         message = message.partition(advice)[0]
     message = f"This does not fit the context of '{model}': {message.rstrip('.')}."
     return ApiError(400, code="context_length_exceeded", message=message, param=param)
+
+
+def reason_of(head: ResponseHead, body: bytes) -> str:
+    """Return what to remember of an engine that failed."""
+    refused = refusal_of_provider(body) if head.status == 503 else ""
+    return f"the provider refused: {refused}" if refused else f"engine answered {head.status}"
+
+
+def refusal_of_provider(body: bytes) -> str:
+    """Return why a provider refuses the platform, as its replica says in words of ours; "" where it does not."""
+    if _REFUSED_CODE not in body:
+        return ""
+    try:
+        error = _error_body.decode(body).error
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return ""
+    is_refusal = isinstance(error, _Error) and error.code == PROVIDER_REFUSED
+    return (error.message or "")[:MESSAGE_LENGTH_MAX] if is_refusal and isinstance(error, _Error) else ""
 
 
 def _message_of(body: bytes) -> tuple[str, str | None]:

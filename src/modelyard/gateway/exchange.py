@@ -233,7 +233,7 @@ class Exchange:
             if engine_errors.blames_request(head, body):
                 self.replica_answered()
             else:
-                self.replica_failed(Failure.BAD_ANSWER, f"engine answered {head.status}")
+                self.replica_failed(Failure.BAD_ANSWER, engine_errors.reason_of(head, body))
             may_retry = head.status == 503 or (head.status == 429 and not self.has_begun)
             if may_retry and recovery.retry(self, f"engine answered {head.status}"):
                 return

@@ -95,7 +95,8 @@ class SideRequest:
         if self._replica.route.seat_of and engine_errors.lacks_guest(head, body):
             self._end(is_good=False, reason=GUEST_MISSING, kind=Failure.MISSING)
         else:
-            self._end(is_good=head.status < 500, reason=f"engine answered {head.status}", kind=Failure.BAD_ANSWER)
+            reason = engine_errors.reason_of(head, body)
+            self._end(is_good=head.status < 500, reason=reason, kind=Failure.BAD_ANSWER)
 
     def stream(self, data: bytes) -> None:
         """Cannot happen: no stream was wanted."""

@@ -50,6 +50,8 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     size_data: Numbers = {}
     tier: Tier | None = None
     tier_reason: str = ""
+    failing: Sequence[str] = ()
+    """What gateways say of each replica that fails them, a line each."""
     placed: Sequence[str] = ()
     """Where each replica runs, a line each."""
     events: Sequence[Happened] = ()
@@ -58,6 +60,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 
 TROUBLES = {
     "replica_failed": "Why did {replica} end?",
+    "guest_failed": "Why was it not loaded?",
     "replica_killed": "Why was {replica} killed?",
     "evicted": "Why was {replica} evicted?",
     "rollout_rolled_back": "Why was a version rolled back?",
@@ -78,6 +81,9 @@ TROUBLES_MAX = 5
 def explain(endpoint: Endpoint, known: Known) -> tuple[Answer, ...]:
     """Return the answers, what matters most first."""
     answers = [_deletion(known) if endpoint.is_deleted else _state(endpoint, known), _size(endpoint, known)]
+    if known.failing:
+        told = "; ".join(known.failing)
+        answers.insert(1, Answer("Why do requests fail?", told, _after_failure(told, endpoint.name)))
     if known.placed:
         answers.append(Answer("Where does it run?", "; ".join(known.placed)))
     if known.tier is not None and not endpoint.is_deleted:
@@ -98,7 +104,7 @@ def _state(endpoint: Endpoint, known: Known) -> Answer:
     name, progress = endpoint.name, endpoint.progress
     question = f"Why is it {endpoint.status}?"
     if endpoint.failure:
-        return Answer(question, endpoint.failure, _after_failure(endpoint.failure, name))
+        return Answer(question, endpoint.failure, _next_step(endpoint.failure, endpoint))
     match endpoint.status:
         case EndpointStatus.STOPPED:
             step = "send it a request"
@@ -131,7 +137,7 @@ def _under_way(question: str, endpoint: Endpoint, known: Known) -> Answer:
     is_fine = progress.reason.endswith(_GOING_ON)
     if progress.reason and not progress.reason.endswith(_GOING_ON[0]):
         parts.append(progress.reason)
-    step = _after_failure(progress.reason, endpoint.name) if progress.reason and not is_fine else ""
+    step = _next_step(progress.reason, endpoint) if progress.reason and not is_fine else ""
     return Answer(question, "; ".join(parts), _AFTER_NO_ROOM if progress.stage is Stage.PLACING else step)
 
 
@@ -181,17 +187,40 @@ def _troubles(endpoint: Endpoint, known: Known) -> list[Answer]:
         answer = event.reason + (f" ({times} times)" if times > 1 else "") + (f'. It said: "{said}"' if said else "")
         question = TROUBLES[event.kind].format(replica=event.replica_id or "a replica")
         of_kind = _STEPS_OF.get(event.kind, "").format(name=endpoint.name)
-        step = of_kind or _after_failure(f"{event.reason} {said}", endpoint.name)
+        step = of_kind or _next_step(f"{event.reason} {said}", endpoint)
         found.append(Answer(question, answer, step, int(event.at), event.data))
         if len(found) == TROUBLES_MAX:
             break
     return found
 
 
+def _next_step(reason: str, endpoint: Endpoint) -> str:
+    of_guest = _after_guest_failure(reason, endpoint.name) if endpoint.host_id else ""
+    return of_guest or _after_failure(reason, endpoint.name)
+
+
+def _after_guest_failure(reason: str, name: str) -> str:
+    """Return the next step for a guest: its log is its host's, who says in the reason what it has to say."""
+    lowered = reason.lower()
+    again = f"modelyard endpoints rm {name}, then: modelyard deploy model:{name} --on HOST --name {name}"
+    if "host is gone" in lowered:
+        return f"deploy it onto another host: {again}"
+    if "another base" in lowered:
+        return f"deploy it with the base that it was trained on: modelyard endpoints rm {name}, then deploy with --base"
+    if "refused it" in lowered:
+        return f"give it a version that its host can load: modelyard endpoints add-release {name} …"
+    return ""
+
+
 def _after_failure(reason: str, name: str) -> str:
     """Return the next step for a reason, by what it is about."""
     lowered = reason.lower()
     steps = (
+        (
+            ("the provider refused", "check_model="),
+            "deploy a version whose options url, model and key are what the provider has: modelyard endpoints "
+            f"add-release {name}",
+        ),
         (("out of memory",), "give it less to hold (options slots, context_length), or a node with more memory"),
         (("largest free", "no room", "no node", "none is free"), _AFTER_NO_ROOM),
         (

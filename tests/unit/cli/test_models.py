@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.models import Tensor, gguf, llama, safetensors, tiny_gguf
+from tests.support.models import Tensor, field, gguf, llama, safetensors, tiny_gguf
 
 from modelyard.cli.exits import Refused
 from modelyard.cli.http import Platform
@@ -33,6 +33,19 @@ VERSION: dict[str, Any] = {
 def shown(capsys: pytest.CaptureFixture[str], *line: str) -> str:
     assert main(["models", "inspect", *line]) == 0, capsys.readouterr().err
     return capsys.readouterr().out
+
+
+def test_the_tensors_of_an_onnx_graph_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = field(2, field(1, field(2, "batch")) + field(1, field(1, 512)))
+    ends = b"".join(
+        field(number, field(1, name) + field(2, field(1, field(1, 1) + shape)))
+        for number, name in ((11, "audio"), (12, "speech"))
+    )
+    (tmp_path / "vad.onnx").write_bytes(field(1, 9) + field(7, ends) + field(8, field(2, 17)))
+    assert main(["models", "inspect", str(tmp_path / "vad.onnx")]) == 0, capsys.readouterr().err
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["input", "audio", "FP32", "[any,", "512]"] in lines
+    assert ["output", "speech", "FP32", "[any,", "512]"] in lines
 
 
 def test_a_file_is_read_without_a_platform(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

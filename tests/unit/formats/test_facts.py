@@ -9,7 +9,7 @@ from tests.support import models
 from tests.support.models import Tensor, Typed, gguf, llama
 from tools.smollm import ModelMissing, model_file
 
-from modelyard.domain.facts import ModelFacts
+from modelyard.domain.facts import ModelFacts, TensorFacts
 from modelyard.formats import ArtifactInvalidError
 from modelyard.formats.folder import facts_of
 
@@ -299,6 +299,20 @@ def test_templates_come_from_any_of_their_places(tmp_path: Path) -> None:
         tmp_path, tokenizer_config__json=named, chat_template__jinja=b"{{ own }}", model__safetensors=weights("w")
     )
     assert read.chat_template == "{{ own }}"
+
+
+def test_the_inputs_and_outputs_of_an_onnx_graph_are_told_without_its_weights(tmp_path: Path) -> None:
+    def end(number: int, name: str, kind: int, *sizes: int | str) -> bytes:
+        dims = b"".join(models.field(1, models.field(1 if isinstance(one, int) else 2, one)) for one in sizes)
+        tensor = models.field(1, models.field(1, kind) + models.field(2, dims))
+        return models.field(number, models.field(1, name) + models.field(2, tensor))
+
+    plain = models.onnx_tensor("w", [1], bytes(4))
+    graph = end(11, "x", 1, "batch", 512) + end(11, "w", 1, 1) + end(11, "sr", 7) + end(12, "y", 10, "batch", 1)
+    graph += models.field(5, plain)
+    read = facts(tmp_path, models.field(1, 9) + models.field(7, graph) + models.field(8, models.field(2, 17)))
+    assert read.inputs == (TensorFacts("x", "FP32", (-1, 512)), TensorFacts("sr", "INT64"))
+    assert read.outputs == (TensorFacts("y", "FP16", (-1, 1)),)
 
 
 def test_onnx_is_read_with_all_its_tensors(tmp_path: Path) -> None:

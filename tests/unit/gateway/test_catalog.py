@@ -39,6 +39,31 @@ def test_short_prompts_teach_what_the_template_adds() -> None:
     assert endpoint.prompt_tokens(4000) in range(1030, 1032)
 
 
+def test_one_answer_is_enough_to_estimate_the_prompt_of_a_stream_that_is_left() -> None:
+    """A template of 29 tokens: SmolLM2's, which puts a system message before every chat."""
+    endpoint = state()
+    endpoint.learn(text_length=8, prompt_tokens=31, seconds=1)
+    assert endpoint.prompt_tokens(8) == 31
+    assert endpoint.prompt_tokens(12) in range(31, 33)
+
+
+def test_a_short_prompt_with_tools_is_not_billed_to_those_without() -> None:
+    endpoint = state()
+    endpoint.learn(text_length=8, prompt_tokens=180, seconds=1)
+    for _ in range(6):
+        endpoint.learn(text_length=8, prompt_tokens=31, seconds=1)
+    assert endpoint.prompt_tokens(8) in range(31, 35)
+
+
+def test_the_template_is_not_counted_with_the_text_as_well() -> None:
+    endpoint = state()
+    for _ in range(200):
+        endpoint.learn(text_length=8, prompt_tokens=31, seconds=1)
+        endpoint.learn(text_length=300, prompt_tokens=104, seconds=1)
+    assert endpoint.prompt_tokens(300) in range(102, 106)
+    assert endpoint.prompt_tokens(8) in range(30, 33)
+
+
 class Waiter:
     """Whoever asks for a replica."""
 

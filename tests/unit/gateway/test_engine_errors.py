@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from modelyard.domain.usage import Unit
-from modelyard.gateway.engine_errors import blames_request, read_answer, translate
+from modelyard.gateway.engine_errors import blames_request, read_answer, reason_of, translate
 from modelyard.gateway.openai.call import Call, Meter
 from modelyard.gateway.openai.chat import decode_chat
 from modelyard.gateway.responses import ResponseHead
@@ -46,6 +46,20 @@ def test_what_is_about_the_engine_speaks_against_the_replica(status: int, said: 
     head.status = status
     assert not blames_request(head, said.encode())
     assert translate(head, said.encode(), "m").status >= 500
+
+
+def test_a_provider_that_refuses_the_platform_is_no_replica_that_is_being_restarted() -> None:
+    head = ResponseHead()
+    head.status = 503
+    said = b'{"error":{"message":"it knows no such model (status 404)","type":"x","param":null,"code":"%b"}}'
+    error = translate(head, said % b"provider_refused", "m")
+    assert (error.status, error.code) == (503, "provider_refused")
+    assert "The provider of 'm' refused: it knows no such model (status 404)." in error.message
+    assert reason_of(head, said % b"provider_refused") == "the provider refused: it knows no such model (status 404)"
+    assert "it knows" not in translate(head, said % b"other", "m").message
+    assert reason_of(head, said % b"other") == "engine answered 503"
+    for odd in (b"provider_refused", b'{"error":"provider_refused"}'):
+        assert translate(head, odd, "m").code == "engine_unavailable"
 
 
 def test_a_chat_answer_gets_the_keys_that_are_required_and_one_that_has_them_is_left_alone() -> None:

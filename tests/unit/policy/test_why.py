@@ -46,6 +46,32 @@ def test_the_next_step_is_about_the_reason(reason: str, step: str) -> None:
     assert step in state.next_step
 
 
+def test_a_replica_that_fails_its_requests_is_told_though_it_is_ready() -> None:
+    told = "rp-1 fails them: the provider refused: it knows no such model (status 404)"
+    ill = msgspec.structs.replace(known(), failing=(told,))
+    _, answer, *_ = explain(endpoint(EndpointStatus.RUNNING), ill)
+    assert (answer.question, answer.answer) == ("Why do requests fail?", told)
+    assert "modelyard endpoints add-release demo" in answer.next_step
+
+
+@pytest.mark.parametrize(
+    ("failure", "step"),
+    [
+        ("its host is gone: deploy it on another one", "modelyard deploy model:demo --on HOST --name demo"),
+        ("the engine refused it (400): it is for another base.", "--base"),
+        ("the engine refused it (400): too many ranks", "modelyard endpoints add-release demo"),
+    ],
+)
+def test_a_guest_that_cannot_be_loaded_is_not_sent_to_a_log_that_it_does_not_have(failure: str, step: str) -> None:
+    guest = msgspec.structs.replace(endpoint(EndpointStatus.FAILED), host_id="ep-2", failure=failure)
+    refused = Happened(990.0, "guest_failed", failure, "rp-1")
+    answers = explain(guest, known(refused))
+    assert step in answers[0].next_step
+    [trouble] = [one for one in answers if one.question == "Why was it not loaded?"]
+    assert (trouble.answer, step in trouble.next_step) == (failure, True)
+    assert not any("modelyard logs" in one.next_step for one in answers)
+
+
 def test_what_sleeps_and_what_runs_need_no_log() -> None:
     asleep, *_ = explain(endpoint(EndpointStatus.STOPPED, "asleep: no request for 6 s"), known())
     assert (asleep.answer, "--scale 1" in asleep.next_step) == ("asleep: no request for 6 s", True)

@@ -29,6 +29,7 @@ from modelyard.domain.tenants import Scope
 from modelyard.engines import Settings
 from modelyard.errors import conflict, permission_denied
 from modelyard.ids import new_id
+from modelyard.policy.adapter_bases import doubt_of_base
 from modelyard.policy.releases import main_release
 from modelyard.stores import AlreadyExistsError, Event, StoreUnavailableError
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
@@ -94,7 +95,9 @@ class Deployments:
         ready_s = math.ceil(load_s)
         url = call.request.headers.get(URL_HEADER, "").rstrip("/")
         hardware = chosen if chosen.reason else None
-        return DeployAnswer(endpoint.id, endpoint.status, ready_s, f"{url}/v1/models/{endpoint.id}", hardware)
+        doubt = doubt_of_base(facts, findings.base) if findings.base is not None else ""
+        warnings = (doubt,) if doubt else ()
+        return DeployAnswer(endpoint.id, endpoint.status, ready_s, f"{url}/v1/models/{endpoint.id}", hardware, warnings)
 
     async def _store(self, version: ModelVersion, endpoint: Endpoint, *, is_new: bool) -> None:
         context = self._context

@@ -122,6 +122,9 @@ class DeployAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     hardware: Annotated[
         Hardware | None, msgspec.Meta(description="What a replica runs on and why, where the request left it out.")
     ] = None
+    warnings: Annotated[
+        tuple[str, ...], msgspec.Meta(description="What was taken on, and may not be what is meant.")
+    ] = ()
 
 
 EXAMPLE = {

@@ -9,8 +9,9 @@ from modelyard.control.api.access import find_endpoint
 from modelyard.control.api.endpoint_views import tier_view
 from modelyard.control.context import Context
 from modelyard.control.placing import HOLDING
+from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress
-from modelyard.domain.fleet import Replica, ReplicaState, seats_of
+from modelyard.domain.fleet import Replica, ReplicaState, replica_of, seats_of
 from modelyard.domain.tenants import Scope
 from modelyard.policy.progress import View, outlook
 from modelyard.policy.rollouts import beside
@@ -69,7 +70,12 @@ class EndpointWhy:
             size_data=numbers(size[0], size[1].replicas) if size else {},
             tier=standing.tier,
             tier_reason=standing.reason,
-            placed=[_place(replica) for replica in replicas if replica.placement.parts and replica.state in HOLDING],
+            failing=self._failing({replica.id for replica in own}),
+            placed=[
+                _seat(replica, versions.get(replica.version_id)) if endpoint.host_id else _place(replica)
+                for replica in replicas
+                if replica.placement.parts and replica.state in HOLDING
+            ],
             events=[Happened(one.at, one.kind, one.reason, one.replica_id, one.data) for one in events],
         )
         # The stored outlook of what is deleted is the one from before.
@@ -87,6 +93,15 @@ class EndpointWhy:
         reports = self._context.gateways().values()
         return sum(one.in_flight for report in reports for one in report.replicas if one.replica_id in replica_ids)
 
+    def _failing(self, replica_ids: set[str]) -> list[str]:
+        """Return how replicas fail that look well to their node; each gateway tells its own."""
+        told = {}
+        for report in self._context.gateways().values():
+            for one in report.replicas:
+                if one.replica_id in replica_ids and one.failures and one.reason:
+                    told[one.replica_id] = f"{one.replica_id} fails them: {one.reason}"
+        return list(told.values())
+
 
 def _loading(endpoint: Endpoint, replicas: Sequence[Replica], now_s: float, load_s: float) -> Progress | None:
     """Return how far those are that start, as if there were no others; nobody waits for shadows."""
@@ -102,3 +117,11 @@ def _place(replica: Replica) -> str:
         for part in replica.placement.parts
     ]
     return f"{replica.id} is {replica.state} on {' and '.join(parts)}"
+
+
+def _seat(seat: Replica, version: ModelVersion | None) -> str:
+    """Return where a guest sits: the memory of the replica is its host's, of which it has a part."""
+    nodes = " and ".join(part.node_id for part in seat.placement.parts)
+    size = version.artifact.size_bytes if version is not None else 0
+    files = f"; its own files are {size / 2**20:.1f} MiB" if size else ""
+    return f"it is {seat.state} on the replica {replica_of(seat.id)} of its host, on {nodes}{files}"

@@ -33,6 +33,7 @@ _WEIGHTS_SHARE = 1.15
 """ONNX Runtime keeps some weights twice, packed for its kernels."""
 _LOAD_BYTES_PER_S = 200_000_000
 _PROCESS_START_S = 0.8
+PICTURE_AXES = 4
 _LOAD_TIMEOUT_S = 120.0
 _TASKS_OF_CLASSES = {
     "ForSequenceClassification": ("classify", "rerank"),  # as it has several labels, or one
@@ -41,6 +42,14 @@ _TASKS_OF_CLASSES = {
     "Model": ("embeddings",),
 }
 """By the end of what ``config.json`` calls a model's class, as ``judge.py`` has it."""
+
+
+def _takes_neither_text_nor_pictures(facts: ModelFacts) -> bool:
+    """Say whether the graph's inputs leave it nothing but tensors, as ``judge.py`` will find."""
+    inputs = facts.inputs
+    if not inputs or any(one.name == "input_ids" for one in inputs):
+        return False
+    return len(inputs) > 1 or len(inputs[0].shape) != PICTURE_AXES
 
 
 class _Shown(msgspec.Struct):
@@ -132,6 +141,8 @@ class OnnxEngine(EngineDefaults):
         read = read_options(OnnxOptions, options, engine=self.name)
         if read.task != "auto":
             return routes_of(read.task)
+        if _takes_neither_text_nor_pictures(facts):
+            return routes_of("tensors")
         tasks = next((tasks for end, tasks in _TASKS_OF_CLASSES.items() if facts.architecture.endswith(end)), ("auto",))
         return frozenset().union(*map(routes_of, tasks))
 

@@ -45,7 +45,13 @@ def main() -> int:
         return _refuse(str(error), 2)
     say = partial(print, flush=True)
     server = ProviderServer(
-        _dialect(arguments), upstream, model=arguments.model, name=arguments.model_name, secret=secret, say=say
+        _dialect(arguments),
+        upstream,
+        model=arguments.model,
+        name=arguments.model_name,
+        secret=secret,
+        say=say,
+        is_checked=not arguments.unchecked,
     )
     return asyncio.run(_serve(server, upstream, arguments.host, arguments.port))
 
@@ -114,6 +120,7 @@ def _read_arguments() -> argparse.Namespace:
     parser.add_argument("--limit-field", default="max_tokens")
     parser.add_argument("--api-version", default="2023-06-01")
     parser.add_argument("--sampling", action="store_true")
+    parser.add_argument("--unchecked", action="store_true")
     return parser.parse_args()
 
 

@@ -47,6 +47,9 @@ class ProviderOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Longest time of a request at the provider."""
     silence_s: Seconds = 120.0
     """Longest time without a byte from the provider."""
+    check_model: bool = True
+    """Be ready only when the provider's list of models has this one; ``false`` where it has no list, or serves more
+    than is on it."""
 
 
 class OpenAIOptions(ProviderOptions, frozen=True, forbid_unknown_fields=True):
@@ -119,6 +122,8 @@ class ProviderEngine(EngineDefaults):
             argv += ["--private-network", network]
         if self._authorities:
             argv += ["--authorities", self._authorities]
+        if not read.check_model:
+            argv += ["--unchecked"]
         argv += self._more_words(read)
         environment = {"ENGINE_SECRET": spec.secret, "PYTHONUNBUFFERED": "1"}
         if read.key_file:

@@ -8,8 +8,10 @@ gateway asks another replica; too many requests stay 429 with the provider's
 
 import asyncio
 import contextlib
+import difflib
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
+from urllib.parse import quote
 
 import aiohttp
 from aiohttp import web
@@ -25,17 +27,29 @@ from modelyard.engines.providers.dialect import (
     read_object,
 )
 from modelyard.engines.providers.upstream import NotAllowedError, UnreachableError, Upstream
+from modelyard.errors.platform import PROVIDER_REFUSED
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
 ERROR_BYTES_MAX = 64 * 1024
+LIST_BYTES_MAX = 16 * 1024 * 1024
 EVENT_BYTES_MAX = 8 * 1024 * 1024
 MESSAGE_LENGTH_MAX = 500
 REST_S = 1.0
+NAMED_MAX = 3
+"""Models of the provider that are named where ours is none of them."""
 CHECKS = 40
 CHECK_PAUSE_S = 0.25
 """Until a provider that does not answer is given up: ten seconds and more, then the platform's own pauses hold."""
 _OURS = frozenset({401, 402, 403, 404, 405, 407})
 """Statuses that are about the operator's key, account or settings, and not about the request."""
+_REFUSALS = {
+    401: "the key of the platform is not taken",
+    402: "the account of the platform has no credit",
+    403: "the key of the platform may not do that",
+    404: "it knows no such model or route",
+    405: "it has no such route",
+}
+"""What callers hear of those: our words alone, for the provider's may hold the key."""
 _ABOUT_REQUEST = frozenset({400, 409, 411, 413, 415, 422})
 
 _HEALTH = "/health"
@@ -44,7 +58,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class ProviderServer:
-    """The routes. ``model`` is the provider's name of the model, ``name`` ours; ``say`` writes a line of the log."""
+    """The routes. ``model`` is the provider's name of the model, ``name`` ours; ``say`` writes a line of the log.
+
+    ``is_checked``: it is ready only once the provider says that it has the model.
+    """
 
     def __init__(
         self,
@@ -55,7 +72,9 @@ class ProviderServer:
         name: str,
         secret: str,
         say: Callable[[str], None],
+        is_checked: bool = True,
     ) -> None:
+        self._is_checked = is_checked
         self._dialect = dialect
         self._upstream = upstream
         self._model = model
@@ -81,12 +100,13 @@ class ProviderServer:
         return app
 
     async def get_ready(self) -> str:
-        """Look whether the provider takes the key, then be ready; return why that cannot be, "" when it is."""
+        """Look whether the provider takes the key and has the model, then be ready; return why that cannot be, "" when
+        it is."""
         reason = ""
         for _ in range(CHECKS):
             try:
-                async with self._upstream.ask("GET", self._dialect.models_path, self._headers()) as response:
-                    status = response.status
+                status, models = await self._listed()
+                is_known = status != 200 or models is None or self._model in models or await self._is_known_by_name()
             except NotAllowedError as error:
                 return str(error)
             except UnreachableError as error:
@@ -97,13 +117,44 @@ class ProviderServer:
                         f"the provider at {self._upstream.host} refuses the key (status {status}); "
                         "put a good one where key_env or key_file says"
                     )
+                if self._is_checked and status == 404:
+                    return (
+                        f"the provider at {self._upstream.host} has no {self._upstream.path}{self._dialect.models_path}"
+                        " (status 404): check the option url, which often ends in /v1; of one that lists no models set"
+                        " check_model=false"
+                    )
+                if self._is_checked and not is_known:
+                    near = _near(self._model, models)
+                    return (
+                        f"the provider at {self._upstream.host} does not list the model '{self._model}'{near}:"
+                        " check the option model; where it serves more than it lists set check_model=false"
+                    )
                 if status < 500 and status != 429:
-                    # One without a list of models cannot say; the first request will.
+                    # One whose list cannot be read cannot say; the first request will.
                     self._is_ready = True
                     return ""
                 reason = f"the provider at {self._upstream.host} answers {status}"
             await asyncio.sleep(CHECK_PAUSE_S)
         return reason
+
+    async def _listed(self) -> tuple[int, frozenset[str] | None]:
+        """Return the status of the provider's list of models and what is on it, None where that cannot be read."""
+        async with self._upstream.ask("GET", self._dialect.models_path, self._headers()) as response:
+            if response.status != 200 or not self._is_checked:
+                return response.status, None
+            try:
+                found = read_object(await _whole(response, LIST_BYTES_MAX)).get("data")
+            except ValueError:
+                return response.status, None
+        if not isinstance(found, list):
+            return 200, None
+        return 200, frozenset(str(one["id"]) for one in found if isinstance(one, dict) and "id" in one)
+
+    async def _is_known_by_name(self) -> bool:
+        """Ask for the model alone: lists come in pages, and aliases are on none."""
+        path = f"{self._dialect.models_path}/{quote(self._model, safe='')}"
+        async with self._upstream.ask("GET", path, self._headers()) as response:
+            return response.status == 200
 
     # --- routes ---
 
@@ -251,6 +302,10 @@ class ProviderServer:
             return Refused(refused.status, message, param=refused.param, code=refused.code)
         if refused.status == 429:
             told = Refused(429, "The provider takes no more requests now.", kind="rate_limit_error")
+        elif why := _REFUSALS.get(refused.status):
+            told = Refused(
+                503, f"{why} at the provider (status {refused.status})", kind="server_error", code=PROVIDER_REFUSED
+            )
         else:
             told = _unavailable()
         told.retry_after = refused.retry_after
@@ -313,6 +368,12 @@ async def _whole(response: aiohttp.ClientResponse, most: int) -> bytes:
         if len(body) > most:
             raise ValueError(f"an answer of more than {most} bytes")
     return bytes(body)
+
+
+def _near(model: str, models: frozenset[str] | None) -> str:
+    """Return the listed names that are most like ``model``."""
+    near = difflib.get_close_matches(model, sorted(models or ()), n=NAMED_MAX, cutoff=0.0)
+    return f" (it has {', '.join(near)[: MESSAGE_LENGTH_MAX // 2]})" if near else ""
 
 
 def _unavailable() -> Refused:

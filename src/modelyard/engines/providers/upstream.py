@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -137,6 +138,7 @@ class Upstream:
             judge(str(parts.address), parts.host, private, is_plain=is_plain)
         self.base = parts.url.rstrip("/")
         self.host = parts.host
+        self.path = urlsplit(self.base).path
         self.key = key
         self._resolver = _Judged(private, is_plain=is_plain)
         self._tls = tls

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.support import models
 
-from modelyard.domain.facts import ModelFacts
+from modelyard.domain.facts import ModelFacts, TensorFacts
 from modelyard.engines import Guest
 from modelyard.engines.onnx import OnnxEngine
 from modelyard.engines.onnx.artifact import ends_in_scores, read_artifact
@@ -144,6 +144,16 @@ def test_without_a_task_the_class_of_the_model_rules_routes_out(name: str, has: 
 
 def test_a_model_without_a_class_may_be_asked_everything() -> None:
     assert ENGINE.routes_of({}, ModelFacts(format="onnx")) == ENGINE.routes
+
+
+def test_the_inputs_of_a_graph_leave_it_tensors_alone() -> None:
+    audio = (TensorFacts("input", "FP32", (-1, -1)), TensorFacts("sr", "INT64"))
+    assert ENGINE.routes_of({}, ModelFacts(format="onnx", inputs=audio)) == {"/v2/models/{model}/infer"}
+    for inputs in (
+        (TensorFacts("input_ids", "INT64", (-1, -1)), TensorFacts("attention_mask", "INT64", (-1, -1))),
+        (TensorFacts("x", "FP32", (-1, 3, 48, 192)),),
+    ):
+        assert ENGINE.routes_of({}, ModelFacts(format="onnx", inputs=inputs)) == ENGINE.routes
 
 
 def test_guests_are_called_and_read() -> None:

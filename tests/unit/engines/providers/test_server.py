@@ -306,8 +306,41 @@ async def test_a_refused_key_is_told_at_once(status: int) -> None:
 
 async def test_a_provider_without_a_list_of_models_is_taken_at_its_word() -> None:
     async with front_of(says(ANSWER), is_ready=False) as front:
+        front.provider.models_status = 405
+        assert await front.server.get_ready() == ""
+
+
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+async def test_it_is_not_ready_for_a_model_that_the_provider_does_not_have(kind: str) -> None:
+    async with front_of(says(ANSWER), kind, is_ready=False) as front:
+        front.provider.models = ("their-large-model",)
+        why = await front.server.get_ready()
+        assert f"does not list the model '{THEIRS}' (it has their-large-model): check the option model" in why
+        async with front.session.get(front.url + "/health") as response:
+            assert response.status == 503
+        front.provider.aliases = (THEIRS,)
+        assert await front.server.get_ready() == "", "lists leave out aliases, and come in pages"
+
+
+async def test_it_is_not_ready_at_a_url_without_models_unless_it_was_told_that_there_is_no_list() -> None:
+    async with front_of(says(ANSWER), is_ready=False) as front:
+        front.provider.models_status = 404
+        why = await front.server.get_ready()
+        assert "has no /v1/models (status 404): check the option url, which often ends in /v1" in why
+    async with front_of(says(ANSWER), is_ready=False, is_checked=False) as front:
         front.provider.models_status = 404
         assert await front.server.get_ready() == ""
+        front.provider.models_status, front.provider.models = 200, ()
+        assert await front.server.get_ready() == ""
+
+
+async def test_a_refusal_of_the_platform_is_told_as_one_in_our_words() -> None:
+    leaky = {"error": {"message": f"The model {THEIRS} does not exist for {KEY}", "code": "model_not_found"}}
+    async with front_of(says(leaky, 404)) as front:
+        status, body = await front.whole(CHAT)
+        assert status == 503
+        assert body["error"]["code"] == "provider_refused"
+        assert body["error"]["message"] == "it knows no such model or route at the provider (status 404)"
 
 
 async def test_a_new_key_in_the_file_is_used_without_a_restart(tmp_path: Path) -> None:
