@@ -3,7 +3,7 @@
 Each page has generated parts between ``<!-- generated -->`` and ``<!-- /generated -->``; text around them is
 written by hand and kept. ``python tools/reference.py`` rewrites the parts, ``--check`` only says whether they
 are current (exit 1 if not). What is read: every call of ``ApiError`` and of the functions in ``errors/`` that
-take a code, the field docstrings of ``config.py``, and the metric names of ``observe/metrics.py``, all from the
+take a code, the field docstrings of ``config/``, and the metric names of ``observe/metrics.py``, all from the
 syntax tree, so that nothing is imported.
 """
 
@@ -201,8 +201,10 @@ def _default_of(function: Function, argument: str) -> str:
 
 
 def settings() -> list[Setting]:
-    """Return every setting, in the order of ``config.py``."""
-    classes = {node.name: node for node in parse(SOURCE / "config.py").body if isinstance(node, ast.ClassDef)}
+    """Return every setting, in the order of ``config/``."""
+    classes = {
+        node.name: node for node in parse(SOURCE / "config" / "__init__.py").body if isinstance(node, ast.ClassDef)
+    }
     return list(_settings_of(classes["Config"], classes, ""))
 
 
