@@ -1,16 +1,17 @@
 """Files of tenants: what was sent to ``/v1/files``, and what batches made."""
 
+import re
 from enum import StrEnum
 
 import msgspec
 
 FILES_PATH = "/v1/files"
 ID_PREFIX = "file-"
-BATCH_FILE_BYTES_MAX = 200_000_000
-"""Largest input of a batch, as OpenAI has it: decimal megabytes."""
 BATCH_FILE_ENDING = ".jsonl"
 EXPIRES_AFTER_S_MIN = 3_600
 EXPIRES_AFTER_S_MAX = 2_592_000
+
+_ID = re.compile(r"file-[a-km-np-z2-9]{26}")
 
 
 class FilePurpose(StrEnum):
@@ -59,3 +60,8 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
     def is_expired(self, now: float) -> bool:
         """Say whether its time is over: it does not exist any more then, even before it is swept away."""
         return self.expires_at is not None and self.expires_at <= now
+
+
+def is_file_id(text: str) -> bool:
+    """Say whether ``text`` can be the id of a file; what cannot need not be looked for."""
+    return _ID.fullmatch(text) is not None

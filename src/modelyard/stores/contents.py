@@ -13,14 +13,14 @@ import asyncio
 import fcntl
 import hashlib
 import os
-import re
 import secrets
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import TypeVar
 
+from modelyard.domain.files import ID_PREFIX, is_file_id
 from modelyard.stores.files import ContentMissingError
 
 T = TypeVar("T")
@@ -31,7 +31,6 @@ SPARE_BYTES = 64 * 1024 * 1024
 """What files leave of the disk, so that the database and the journal can still be written."""
 
 _DRAFTS = "drafts"
-_ID = re.compile(r"file-([a-km-np-z2-9]{2})[a-km-np-z2-9]{24}")
 
 
 class DiskContents:
@@ -47,9 +46,8 @@ class DiskContents:
 
     def path_of(self, file_id: str) -> Path:
         """Return where the content is. Fan-out keeps folders small where there are hundreds of thousands."""
-        matched = _ID.fullmatch(file_id)
-        assert matched is not None, "an id that we made"
-        return self._root / matched[1] / file_id
+        assert is_file_id(file_id), "an id that we made"
+        return self._root / file_id[len(ID_PREFIX) :][:2] / file_id
 
     async def create(self, file_id: str) -> "DiskWriter":
         """Begin the content of a new file; raises ``OSError``."""
@@ -73,7 +71,7 @@ class DiskContents:
             os.close(descriptor)
         _put(draft, place)
 
-    async def read(self, file_id: str, *, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+    async def read(self, file_id: str, *, start: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
         """Yield ``length`` bytes (all) from ``start`` on, in blocks; a deletion in the middle changes nothing."""
         try:
             descriptor = await _begun(lambda: os.open(self.path_of(file_id), os.O_RDONLY | os.O_CLOEXEC), os.close)
@@ -121,7 +119,7 @@ class DiskContents:
                 is_settled = place.stat().st_mtime < before
             except FileNotFoundError:
                 continue
-            if is_settled and _ID.fullmatch(place.name):
+            if is_settled and is_file_id(place.name):
                 found.append(place.name)
         return found
 

@@ -5,7 +5,7 @@ disk before its row is added, and a row is removed before its content. What a
 killed process leaves is a draft or content without a row; both are swept.
 """
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncGenerator, Collection
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
@@ -121,7 +121,7 @@ class FileContents(Protocol):
         """Make a whole file of the same file system the content: synced, then renamed; raises ``OSError``."""
         ...
 
-    def read(self, file_id: str, *, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+    def read(self, file_id: str, *, start: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
         """Yield ``length`` bytes (all) from ``start`` on, in blocks.
 
         Raises:
