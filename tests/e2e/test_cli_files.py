@@ -1,5 +1,6 @@
 """Files from the command line: sent with a bar, listed, shown, fetched whole or not at all, removed."""
 
+import contextlib
 import json
 import os
 import socket
@@ -141,11 +142,11 @@ class Cutter:
 
 
 def pump(source: socket.socket, target: socket.socket) -> None:
-    try:
+    with contextlib.suppress(OSError):
         while data := source.recv(65_536):
             target.sendall(data)
-    except OSError:
-        return
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
 
 
 def test_a_file_whose_answer_was_lost_is_sent_again_and_stored_once(yard: Yard, tmp_path: Path) -> None:
