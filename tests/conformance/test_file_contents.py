@@ -96,7 +96,9 @@ async def test_a_draft_of_another_hand_is_adopted(contents: FileContents) -> Non
     file_id = new_id("file-")
     draft = contents.path_of(file_id).parent.parent / "made-elsewhere"
     draft.write_bytes(b"output")
+    os.utime(draft, (1_000, 1_000))
     await contents.adopt(file_id, draft)
+    assert file_id not in await contents.settled_ids(before=2_000.0), "its row may still come"
     assert await whole(contents, file_id) == b"output"
     assert not draft.exists()
 
@@ -106,6 +108,21 @@ async def test_settled_content_is_told_by_its_age(contents: FileContents) -> Non
     os.utime(contents.path_of(old), (1_000, 1_000))
     assert await contents.settled_ids(before=2_000.0) == [old]
     assert set(await contents.settled_ids(before=float("inf"))) == {old, new}
+
+
+async def test_settled_content_is_removed_unless_other_took_its_place(contents: FileContents) -> None:
+    file_id = await put(contents, b"old")
+    os.utime(contents.path_of(file_id), (1_000, 1_000))
+    draft = contents.path_of(file_id).parent / "again"
+    draft.write_bytes(b"new")
+    await contents.adopt(file_id, draft)
+    await contents.remove_settled(file_id, before=2_000.0)
+    assert await whole(contents, file_id) == b"new"
+    os.utime(contents.path_of(file_id), (1_000, 1_000))
+    for _ in range(2):
+        await contents.remove_settled(file_id, before=2_000.0)
+        with pytest.raises(ContentMissingError):
+            await whole(contents, file_id)
 
 
 async def test_a_full_disk_leaves_nothing(contents: FileContents, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +155,64 @@ async def test_a_caller_that_is_cancelled_in_a_write_can_abandon_it(contents: Fi
     with pytest.raises(ContentMissingError):
         await whole(contents, file_id)
     assert await contents.clear_drafts() == 0
+
+
+_MORTAL = """
+import asyncio, os, sys
+from pathlib import Path
+from modelyard.stores.contents import DiskContents
+
+left = int(sys.argv[3])
+
+def mortal(module, name):
+    real = getattr(module, name)
+    def call(*arguments, **options):
+        global left
+        left -= 1
+        if left < 0:
+            os._exit(9)
+        return real(*arguments, **options)
+    setattr(module, name, call)
+
+async def main():
+    contents = DiskContents(Path(sys.argv[1]))
+    for module, name in ((os, "open"), (os, "write"), (os, "fsync"), (os, "utime"), (Path, "mkdir"), (Path, "rename")):
+        mortal(module, name)
+    writer = await contents.create(sys.argv[2])
+    for _ in range(2):
+        await writer.write(b"half")
+    await writer.keep()
+
+asyncio.run(main())
+"""
+
+
+async def test_a_process_that_is_killed_at_any_step_leaves_it_whole_or_not_there(tmp_path: Path) -> None:
+    contents = DiskContents(tmp_path / "files")
+
+    async def killed_after(steps: int) -> tuple[int, bytes | None]:
+        file_id = new_id("file-")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", _MORTAL, str(tmp_path / "files"), file_id, str(steps)
+        )
+        async with asyncio.timeout(60):
+            code = await process.wait()
+        place = contents.path_of(file_id)
+        return code, place.read_bytes() if place.exists() else None
+
+    outcomes: list[bytes | None] = []
+    for steps in range(100):
+        code, content = await killed_after(steps)
+        outcomes.append(content)
+        if code == 0:
+            break
+        assert code == 9
+    assert len(outcomes) > 8, "it is killed at every step"
+    first_whole = outcomes.index(b"halfhalf")
+    assert outcomes[:first_whole] == [None] * first_whole
+    assert set(outcomes[first_whole:]) == {b"halfhalf"}
+    await contents.clear_drafts()
+    assert not list((tmp_path / "files" / "drafts").iterdir())
 
 
 _WRITER = """

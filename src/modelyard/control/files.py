@@ -258,10 +258,11 @@ class FileDesk:
             self._orphans_due_s = self._clock.monotonic_s() + ORPHANS_S
 
     async def _remove_orphans(self) -> None:
-        settled = await self.contents.settled_ids(before=self._clock.unix_s() - SETTLED_S)
+        before = self._clock.unix_s() - SETTLED_S
+        settled = await self.contents.settled_ids(before=before)
         for file_id in set(settled) - await self.store.known_files(settled):
             _log.info("%s: its content is removed, no file has it", file_id)
-            await self.contents.remove(file_id)
+            await self.contents.remove_settled(file_id, before=before)
 
     async def _remove_content(self, file_id: str) -> None:
         try:

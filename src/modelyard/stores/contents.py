@@ -17,6 +17,7 @@ import secrets
 import shutil
 import threading
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -109,7 +110,7 @@ class DiskContents:
         return sum(_remove_unheld(draft) for draft in (self._root / _DRAFTS).glob("file-*"))
 
     async def settled_ids(self, *, before: float) -> list[str]:
-        """Return the ids of all content that was last written to before then."""
+        """Return the ids of all content that was kept or adopted before then."""
         return await asyncio.to_thread(self._settled_ids, before)
 
     def _settled_ids(self, before: float) -> list[str]:
@@ -122,6 +123,16 @@ class DiskContents:
             if is_settled and is_file_id(place.name):
                 found.append(place.name)
         return found
+
+    async def remove_settled(self, file_id: str, *, before: float) -> None:
+        """Remove content that was kept or adopted before then."""
+        await asyncio.to_thread(self._remove_settled, self.path_of(file_id), before)
+
+    @staticmethod
+    def _remove_settled(place: Path, before: float) -> None:
+        with suppress(FileNotFoundError):
+            if place.stat().st_mtime < before:
+                place.unlink()
 
 
 class DiskWriter:
@@ -207,7 +218,11 @@ def _open_held(draft: Path) -> int:
 
 
 def _put(draft: Path, place: Path) -> None:
-    """Give a synced draft its name, and wait until that is on the disk."""
+    """Give a synced draft its name, and wait until that is on the disk.
+
+    Its time becomes that of now, whenever it was written: what has just been put there may still get its row.
+    """
+    os.utime(draft)
     is_first = not place.parent.exists()
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft.rename(place)

@@ -143,5 +143,9 @@ class FileContents(Protocol):
         ...
 
     async def settled_ids(self, *, before: float) -> list[str]:
-        """Return the ids of all content that was last written to before then: what has no row by now has no owner."""
+        """Return the ids of all content that was kept or adopted before then: what has no row by now has no owner."""
+        ...
+
+    async def remove_settled(self, file_id: str, *, before: float) -> None:
+        """Remove content that was kept or adopted before then; what took its place since stays."""
         ...
