@@ -162,10 +162,12 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     from modelyard.fleet import Fence, processes
     from modelyard.metering.delivery import Delivery
     from modelyard.observe.logs import setup_logging
+    from modelyard.stores.contents import DiskContents
     from modelyard.stores.feed import FeedServer
     from modelyard.stores.mirror import MirroredStore
     from modelyard.stores.sql import (
         SqlControlStore,
+        SqlFileStore,
         SqlLeaderStore,
         SqlRequestStore,
         SqlUploadStore,
@@ -204,6 +206,8 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
             usage=usage,
             requests=SqlRequestStore(database),
             uploads=SqlUploadStore(database),
+            files=SqlFileStore(database),
+            contents=DiskContents(data.files),
             fetcher=fetcher,
             fleet=fleet,
             leadership=leadership,

@@ -71,6 +71,15 @@ def test_completions_embeddings_and_models(found: dict[str, Any]) -> None:
     assert found["retrieved"] == "sim"
 
 
+def test_files_go_their_whole_way(found: dict[str, Any]) -> None:
+    files = found["files"]
+    sent = files["sent"]
+    assert (sent["filename"], sent["bytes"], sent["status"]) == ("größe.txt", 40_000_000, "processed")
+    assert sent["expires_at"] - sent["created_at"] == 3600
+    assert (files["listed"], files["same"], files["deleted"]) == (True, True, True)
+    assert (files["gone"]["name"], files["gone"]["code"]) == ("NotFoundError", "not_found")
+
+
 @pytest.mark.parametrize(
     ("case", "name", "status", "code", "param"),
     [

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.files import upload
 from tests.support.management import Management, management
 
 from modelyard.control.api import declared_routes
@@ -44,6 +45,7 @@ async def theirs(api: Management) -> Theirs:
     request_id = await kept_request(api, owner)
     wanted = {"name": "their-model", "size_bytes": 1}
     upload_id = (await api.call(owner, "POST", "/v1/uploads/artifacts", wanted)).json()["id"]
+    file_id = (await upload(api, owner))["id"]
     version_id = (await api.context.store.versions())[0].id
     return Theirs(
         {
@@ -56,8 +58,9 @@ async def theirs(api: Management) -> Theirs:
             "upload": [upload_id],
             "number": ["1"],
             "pool": ["their-pool"],
+            "file_id": [file_id],
         },
-        [endpoint_id, version_id, upload_id, owner.key_id, tenant_id, request_id, "their-model"],
+        [endpoint_id, version_id, upload_id, file_id, owner.key_id, tenant_id, request_id, "their-model"],
     )
 
 

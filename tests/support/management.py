@@ -20,6 +20,7 @@ from modelyard.console import build_console
 from modelyard.control.api import build_api
 from modelyard.control.artifacts import ArtifactStore, Sources
 from modelyard.control.context import Context
+from modelyard.control.files import FileDesk
 from modelyard.control.part_files import PartFiles
 from modelyard.control.requests import RequestDesk
 from modelyard.control.signals import Signals
@@ -41,7 +42,15 @@ from modelyard.engines.simulated import SimulatedEngine
 from modelyard.fleet.local import LocalFleet
 from modelyard.ids import hash_secret, new_api_key
 from modelyard.policy.addresses import networks
-from modelyard.stores.sql import SqlControlStore, SqlRequestStore, SqlUploadStore, SqlUsageStore, open_database
+from modelyard.stores.contents import DiskContents
+from modelyard.stores.sql import (
+    SqlControlStore,
+    SqlFileStore,
+    SqlRequestStore,
+    SqlUploadStore,
+    SqlUsageStore,
+    open_database,
+)
 from modelyard.web.fetcher import Fetcher
 
 TOKEN = "internal-token-of-the-tests"
@@ -166,6 +175,7 @@ async def management(folder: Path, config: Config | None = None) -> AsyncIterato
         requests=RequestDesk(store=requests, webhooks=webhooks, settings=settings.control, clock=clock),
         webhooks=webhooks,
         uploads=uploads,
+        files=FileDesk(store=SqlFileStore(database), contents=DiskContents(data.files), config=settings, clock=clock),
         fleet=LocalFleet(data.replicas, clock),
         engines={engine.name: engine for engine in engines},
         artifacts=artifacts,

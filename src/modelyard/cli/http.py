@@ -134,9 +134,19 @@ class Platform:
 
     def put(self, path: str, content: IO[bytes], size: int, headers: dict[str, str]) -> Any:
         """Return the JSON that PUT answers; ``content`` is read while it is sent, and has ``size`` bytes."""
-        sent = {"content-type": "application/octet-stream", "content-length": str(size), **headers}
-        with self._exchange("PUT", self.url + path, content, sent, timeout_s=READ_TIMEOUT_S) as response:
+        return self.send("PUT", path, content, size, {"content-type": "application/octet-stream", **headers})
+
+    def send(self, method: str, path: str, content: IO[bytes], size: int, headers: dict[str, str]) -> Any:
+        """Return the JSON that a method answers; ``content`` is read while it is sent, and has ``size`` bytes."""
+        sent = {"content-length": str(size), **headers}
+        with self._exchange(method, self.url + path, content, sent, timeout_s=READ_TIMEOUT_S) as response:
             return msgspec.json.decode(response.read())
+
+    @contextmanager
+    def download(self, path: str) -> Iterator["BaseHTTPResponse"]:
+        """Open an answer that is read while it comes, with its headers; what breaks off is a failure."""
+        with self._open("GET", path, None, {}, timeout_s=READ_TIMEOUT_S) as response:
+            yield response
 
     def delete(self, path: str) -> Any:
         """Return the JSON that DELETE answers, or None."""

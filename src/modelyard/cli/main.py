@@ -30,6 +30,7 @@ _COMMANDS = {
     "nodes": "List nodes, what runs on their accelerators, and what is free.",
     "pools": "List, set and remove warm pools of loaded models.",
     "run": "Chat with a model.",
+    "files": "Upload, list, fetch and remove files.",
     "keys": "Create, list, limit, revoke and rotate API keys.",
     "tenants": "Create, list, show and change tenants.",
     "usage": "Show tokens and cost.",

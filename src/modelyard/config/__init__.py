@@ -44,6 +44,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Worker processes (SO_REUSEPORT). Limits and slots are divided among them, so they pay past one busy core only."""
     body_bytes_max: PositiveInt = 32 * 1024 * 1024
     """Largest request body. Prompts with images need megabytes, nothing honest needs more."""
+    file_bytes_max: PositiveInt = 512 * 1024 * 1024
+    """Largest file that may be uploaded to ``/v1/files``; it is passed on as it comes, and never held."""
     header_bytes_max: PositiveInt = 16 * 1024
     """Largest request head: request line and headers."""
     headers_max: PositiveInt = 64
@@ -163,6 +165,14 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Uploads of one tenant that are not complete; the next one is refused with 429."""
     upload_ttl_s: Positive = 86_400.0
     """Time since its last part that an upload is kept, and a complete one that no version uses."""
+    batch_file_bytes_max: PositiveInt = 200 * 1024 * 1024
+    """Largest file whose purpose is ``batch``."""
+    files_held_max: PositiveInt = 10_000
+    """Files of one tenant, outputs of batches too; the next upload is refused with 429."""
+    file_bytes_held_max: PositiveInt = 100 * 1024 * 1024 * 1024
+    """Bytes of one tenant's files; an upload that would pass it is refused with 429."""
+    batch_file_ttl_s: Positive = 2_592_000.0
+    """Time after which a file of the purpose ``batch`` expires if its upload said nothing of it."""
     artifact_ttl_s: Positive = 86_400.0
     """Time that artifacts which no version names, halves of fetches and corrupt files are kept before removal."""
     artifact_cache_bytes: Count = 0

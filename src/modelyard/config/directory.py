@@ -89,6 +89,11 @@ class DataDirectory:
         return self.artifacts / "uploads"
 
     @property
+    def files(self) -> Path:
+        """Contents of tenants' files, and drafts of them: ``/v1/files``, batches."""
+        return self.root / "files"
+
+    @property
     def replicas(self) -> Path:
         """One folder a replica: its order, its process record, its log."""
         return self.root / "replicas"
@@ -105,7 +110,17 @@ class DataDirectory:
             StartupError: the directory cannot be made or written.
         """
         try:
-            for folder in ("", "run", "secrets", "secrets/providers", "journal", "artifacts", "replicas", "logs"):
+            for folder in (
+                "",
+                "run",
+                "secrets",
+                "secrets/providers",
+                "journal",
+                "artifacts",
+                "files",
+                "replicas",
+                "logs",
+            ):
                 (self.root / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
             if not os.access(self.root, os.W_OK | os.X_OK):
                 raise PermissionError(13, "Permission denied")

@@ -24,6 +24,7 @@ from modelyard.control.artifacts import ArtifactStore, Sources
 from modelyard.control.artifacts.sweep import Sweep
 from modelyard.control.bootstrap import ensure_admin_key, keep_admin_key
 from modelyard.control.context import Context
+from modelyard.control.files import FileDesk
 from modelyard.control.forecasts import Forecasts
 from modelyard.control.leadership import Leadership
 from modelyard.control.leases import LeaseOffice
@@ -39,7 +40,16 @@ from modelyard.control.webhooks import WebhookSender
 from modelyard.engines import Engines
 from modelyard.fleet import Fleet
 from modelyard.metering.delivery import Delivery
-from modelyard.stores import ControlStore, RequestStore, StoreUnavailableError, TableFeed, UploadStore, UsageStore
+from modelyard.stores import (
+    ControlStore,
+    FileContents,
+    FileStore,
+    RequestStore,
+    StoreUnavailableError,
+    TableFeed,
+    UploadStore,
+    UsageStore,
+)
 from modelyard.web.fetcher import Fetcher
 
 __all__ = ["ensure_admin_key", "run_control"]
@@ -77,6 +87,8 @@ class Given:
     usage: UsageStore
     requests: RequestStore
     uploads: UploadStore
+    files: FileStore
+    contents: FileContents
     fetcher: Fetcher
     fleet: Fleet
     leadership: Leadership
@@ -125,6 +137,7 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
         requests=RequestDesk(store=given.requests, webhooks=webhooks, settings=config.control, clock=clock),
         webhooks=webhooks,
         uploads=upload_desk,
+        files=FileDesk(store=given.files, contents=given.contents, config=config, clock=clock),
         fleet=fleet,
         engines=engines,
         artifacts=artifacts,
@@ -143,7 +156,8 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
         rounds=loops.rounds,
     )
     rollouts = _rollouts(context, loops, publisher)
-    others = (given.delivery, tidings, leases, context.requests, webhooks, upload_desk, forecasts, rollouts, sweep)
+    keepers = (upload_desk, context.files, sweep)
+    others = (given.delivery, tidings, leases, context.requests, webhooks, forecasts, rollouts, *keepers)
     api = build_api(context, given.console(context))
     # Of thousands of endpoints and replicas a look at all objects takes a tenth of a second in which nothing else
     # happens, and every report of a gateway brought one about.

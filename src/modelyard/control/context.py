@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from modelyard.clock import Clock
 from modelyard.config import Config, DataDirectory
 from modelyard.control.artifacts import ArtifactStore
+from modelyard.control.files import FileDesk
 from modelyard.control.requests import RequestDesk
 from modelyard.control.signals import Signals
 from modelyard.control.uploads import UploadDesk
@@ -41,6 +42,8 @@ class Context:
     webhooks: WebhookSender
     uploads: UploadDesk
     """Artifacts that clients send."""
+    files: FileDesk
+    """Files of tenants."""
     fleet: Fleet
     engines: Engines
     artifacts: ArtifactStore

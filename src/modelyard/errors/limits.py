@@ -56,6 +56,19 @@ def uploads_full(reason: str, fix: str) -> ApiError:
     )
 
 
+def files_full(reason: str) -> ApiError:
+    """Return the error for a file of a tenant that has as many, or as many bytes, as may be."""
+    return ApiError(
+        429,
+        code="files_full",
+        type="rate_limit_error",
+        message=f"This tenant may store no more files: {reason}. Delete some that you do not need "
+        "(DELETE /v1/files/{id}), or ask your administrator for more.",
+        retry_after_s=60,
+        should_retry=False,
+    )
+
+
 def queue_full(model: str, *, retry_after_s: float) -> ApiError:
     """Return the error for an endpoint whose waiting line is full."""
     return ApiError(

@@ -149,6 +149,19 @@ def upload_storage_full(*, needed: int, free: int) -> ApiError:
     )
 
 
+def file_storage_full(*, needed: int, free: int) -> ApiError:
+    """Return the error for a file that the disk cannot take; nothing of it is kept."""
+    return ApiError(
+        507,
+        code="storage_full",
+        type="server_error",
+        message=f"The disk of the platform cannot take this file: it needs up to {needed} bytes, {free} are free for "
+        "it. Nothing of it was kept. Delete files that you do not need, or ask your administrator for space.",
+        retry_after_s=60,
+        should_retry=False,
+    )
+
+
 def shutting_down() -> ApiError:
     """Return the error for a request that arrives while the gateway drains."""
     return ApiError(

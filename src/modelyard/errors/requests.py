@@ -161,6 +161,26 @@ def body_too_large(limit_bytes: int) -> ApiError:
     )
 
 
+def file_too_large(limit_bytes: int, setting: str) -> ApiError:
+    """Return the error for a file over the limit that ``setting`` sets."""
+    return ApiError(
+        413,
+        code="request_too_large",
+        param="file",
+        message=f"The file is larger than {limit_bytes} bytes. Send it in smaller files, or raise '{setting}'.",
+    )
+
+
+def range_not_satisfiable(size_bytes: int) -> ApiError:
+    """Return the error for a range that begins behind the end of a file."""
+    return ApiError(
+        416,
+        code="range_not_satisfiable",
+        param="Range",
+        message=f"The range begins behind the end of the file, which has {size_bytes} bytes.",
+    )
+
+
 def headers_too_large(limit_bytes: int) -> ApiError:
     """Return the error for a request head over the limit."""
     return ApiError(431, code="headers_too_large", message=f"The request headers are larger than {limit_bytes} bytes.")

@@ -181,6 +181,11 @@ class ControlExchange(asyncio.Protocol):
         """Say whether the answer has begun and comes as a stream."""
         return self._has_head and self._left is None
 
+    @property
+    def _is_early(self) -> bool:
+        """Say whether the answer comes before the end of the request's body."""
+        return False
+
     def send(self) -> None:
         """Write the request."""
         if self._transport is not None and not self.is_over:
@@ -289,7 +294,7 @@ class ControlExchange(asyncio.Protocol):
         if not has_id:
             out.append(b"x-request-id: " + self.request_id.encode())
         is_until_close = self._left is None and (request.is_http10 or self._chunks is None)
-        self._is_last = self.client.is_closing or not request.keep_alive or is_until_close
+        self._is_last = self.client.is_closing or not request.keep_alive or is_until_close or self._is_early
         if self._is_last:
             out.append(b"connection: close")
         self.client.send_raw(b"\r\n".join(out) + b"\r\n" + request.cors + b"\r\n")

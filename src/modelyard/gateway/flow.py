@@ -139,13 +139,13 @@ class Gateway:
                     exchange.endpoint.in_flight += 1
                 exchange.fail(errors.internal_error(request_id))
 
-    def stream(self, client: ClientConnection, request: Request) -> StreamedExchange:
+    def stream(self, client: ClientConnection, request: Request, needed: Scope) -> StreamedExchange:
         """Pass ``request`` on while its body comes; what is returned takes the body.
 
         Raises:
             ApiError: 401 or 403 without a good key; nobody would read the body of a request that is refused later.
         """
-        self.authenticate(request, Scope.MANAGE)
+        self.authenticate(request, needed)
         exchange = StreamedExchange(self.control, client, request, self.ids.next())
         self.control.stream(exchange)
         return exchange

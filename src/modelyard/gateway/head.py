@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 from modelyard import errors
 from modelyard.config import GatewayConfig
+from modelyard.domain.files import FILES_PATH
+from modelyard.domain.tenants import Scope
 from modelyard.domain.uploads import PART_BYTES_MAX, UPLOADS_PATH
 from modelyard.gateway import cors
 from modelyard.gateway.preferences import NAMES
@@ -27,7 +29,10 @@ _CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 _WATCHED = _CREDENTIALS | NAMES | {
     b"host", b"content-length", b"content-encoding", b"transfer-encoding", b"expect", b"origin",
 }  # fmt: skip
-_PART = re.compile(rb"%b/[^/?]+/parts/[^/?]+" % UPLOADS_PATH.encode())
+FORM_BYTES_MAX = 64 * 1024
+"""What a form may take around its file."""
+
+_PART = re.compile(rf"{UPLOADS_PATH}/[^/?]+/parts/[^/?]+")
 _HOST_BYTES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_:[]%~"
 
 
@@ -99,9 +104,8 @@ def check_headers(request: Request, settings: GatewayConfig, read_bytes: int) ->
             request.host = header[1]
         elif name == b"content-length":
             request.length = length = int(header[1])
-            # The target is still whole in ``query``.
-            if length > settings.body_bytes_max and not (length <= PART_BYTES_MAX and is_part(request, request.query)):
-                raise errors.body_too_large(settings.body_bytes_max)
+            if length > settings.body_bytes_max:
+                _check_large(request, settings, length)
         elif name in _CREDENTIALS:
             request.credentials.append(header)
         else:
@@ -109,6 +113,16 @@ def check_headers(request: Request, settings: GatewayConfig, read_bytes: int) ->
     # The host goes into links of answers, so it may hold nothing but a name or address with its port.
     if (hosts != 1 and not (hosts == 0 and request.is_http10)) or request.host.translate(None, _HOST_BYTES):
         raise errors.bad_request("invalid_host", "A request needs exactly one Host header, with a host and a port.")
+
+
+def _check_large(request: Request, settings: GatewayConfig, length: int) -> None:
+    # The target is still whole in ``query``.
+    needed = streamed_scope(request, request.query.decode("latin-1"))
+    if needed is Scope.INFERENCE:
+        if length > settings.file_bytes_max + FORM_BYTES_MAX:
+            raise errors.file_too_large(settings.file_bytes_max, "gateway.file_bytes_max")
+    elif needed is None or length > PART_BYTES_MAX:
+        raise errors.body_too_large(settings.body_bytes_max if needed is None else PART_BYTES_MAX)
 
 
 def _check_rare(request: Request, settings: GatewayConfig, header: tuple[bytes, bytes]) -> None:
@@ -131,9 +145,16 @@ def head_size(request: Request) -> int:
     return len(request.query) + sum(len(name) + len(value) + 4 for name, value in request.headers)
 
 
-def is_part(request: Request, target: bytes) -> bool:
-    """Say whether ``request`` brings a part of an upload, whose body is passed on as it comes."""
-    return request.method == b"PUT" and _PART.fullmatch(target) is not None
+def streamed_scope(request: Request, path: str) -> Scope | None:
+    """Return what a key needs for a request whose body is passed on as it comes, a file or a part of an upload.
+
+    None for all others, whose body is taken whole.
+    """
+    if request.method == b"POST":
+        return Scope.INFERENCE if path == FILES_PATH else None
+    if request.method == b"PUT" and _PART.fullmatch(path) is not None:
+        return Scope.MANAGE
+    return None
 
 
 def is_public(path: str) -> bool:

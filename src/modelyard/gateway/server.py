@@ -8,15 +8,16 @@ behind it can be taken for a request (``reference/security.md`` S24).
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 import httptools
 
 from modelyard import errors
 from modelyard.errors import ApiError
 from modelyard.gateway import cors
+from modelyard.gateway.answering import Exchange
 from modelyard.gateway.framing import status_line, without_framing
-from modelyard.gateway.head import HOT_PATHS, Request, check_headers, is_part, is_public, origin_of
+from modelyard.gateway.head import HOT_PATHS, Request, check_headers, is_public, origin_of, streamed_scope
 from modelyard.gateway.upgrades import head_without_upgrade
 
 if TYPE_CHECKING:
@@ -34,22 +35,6 @@ UNPROVEN_BODY_BYTES_MAX = 64 * 1024
 """Most of a body that is kept for a caller who has not shown a good key."""
 RETIRED_IDLE_S = 1.0
 """Time without a request after which a connection of a retiring worker is closed: its client is not about to send."""
-
-
-class Exchange(Protocol):
-    """What answers a request; it must end by one of the connection's ``respond``, ``end_stream`` or ``abort``."""
-
-    def client_left(self) -> None:
-        """Tell that the client has gone."""
-        ...
-
-    def client_paused(self) -> None:
-        """Tell that the client reads slower than it is written to."""
-        ...
-
-    def client_resumed(self) -> None:
-        """Tell that the client has caught up."""
-        ...
 
 
 class ClientConnection(asyncio.Protocol):
@@ -172,6 +157,14 @@ class ClientConnection(asyncio.Protocol):
         """Answer a request whose body still comes, and close."""
         self.current = self._serving = self._sink = None
         self._refuse(refusal)
+
+    def end_early(self) -> None:
+        """End a whole answer to a request whose body still comes: read that away, then close.
+
+        Closing now would reset the connection while the client still sends, and could take the answer with it.
+        """
+        self.current = self._serving = self._sink = None
+        self._stop_listening()
 
     def abort(self) -> None:
         """Drop the connection in the middle of a response, so that it cannot be taken for a whole one."""
@@ -310,9 +303,8 @@ class ClientConnection(asyncio.Protocol):
             self._check_head(self._request)
             if self._request.length > UNPROVEN_BODY_BYTES_MAX or self._request.expects:
                 self._check_caller(self._request)
-            if self._request.length and self._serving is None and is_part(self._request, self._request.path.encode()):
-                self._serving = self._request
-                self._sink = self._gateway.stream(self, self._request)
+            if self._request.length and self._serving is None:
+                self._stream_body(self._request)
         except ApiError as refusal:
             self._serving = None if self._serving is self._request else self._serving
             # httptools turns what a callback raises into its own error; the reason is kept beside it.
@@ -365,6 +357,11 @@ class ClientConnection(asyncio.Protocol):
         self._serve(request)
 
     # --- inside ---
+
+    def _stream_body(self, request: Request) -> None:
+        if (needed := streamed_scope(request, request.path)) is not None:
+            self._serving = request
+            self._sink = self._gateway.stream(self, request, needed)
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         method = self._parser.get_method()
@@ -463,12 +460,14 @@ class ClientConnection(asyncio.Protocol):
                 current.client_left()
             return
         self._write_refusal(transport, refusal)
+        self._stop_listening()
+
+    def _stop_listening(self) -> None:
+        """Drop whatever else comes until the client closes; TLS knows no half of a close: there the sweep ends it."""
         self.since_s = self._gateway.clock.monotonic_s()
-        # Closing now would reset the connection while the client still sends, and take the answer with it; TLS knows no
-        # half of a close, so there the sweep ends it.
-        self._is_deaf = True
-        if transport.can_write_eof():
-            transport.write_eof()
+        self._is_deaf = self.is_closing = True
+        if self.transport is not None and self.transport.can_write_eof():
+            self.transport.write_eof()
 
     def _write_refusal(self, transport: asyncio.Transport, refusal: ApiError) -> None:
         body = refusal.body()

@@ -1,9 +1,9 @@
-"""Bodies that are passed on while they come: parts of uploads, up to 64 MiB each.
+"""Bodies that are passed on while they come: files, and parts of uploads.
 
-All other requests are read whole before anything is done with them. A part is
-not: it goes to the controller piece by piece, and a controller that is behind
+All other requests are read whole before anything is done with them. These are
+not: they go to the controller piece by piece, and a controller that is behind
 holds the client back, so that a worker with a hundred uploads holds a hundred
-reads and not six gigabytes.
+reads and not fifty gigabytes.
 """
 
 from typing import TYPE_CHECKING
@@ -89,15 +89,22 @@ class StreamedExchange(ControlExchange):
             self._held_since_s = None
             self.client.hold_body(is_held=False)
 
+    @property
+    def _is_early(self) -> bool:
+        return self._left_bytes > 0
+
     def _now_s(self) -> float:
         return self._proxy.gateway.clock.monotonic_s()
 
     def _end_client(self, *, is_last: bool) -> None:
-        # What follows the answer on this connection would be the rest of the body, and no request.
-        super()._end_client(is_last=is_last or self._left_bytes > 0)
+        # What follows the answer on this connection is the rest of the body, and no request.
+        if self._is_early:
+            self.client.end_early()
+        else:
+            super()._end_client(is_last=is_last)
 
     def _refuse(self, refusal: ApiError) -> None:
-        if self._left_bytes:
+        if self._is_early:
             self.client.refuse_body(refusal)
         else:
             super()._refuse(refusal)

@@ -20,6 +20,11 @@ from modelyard.domain.tenants import ApiKey, Tenant
 from modelyard.domain.uploads import Upload
 from modelyard.domain.usage import JournalRecord, UsageBucket, UsageRow
 from modelyard.domain.why import Ask, RequestStory, Told
+from modelyard.stores.files import ContentMissingError as ContentMissingError
+from modelyard.stores.files import ContentWriter as ContentWriter
+from modelyard.stores.files import FileContents as FileContents
+from modelyard.stores.files import FileStore as FileStore
+from modelyard.stores.files import Held as Held
 
 
 class StoreUnavailableError(Exception):

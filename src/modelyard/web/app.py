@@ -25,7 +25,6 @@ from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from modelyard.domain.tenants import IDENTITY_HEADER, INTERNAL_TOKEN_HEADER, Identity
-from modelyard.domain.uploads import PART_BYTES_MAX
 from modelyard.errors import (
     ApiError,
     bad_request,
@@ -47,7 +46,7 @@ BODY_BYTES_MAX = 1024 * 1024
 """Largest body of a management request; a deployment is a few hundred bytes."""
 
 READ_AWAY_S = 60.0
-"""How long a body that nobody wants is read away before it is answered; no gateway passes on more than a part."""
+"""How long a body that nobody wants is read away; a gateway that has its answer leaves long before."""
 
 REQUEST_ID_HEADER = "x-request-id"
 
@@ -240,9 +239,12 @@ class _Boundary:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                if not is_read:
-                    await _read_away(receive_marked)
                 message.setdefault("headers", []).append((REQUEST_ID_HEADER.encode(), request_id.encode()))
+            elif not is_read and not message.get("more_body", False):
+                # The whole answer goes out now; its end, behind which the server closes, when the body was read away.
+                await send({**message, "more_body": True})
+                await _read_away(receive_marked)
+                message = {"type": "http.response.body"}
             await send(message)
 
         try:
@@ -264,15 +266,11 @@ def _has_body(scope: Scope) -> bool:
 
 
 async def _read_away(receive: Receive) -> None:
-    """Read what is left of a body: an answer before it is lost on a gateway that still writes, if the server closes."""
-    size = 0
+    """Read what is left of a body: the answer is lost on a gateway that still writes, if the server closes."""
     with suppress(TimeoutError):
         async with asyncio.timeout(READ_AWAY_S):
-            while size <= PART_BYTES_MAX:
-                message = await receive()
-                size += len(message.get("body", b""))
-                if not message.get("more_body", False):
-                    return
+            while (await receive()).get("more_body", False):
+                continue
 
 
 def _request_id(scope: Scope) -> str:

@@ -17,6 +17,7 @@ from modelyard.web.routes import JSON, AnyRoute, Empty
 Json = dict[str, Any]
 
 _PATH_PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
+_FORM = "multipart/form-data"
 _REFERENCE = "#/components/schemas/{name}"
 
 
@@ -64,8 +65,8 @@ def document(routes: Sequence[AnyRoute], *, title: str, version: str, foreign: I
 def _structs(routes: Sequence[AnyRoute]) -> list[Any]:
     found: dict[Any, None] = {ErrorBody: None}
     for route in routes:
-        for struct in (route.body, route.answer):
-            if struct is not Empty and struct is not str:
+        for struct in (route.body, route.answer, route.form):
+            if struct not in (None, Empty, str):
                 found[struct] = None
     return list(found)
 
@@ -84,6 +85,8 @@ def _operation(route: AnyRoute, schema_of: Mapping[Any, Json]) -> Json:
         if route.example is not None:
             content["example"] = route.example
         operation["requestBody"] = {"required": True, "content": {JSON: content}}
+    if route.form is not None:
+        operation["requestBody"] = {"required": True, "content": {_FORM: {"schema": schema_of[route.form]}}}
     return operation
 
 

@@ -62,6 +62,8 @@ class Route(Generic[B, Q, A]):
     status: int = 200
     example: Any = None
     media_type: str = JSON
+    form: type[msgspec.Struct] | None = None
+    """What a multipart form has, where ``handler`` reads the body itself; for the documentation."""
     gathers: bool = False
     """A body with fields that do not fit goes to the handler, which refuses it together with what else is wrong."""
 

@@ -64,7 +64,8 @@ NO_ROUTE = "Invalid URL"
 NO_MODEL = "Missing required parameter: 'model'"
 NO_DEFAULT = "asks without a model, and there is no default model"
 NOT_STORED = "answers are not stored here, so there are none to list, read, change or delete"
-FILES = "files come with batches (issue 6)"
+NO_FILE = "No such file 'file_id'"
+NEVER_SENT = "asks for the file 'file_id', which nobody has sent"
 OPENAI_REFUSALS = (
     Refusal(
         "chat/test_completions.py::test_method_create_with_all_params_overload_*",
@@ -122,7 +123,11 @@ OPENAI_REFUSALS = (
         "asks for a transcript as a stream, which the simulated engine does not declare",
     ),
     Refusal("audio/test_translations.py::*", "no WAV", "sends the words 'Example data' as sound"),
-    *(Refusal(f"test_files.py::*_{verb}*", NO_ROUTE, FILES) for verb in ("create", "retrieve", "list", "delete")),
+    *(
+        Refusal(f"test_files.py::*_{verb}[*", NO_FILE, NEVER_SENT)
+        for verb in ("retrieve", "retrieve_content", "delete")
+    ),
+    Refusal("test_files.py::*_list_with_all_params*", "Invalid 'limit'", "asks for 0 files; OpenAI names 1 to 10,000"),
     Refusal("test_batches.py::*", NO_ROUTE, "batches are issue 6"),
 )
 ANTHROPIC_FILES = ("test_messages.py", "test_models.py")

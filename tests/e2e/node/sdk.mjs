@@ -1,6 +1,6 @@
 // The unmodified openai package of npm against a running platform.
 // Arguments: base URL, key, a key limited to one request a minute, model. Prints one JSON object for test_sdk_node.py.
-import OpenAI from "openai";
+import OpenAI, { toFile } from "openai";
 
 const [baseURL, apiKey, limitedKey, model] = process.argv.slice(2);
 const client = new OpenAI({ baseURL, apiKey, maxRetries: 0, timeout: 15000 });
@@ -51,6 +51,24 @@ found.embeddings = embeddings.data.map((item) => item.embedding.length);
 found.models = [];
 for await (const item of client.models.list()) found.models.push(item.id);
 found.retrieved = (await client.models.retrieve(model)).id;
+
+// 40 MB are more than any body may have that is not streamed through.
+const large = Buffer.alloc(40_000_000, "0123456789");
+const sent = await client.files.create({
+  file: await toFile(large, "größe.txt"),
+  purpose: "user_data",
+  expires_after: { anchor: "created_at", seconds: 3600 },
+});
+const listed = [];
+for await (const file of client.files.list({ limit: 1 })) listed.push(file.id);
+const back = Buffer.from(await (await client.files.content(sent.id)).arrayBuffer());
+found.files = {
+  sent,
+  listed: listed.includes(sent.id),
+  same: back.equals(large),
+  deleted: (await client.files.delete(sent.id)).deleted,
+  gone: await failure(() => client.files.retrieve(sent.id)),
+};
 
 found.wrongKey = await failure(() => new OpenAI({ baseURL, apiKey: "sk-wrong", maxRetries: 0 }).models.list());
 found.unknownModel = await failure(() => client.chat.completions.create({ model: "no/such", messages }));

@@ -1,4 +1,4 @@
-"""Parts of uploads pass through while they come: held back by a slow controller, refused when the client dawdles."""
+"""Files and parts pass through while they come: held back by a slow controller, refused when the client dawdles."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +12,10 @@ from modelyard.config import GatewayConfig
 from modelyard.domain.uploads import PART_BYTES_MAX
 from modelyard.errors import ApiError
 from modelyard.gateway.control_proxy import ANSWER_TIMEOUT_S, ControlProxy
-from modelyard.gateway.head import Request, check_headers, is_part
+from modelyard.gateway.head import FORM_BYTES_MAX, Request, check_headers
 from modelyard.gateway.streamed_body import StreamedExchange
 
+FILE_BYTES_MAX = GatewayConfig().file_bytes_max + FORM_BYTES_MAX
 TARGET = b"/v1/uploads/artifacts/upl-1/parts/1"
 
 
@@ -42,6 +43,9 @@ class Sender(Client):
 
     def hold_body(self, *, is_held: bool) -> None:
         self.is_held = is_held
+
+    def end_early(self) -> None:
+        self.done.append("end early")
 
     def refuse_body(self, refusal: ApiError) -> None:
         self.refused.append(str(refusal.code))
@@ -137,35 +141,40 @@ def test_a_controller_that_dies_behind_the_body_is_told_as_usual() -> None:
     assert desk.refused == ["control_unavailable"]
 
 
-@pytest.mark.parametrize(("body", "end"), [(b"1234567890", "end"), (b"1", "end and close")])
+@pytest.mark.parametrize(("body", "end"), [(b"1234567890", "end"), (b"1", "end early")])
 def test_what_follows_an_answer_that_came_early_is_no_request(body: bytes, end: str) -> None:
     desk = Desk()
     desk.connect()
     desk.exchange.feed(body)
     desk.exchange.data_received(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 2\r\n\r\nno")
     assert desk.client.done == [end]
+    assert (b"connection: close" in desk.client.sent) is (end == "end early")
 
 
 @pytest.mark.parametrize(
-    ("method", "target", "is_one"),
+    ("method", "target", "most"),
     [
-        (b"PUT", TARGET, True),
-        (b"POST", TARGET, False),
-        (b"PUT", b"/v1/uploads/artifacts/upl-1/complete", False),
-        (b"PUT", b"/v1/uploads/artifacts/../../x/parts/1", False),
-        (b"PUT", TARGET + b"/more", False),
-        (b"PUT", TARGET + b"?a=/parts/", False),
-        (b"PUT", b"/v1/chat/completions?/v1/uploads/artifacts/u/parts/1", False),
+        (b"PUT", TARGET, PART_BYTES_MAX),
+        (b"POST", TARGET, None),
+        (b"PUT", b"/v1/uploads/artifacts/upl-1/complete", None),
+        (b"PUT", b"/v1/uploads/artifacts/../../x/parts/1", None),
+        (b"PUT", TARGET + b"/more", None),
+        (b"PUT", TARGET + b"?a=/parts/", None),
+        (b"PUT", b"/v1/chat/completions?/v1/uploads/artifacts/u/parts/1", None),
+        (b"POST", b"/v1/files", FILE_BYTES_MAX),
+        (b"PUT", b"/v1/files", None),
+        (b"POST", b"/v1/files/", None),
+        (b"POST", b"/v1/files?/v1/files", None),
+        (b"POST", b"/v1/files/file-1/content", None),
     ],
 )
-def test_only_parts_may_be_large(method: bytes, target: bytes, is_one: bool) -> None:
+def test_only_files_and_parts_may_be_large(method: bytes, target: bytes, most: int | None) -> None:
     request = Request()
     request.method, request.query = method, target
-    assert is_part(request, target) is is_one
-    request.headers = [(b"host", b"x"), (b"content-length", b"%d" % PART_BYTES_MAX)]
-    if is_one:
+    request.headers = [(b"host", b"x"), (b"content-length", b"%d" % (most or GatewayConfig().body_bytes_max + 1))]
+    if most is not None:
         check_headers(request, GatewayConfig(), 0)
-        request.headers[1] = (b"content-length", b"%d" % (PART_BYTES_MAX + 1))
+        request.headers[1] = (b"content-length", b"%d" % (most + 1))
     with pytest.raises(ApiError) as refused:
         check_headers(request, GatewayConfig(), 0)
     assert refused.value.status == 413

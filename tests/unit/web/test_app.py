@@ -160,7 +160,9 @@ async def test_absent_body_names_the_first_missing_field() -> None:
     ("method", "path", "status"),
     [("PUT", "/v1/nowhere", 404), ("PUT", "/v1/fail/x", 405), ("DELETE", "/v1/fail/x", 403)],
 )
-async def test_what_a_client_still_writes_is_read_before_it_is_refused(method: str, path: str, status: int) -> None:
+async def test_a_refusal_goes_out_at_once_and_ends_when_the_rest_of_the_body_was_read(
+    method: str, path: str, status: int
+) -> None:
     told: list[str | int] = []
     pieces = [b"x" * 1000] * 3
 
@@ -172,6 +174,8 @@ async def test_what_a_client_still_writes_is_read_before_it_is_refused(method: s
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
             told.append(message["status"])
+        else:
+            told.append("more" if message.get("more_body") else "end")
 
     identity = msgspec.json.encode(Identity("key", "acme", (Scope.INFERENCE,)))
     headers = [
@@ -181,4 +185,4 @@ async def test_what_a_client_still_writes_is_read_before_it_is_refused(method: s
     ]
     scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": headers}
     await APP(scope, receive, send)
-    assert told == ["read", "read", "read", status]
+    assert told == [status, "more", "read", "read", "read", "end"]

@@ -15,6 +15,7 @@ from modelyard.control.api.deploy import Deployments
 from modelyard.control.api.endpoint_stats import Stats
 from modelyard.control.api.endpoint_why import EndpointWhy
 from modelyard.control.api.endpoints import Endpoints
+from modelyard.control.api.files import Files
 from modelyard.control.api.fit import Fits
 from modelyard.control.api.forecast import ForecastPages
 from modelyard.control.api.keys import Keys
@@ -68,6 +69,7 @@ def declared_routes(context: Context) -> list[AnyRoute]:
         Endpoints,
         Registry,
         Uploads,
+        Files,
         Keys,
         Tenants,
         Usage,

@@ -13,7 +13,7 @@ keys: it outlives everything that it bills. Times are unix seconds.
 
 import sqlalchemy as sa
 
-HEAD = "0008"
+HEAD = "0009"
 """The newest migration; a fresh database is created at it directly. A test holds it equal to Alembic's head."""
 
 metadata = sa.MetaData(
@@ -366,6 +366,29 @@ uploads = sa.Table(
     _instant("expires_at"),
     _added("files", "[]"),
     sa.Index(None, "owner_id", "created_at"),
+    sa.Index(None, "expires_at"),
+)
+
+files = sa.Table(
+    "files",
+    metadata,
+    sa.Column("file_id", sa.Text, primary_key=True),
+    _owner(),
+    _text("api_key_id"),
+    _text("filename"),
+    _text("purpose"),
+    _count("size_bytes"),
+    _instant("created_at"),
+    sa.Column("expires_at", sa.Double),
+    _text("status"),
+    _text("digest"),
+    sa.Column("idempotency_key", sa.Text),
+    _text("fingerprint"),
+    # Nulls are distinct in both dialects: files without such a key do not meet.
+    sa.UniqueConstraint("owner_id", "api_key_id", "idempotency_key"),
+    sa.Index(None, "owner_id", "created_at"),
+    # What a tenant has is counted at every upload.
+    sa.Index(None, "owner_id", "size_bytes"),
     sa.Index(None, "expires_at"),
 )
 
