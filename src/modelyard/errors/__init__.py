@@ -8,6 +8,7 @@ every route. The message says what is wrong and what to do; nothing internal
 """
 
 from modelyard.errors.limits import (
+    credit_exhausted,
     engine_busy,
     kept_requests_full,
     queue_full,
@@ -81,6 +82,7 @@ __all__ = [
     "body_too_large",
     "conflict",
     "control_unavailable",
+    "credit_exhausted",
     "engine_busy",
     "engine_connect_timeout",
     "engine_error",

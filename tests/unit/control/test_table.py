@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modelyard.clock import ManualClock
-from modelyard.config import PriceConfig
+from modelyard.config_billing import PriceConfig
 from modelyard.control.table import TablePublisher
 from modelyard.domain.catalog import Artifact, ModelVersion
 from modelyard.domain.demand import Report

@@ -2,9 +2,10 @@
 
 ``database.py`` holds the connection and its threads, ``schema.py`` the tables,
 ``migrate.py`` their change over time, ``mapping.py`` nouns to rows and back,
-``control.py``, ``leader.py``, ``usage.py``, ``requests.py`` and ``uploads.py`` the contracts.
+``control.py``, ``leader.py``, ``usage.py``, ``requests.py``, ``uploads.py`` and ``billing/`` the contracts.
 """
 
+from modelyard.stores.sql.billing import SqlBillingStore
 from modelyard.stores.sql.control import SqlControlStore
 from modelyard.stores.sql.database import Database, open_database
 from modelyard.stores.sql.leader import SqlLeaderStore
@@ -14,6 +15,7 @@ from modelyard.stores.sql.usage import SqlUsageStore
 
 __all__ = [
     "Database",
+    "SqlBillingStore",
     "SqlControlStore",
     "SqlLeaderStore",
     "SqlRequestStore",
