@@ -165,6 +165,7 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     from modelyard.stores.feed import FeedServer
     from modelyard.stores.mirror import MirroredStore
     from modelyard.stores.sql import (
+        SqlBillingStore,
         SqlControlStore,
         SqlLeaderStore,
         SqlRequestStore,
@@ -204,6 +205,7 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
             usage=usage,
             requests=SqlRequestStore(database),
             uploads=SqlUploadStore(database),
+            billing=SqlBillingStore(database),
             fetcher=fetcher,
             fleet=fleet,
             leadership=leadership,

@@ -22,24 +22,35 @@ from modelyard.control import server
 from modelyard.control.api import build_api
 from modelyard.control.artifacts import ArtifactStore, Sources
 from modelyard.control.artifacts.sweep import Sweep
+from modelyard.control.billing import BillingDesk
 from modelyard.control.bootstrap import ensure_admin_key, keep_admin_key
 from modelyard.control.context import Context
 from modelyard.control.forecasts import Forecasts
 from modelyard.control.leadership import Leadership
 from modelyard.control.leases import LeaseOffice
 from modelyard.control.loops import Loops, Parts
+from modelyard.control.notices import NoticeSender
 from modelyard.control.part_files import PartFiles
 from modelyard.control.requests import RequestDesk
 from modelyard.control.rollouts import Rollouts
 from modelyard.control.signals import Signals
 from modelyard.control.table import TablePublisher
+from modelyard.control.terms import TermsDesk
 from modelyard.control.tidings import TidingsPublisher
 from modelyard.control.uploads import UploadDesk
 from modelyard.control.webhooks import WebhookSender
 from modelyard.engines import Engines
 from modelyard.fleet import Fleet
 from modelyard.metering.delivery import Delivery
-from modelyard.stores import ControlStore, RequestStore, StoreUnavailableError, TableFeed, UploadStore, UsageStore
+from modelyard.stores import (
+    BillingStore,
+    ControlStore,
+    RequestStore,
+    StoreUnavailableError,
+    TableFeed,
+    UploadStore,
+    UsageStore,
+)
 from modelyard.web.fetcher import Fetcher
 
 __all__ = ["ensure_admin_key", "run_control"]
@@ -77,6 +88,7 @@ class Given:
     usage: UsageStore
     requests: RequestStore
     uploads: UploadStore
+    billing: BillingStore
     fetcher: Fetcher
     fleet: Fleet
     leadership: Leadership
@@ -103,12 +115,16 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
     config, data, clock = given.config, given.data, given.clock
     store, fleet, engines, feed = given.store, given.fleet, given.engines, given.feed
     artifacts = ArtifactStore(data.artifacts, Sources(given.fetcher, config.fetch, now_s=clock.unix_s))
-    publisher = TablePublisher(store=store, engines=engines, prices=config.prices, feed=feed)
+    terms = TermsDesk(given.billing, config.billing, clock)
+    publisher = TablePublisher(store=store, engines=engines, prices=config.prices, feed=feed, terms=terms)
     signals = Signals(clock)
     forecasts = Forecasts(store=store, reports=feed.reports, clock=clock)
     loops = Loops(Parts(config, store, fleet, engines, artifacts, feed, publisher, clock, signals, forecasts))
     leases = LeaseOffice(feed=feed, table=lambda: publisher.table, workers=config.gateway.workers, clock=clock)
-    tidings = TidingsPublisher(store=store, usage=given.usage, feed=feed, clock=clock, snapshots=loops.snapshots)
+    tidings = TidingsPublisher(
+        store=store, usage=given.usage, feed=feed, clock=clock, snapshots=loops.snapshots, terms=terms
+    )
+    notices, billing = _billing(given, terms, lambda: _refresh(tidings, publisher))
     webhooks = WebhookSender(
         store=given.requests,
         fetcher=given.fetcher,
@@ -134,6 +150,9 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
         wake=loops.wake,
         refresh=lambda: _refresh(tidings, publisher),
         health=loops.health,
+        billing=given.billing,
+        terms=terms,
+        billing_desk=billing,
         gateways=feed.reports,
         signals=signals,
         recall=partial(feed.ask, timeout_s=RECALL_TIMEOUT_S),
@@ -144,6 +163,7 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
     )
     rollouts = _rollouts(context, loops, publisher)
     others = (given.delivery, tidings, leases, context.requests, webhooks, upload_desk, forecasts, rollouts, sweep)
+    runs = (*(one.run for one in others), billing.run, notices.run)
     api = build_api(context, given.console(context))
     # Of thousands of endpoints and replicas a look at all objects takes a tenth of a second in which nothing else
     # happens, and every report of a gateway brought one about.
@@ -151,7 +171,7 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
     gc.set_threshold(*COLLECT_AFTER)
     keeping = partial(given.leadership.keep, stop)
     try:
-        await _live(context, api, feed, partial(loops.run, stop, keeping, *(one.run for one in others)), stop)
+        await _live(context, api, feed, partial(loops.run, stop, keeping, *runs), stop)
         await _deliver_rest(given.delivery)
         await given.leadership.resign()
     finally:
@@ -190,6 +210,31 @@ def _rollouts(context: Context, loops: Loops, publisher: TablePublisher) -> Roll
         interval_s=context.config.control.rollout_interval_s,
         price=loops.price,
     )
+
+
+def _billing(
+    given: Given, terms: TermsDesk, refresh: Callable[[], Coroutine[Any, Any, None]]
+) -> tuple[NoticeSender, BillingDesk]:
+    """Return who tells of money, and who does what is due about it."""
+    settings = given.config.billing
+    notices = NoticeSender(
+        store=given.billing,
+        smtp=settings.smtp,
+        fetcher=given.fetcher,
+        clock=given.clock,
+        chance=random.Random().random,
+    )
+    desk = BillingDesk(
+        store=given.billing,
+        usage=given.usage,
+        control=given.store,
+        terms=terms,
+        settings=settings,
+        refresh=refresh,
+        wake=notices.wake,
+        clock=given.clock,
+    )
+    return notices, desk
 
 
 def _keepers(

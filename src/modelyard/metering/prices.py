@@ -55,7 +55,7 @@ def price_of(prices: Mapping[str, PriceConfig], name: str) -> Price:
         output=_nano(chosen.output, f"prices.{name}.output"),
         unit=_nano(chosen.unit, f"prices.{name}.unit", most=UNIT_USD_MAX) * TOKENS_PER_PRICE,
         request=_nano(chosen.request, f"prices.{name}.request", most=REQUEST_USD_MAX),
-        batch_micro=round(Decimal(str(chosen.batch_factor)) * FULL_PRICE_MICRO),
+        batch_micro=micro_of(chosen.batch_factor),
     )
 
 
@@ -84,6 +84,11 @@ def exact_nano(text: str) -> int | None:
 def nano_of(usd: float) -> int:
     """Return a configured amount in whole nano-units, by its shortest decimal text."""
     return round(Decimal(str(usd)) * NANO_PER_USD)
+
+
+def micro_of(share: float) -> int:
+    """Return a configured share in whole millionths, by its shortest decimal text."""
+    return round(Decimal(str(share)) * FULL_PRICE_MICRO)
 
 
 def _nano(usd: float, setting: str, *, most: int = USD_MAX) -> int:

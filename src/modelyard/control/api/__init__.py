@@ -22,6 +22,7 @@ from modelyard.control.api.logs import Logs
 from modelyard.control.api.nodes import Nodes
 from modelyard.control.api.plan import Plans
 from modelyard.control.api.pools import WarmPools
+from modelyard.control.api.prices import Prices
 from modelyard.control.api.registry import Registry
 from modelyard.control.api.releases import Releases
 from modelyard.control.api.requests import Requests
@@ -77,6 +78,7 @@ def declared_routes(context: Context) -> list[AnyRoute]:
         Why,
         Nodes,
         WarmPools,
+        Prices,
     )
     return [route for noun in nouns for route in noun(context).routes()]
 
