@@ -105,6 +105,8 @@ class BillingDesk:
 
     async def book(self) -> None:
         """Draw what was used, end what expired, and tell whose credit is used up."""
+        if not (await self._terms.current()).accounts:
+            return  # nobody has credit, and nobody pays in another way than all do
         now = self._clock.unix_s()
         changed = await self._store.book(now=now)
         if not changed:

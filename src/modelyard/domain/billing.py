@@ -90,6 +90,8 @@ class Budget(msgspec.Struct, frozen=True):
     slack_url: str = ""
     name: str = ""
     created_at: int = 0
+    is_operators: bool = False
+    """Set by an admin for somebody else."""
 
 
 class BillingEvent(msgspec.Struct, frozen=True):

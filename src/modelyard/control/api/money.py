@@ -113,6 +113,19 @@ class AuditView(msgspec.Struct, frozen=True, kw_only=True):
     after: msgspec.Raw | None
 
 
+def change_after(after: str) -> int:
+    """Return the place of the change after which a page begins.
+
+    Raises:
+        ApiError: 400; it is no id of a change.
+    """
+    if not after:
+        return 0
+    if not (after.isascii() and after.isdigit() and len(after) < 19):
+        raise invalid_value("after", "no object of this list has this id")
+    return int(after)
+
+
 def audit_view(entry: AuditEntry) -> AuditView:
     """Return an entry as it is shown."""
     return AuditView(

@@ -215,7 +215,7 @@ class Prices:
     async def history(self, call: Call[Empty, HistoryQuery]) -> Page[AuditView]:
         """Return who set and ended which price, newest first."""
         query = call.query
-        after = int(query.after) if query.after.isascii() and query.after.isdigit() else 0
+        after = money.change_after(query.after)
         entries = await self._context.billing.audit(limit=query.limit + 1, after=after, prefix="price.")
         return Page([audit_view(one) for one in entries[: query.limit]], len(entries) > query.limit)
 
