@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.support.management import Management, management
 
 from modelyard.config import Config
@@ -53,31 +52,29 @@ async def test_what_has_begun_is_followed_and_what_is_to_come_replaced(api: Mana
     assert (later["price"]["input"], [one["id"] for one in later["others"]]) == ("2", [first["id"]])
 
 
-@pytest.mark.parametrize(
-    ("more", "param"),
-    [
-        ({"effective_from": "2020-01-01"}, "effective_from"),
-        ({"effective_until": "2020-01-01"}, "effective_until"),
-        ({"input": "0.0000000001"}, "input"),
-        ({"input": 0.1 + 0.2}, "input"),
-        ({"input": "-1"}, "input"),
-        ({"input": "1e3"}, "input"),
-        ({"output": 1_000_001}, "output"),
-        ({"unit": 11}, "unit"),
-        ({"batch_factor": 1.5}, "batch_factor"),
-        ({"batch_factor": "0.0000001"}, "batch_factor"),
-        ({"model": "no such/name/at/all"}, "model"),
-        ({"model": "*", "version": "v1"}, "version"),
-        ({"model": "chat@v2", "version": "v1"}, "version"),
-        ({"effective_from": "soon"}, "effective_from"),
-        ({"effective_from": 10**13}, "effective_from"),
-    ],
-)
-async def test_what_is_no_price_is_refused_by_name(
-    api: Management, admin: Identity, more: dict[str, object], param: str
-) -> None:
-    answer = await api.call(admin, "PUT", "/v1/prices", {**CHAT, **more})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+WRONG: list[tuple[dict[str, object], str]] = [
+    ({"effective_from": "2020-01-01"}, "effective_from"),
+    ({"effective_until": "2020-01-01"}, "effective_until"),
+    ({"input": "0.0000000001"}, "input"),
+    ({"input": 0.1 + 0.2}, "input"),
+    ({"input": "-1"}, "input"),
+    ({"input": "1e3"}, "input"),
+    ({"output": 1_000_001}, "output"),
+    ({"unit": 11}, "unit"),
+    ({"batch_factor": 1.5}, "batch_factor"),
+    ({"batch_factor": "0.0000001"}, "batch_factor"),
+    ({"model": "no such/name/at/all"}, "model"),
+    ({"model": "*", "version": "v1"}, "version"),
+    ({"model": "chat@v2", "version": "v1"}, "version"),
+    ({"effective_from": "soon"}, "effective_from"),
+    ({"effective_from": 10**13}, "effective_from"),
+]
+
+
+async def test_what_is_no_price_is_refused_by_name(api: Management, admin: Identity) -> None:
+    for more, param in WRONG:
+        answer = await api.call(admin, "PUT", "/v1/prices", {**CHAT, **more})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
     assert await api.context.billing.prices() == []
 
 
