@@ -125,13 +125,7 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
         store=store, usage=given.usage, feed=feed, clock=clock, snapshots=loops.snapshots, terms=terms
     )
     notices, billing = _billing(given, terms, lambda: _refresh(tidings, publisher))
-    webhooks = WebhookSender(
-        store=given.requests,
-        fetcher=given.fetcher,
-        pepper=given.pepper,
-        clock=clock,
-        chance=random.Random().random,
-    )
+    webhooks = _webhooks(given)
     upload_desk, sweep = _keepers(given.uploads, store, artifacts, data, config, clock)
     context = Context(
         config=config,
@@ -209,6 +203,17 @@ def _rollouts(context: Context, loops: Loops, publisher: TablePublisher) -> Roll
         wake=context.wake,
         interval_s=context.config.control.rollout_interval_s,
         price=loops.price,
+    )
+
+
+def _webhooks(given: Given) -> WebhookSender:
+    """Return who tells callers that a request of theirs has ended."""
+    return WebhookSender(
+        store=given.requests,
+        fetcher=given.fetcher,
+        pepper=given.pepper,
+        clock=given.clock,
+        chance=random.Random().random,
     )
 
 

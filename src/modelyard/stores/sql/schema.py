@@ -13,57 +13,23 @@ keys: it outlives everything that it bills. Times are unix seconds.
 
 import sqlalchemy as sa
 
+from modelyard.stores.sql import columns, schema_billing
+from modelyard.stores.sql.columns import Sequence as _Sequence
+from modelyard.stores.sql.columns import added as _added
+from modelyard.stores.sql.columns import count as _count
+from modelyard.stores.sql.columns import endpoint as _endpoint
+from modelyard.stores.sql.columns import flag as _flag
+from modelyard.stores.sql.columns import instant as _instant
+from modelyard.stores.sql.columns import model as _model
+from modelyard.stores.sql.columns import owner as _owner
+from modelyard.stores.sql.columns import text as _text
+
 HEAD = "0012"
 """The newest migration; a fresh database is created at it directly. A test holds it equal to Alembic's head."""
 
-SUMMED = ("requests", "input_tokens", "cached_tokens", "output_tokens", "units_micro", "cost_nanousd")
-"""What ``billing_sums`` sums."""
-
-metadata = sa.MetaData(
-    naming_convention={
-        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
-        "pk": "pk_%(table_name)s",
-    }
-)
-
-# SQLite numbers rows by itself only in a column that is declared exactly INTEGER.
-_Sequence = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-
-
-def _text(name: str) -> sa.Column[str]:
-    return sa.Column(name, sa.Text, nullable=False)
-
-
-def _added(name: str, default: str = "") -> sa.Column[str]:
-    """A column that a release before this one, which writes rows too, does not know."""
-    return sa.Column(name, sa.Text, nullable=False, server_default=default)
-
-
-def _count(name: str) -> sa.Column[int]:
-    return sa.Column(name, sa.BigInteger, nullable=False)
-
-
-def _instant(name: str) -> sa.Column[float]:
-    return sa.Column(name, sa.Double, nullable=False)
-
-
-def _flag(name: str) -> sa.Column[bool]:
-    return sa.Column(name, sa.Boolean, nullable=False)
-
-
-def _owner() -> sa.Column[str]:
-    return sa.Column("owner_id", sa.Text, sa.ForeignKey("tenants.tenant_id"), nullable=False)
-
-
-def _endpoint() -> sa.Column[str]:
-    return sa.Column("endpoint_id", sa.Text, sa.ForeignKey("endpoints.endpoint_id", ondelete="CASCADE"), nullable=False)
-
-
-def _model() -> sa.Column[str]:
-    return sa.Column("model_id", sa.Text, sa.ForeignKey("model_registry.model_id"), nullable=False)
-
+metadata = columns.metadata
+BILLING = schema_billing
+"""The tables of money, which are of the same schema."""
 
 tenants = sa.Table(
     "tenants",
@@ -387,170 +353,6 @@ controller_leases = sa.Table(
     _text("holder"),
     _count("epoch"),
     _count("beat"),
-)
-
-price_entries = sa.Table(
-    "price_entries",
-    metadata,
-    sa.Column("price_id", sa.Text, primary_key=True),
-    # "": every tenant, every version.
-    _text("tenant_id"),
-    _text("model"),
-    _text("version"),
-    _count("effective_from"),
-    sa.Column("effective_until", sa.BigInteger),
-    _text("price"),
-    _count("created_at"),
-    _text("created_by"),
-    sa.UniqueConstraint("tenant_id", "model", "version", "effective_from"),
-)
-
-billing_accounts = sa.Table(
-    "billing_accounts",
-    metadata,
-    sa.Column("tenant_id", sa.Text, primary_key=True),
-    _text("plan"),
-    _text("details"),
-    _count("accounted_nanousd"),
-    _count("applied_nanousd"),
-)
-
-credit_grants = sa.Table(
-    "credit_grants",
-    metadata,
-    sa.Column("grant_id", sa.Text, primary_key=True),
-    _text("tenant_id"),
-    _count("amount_nanousd"),
-    _count("granted_at"),
-    sa.Column("expires_at", sa.BigInteger),
-    _text("reason"),
-    _text("created_by"),
-    _count("drawn_nanousd"),
-    _count("expired_nanousd"),
-    sa.Index(None, "tenant_id"),
-)
-
-credit_entries = sa.Table(
-    "credit_entries",
-    metadata,
-    _text("grant_id"),
-    _text("kind"),
-    _count("day"),
-    _text("tenant_id"),
-    _count("at"),
-    _count("amount_nanousd"),
-    sa.PrimaryKeyConstraint("grant_id", "kind", "day"),
-    sa.Index(None, "tenant_id", "at"),
-)
-
-budgets = sa.Table(
-    "budgets",
-    metadata,
-    sa.Column("budget_id", sa.Text, primary_key=True),
-    _text("tenant_id"),
-    _count("created_at"),
-    _text("details"),
-    sa.Index(None, "tenant_id"),
-)
-
-billing_events = sa.Table(
-    "billing_events",
-    metadata,
-    sa.Column("event_id", sa.Text, primary_key=True),
-    _text("tenant_id"),
-    _text("type"),
-    _count("at"),
-    _text("once"),
-    _text("data"),
-    sa.UniqueConstraint("once"),
-    sa.Index(None, "tenant_id", "at"),
-)
-
-billing_notices = sa.Table(
-    "billing_notices",
-    metadata,
-    sa.Column("notice_id", sa.Text, primary_key=True),
-    sa.Column("event_id", sa.Text, sa.ForeignKey("billing_events.event_id"), nullable=False, index=True),
-    _text("channel"),
-    _text("target"),
-    sa.Column("due_at", sa.Double, index=True),
-    sa.Column("since", sa.Double),
-    sa.Column("tries", sa.Integer, nullable=False),
-    _text("status"),
-    _text("error"),
-)
-
-billing_sums = sa.Table(
-    "billing_sums",
-    metadata,
-    # What invoices are made of: a roll-up like usage_hourly, and beside each sum how much of it is on invoices.
-    _text("tenant_id"),
-    _text("month"),
-    _text("model_name"),
-    _text("price"),
-    _text("unit"),
-    *(_count(name) for name in SUMMED),
-    *(sa.Column(f"billed_{name}", sa.BigInteger, nullable=False, server_default="0") for name in SUMMED),
-    sa.PrimaryKeyConstraint("tenant_id", "month", "model_name", "price", "unit"),
-)
-
-usage_totals = sa.Table(
-    "usage_totals",
-    metadata,
-    # All that a key ever cost: what prepaid credit is set against. By source, as usage_daily.
-    _text("tenant_id"),
-    _text("api_key_id"),
-    _text("source"),
-    _count("cost_nanousd"),
-    sa.PrimaryKeyConstraint("tenant_id", "api_key_id", "source"),
-)
-
-invoices = sa.Table(
-    "invoices",
-    metadata,
-    sa.Column("invoice_id", sa.Text, primary_key=True),
-    _text("tenant_id"),
-    _text("month"),
-    _text("status"),
-    sa.Column("number", sa.Text),
-    _count("drafted_at"),
-    sa.Column("issued_at", sa.BigInteger),
-    _text("document"),
-    sa.UniqueConstraint("number"),
-    sa.Index(None, "tenant_id", "month"),
-)
-
-credit_notes = sa.Table(
-    "credit_notes",
-    metadata,
-    sa.Column("credit_note_id", sa.Text, primary_key=True),
-    _text("tenant_id"),
-    sa.Column("invoice_id", sa.Text, sa.ForeignKey("invoices.invoice_id"), nullable=False, index=True),
-    _text("number"),
-    _count("issued_at"),
-    _text("document"),
-    sa.UniqueConstraint("number"),
-)
-
-billing_series = sa.Table(
-    "billing_series",
-    metadata,
-    # The last number of each series; raised in the transaction that uses it, so that none is left out.
-    sa.Column("name", sa.Text, primary_key=True),
-    _count("last"),
-)
-
-billing_audit = sa.Table(
-    "billing_audit",
-    metadata,
-    sa.Column("sequence", _Sequence, primary_key=True, autoincrement=True),
-    _instant("at"),
-    _text("api_key_id"),
-    _text("tenant_id"),
-    _text("action"),
-    _text("subject"),
-    _text("before"),
-    _text("after"),
 )
 
 alembic_version = sa.Table(

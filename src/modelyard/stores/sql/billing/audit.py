@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 
 from modelyard.domain.billing import AuditEntry
-from modelyard.stores.sql import schema
+from modelyard.stores.sql import schema_billing as schema
 
 _AUDIT = schema.billing_audit
 

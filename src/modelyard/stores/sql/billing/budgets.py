@@ -6,7 +6,7 @@ import msgspec
 import sqlalchemy as sa
 
 from modelyard.domain.billing import BillingEvent, Budget, Channel, EventData, Notice, NoticeStatus
-from modelyard.stores.sql import schema
+from modelyard.stores.sql import schema_billing as schema
 from modelyard.stores.sql.database import insert
 from modelyard.stores.sql.mapping import Values
 

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from modelyard.domain.billing import Account, BillingPlan, CreditEntry, CreditKind, Grant
 from modelyard.policy import credit
 from modelyard.policy.utc import day_of, month_name
-from modelyard.stores.sql import schema
+from modelyard.stores.sql import schema_billing as schema
 from modelyard.stores.sql.billing import sums
 from modelyard.stores.sql.database import insert
 from modelyard.stores.sql.mapping import Values

@@ -9,7 +9,7 @@ from modelyard.domain.billing import Account
 from modelyard.domain.invoices import CreditNote, Invoice, InvoiceStatus
 from modelyard.policy import invoicing
 from modelyard.policy.invoicing import Terms
-from modelyard.stores.sql import schema
+from modelyard.stores.sql import schema_billing as schema
 from modelyard.stores.sql.billing import credit, sums
 from modelyard.stores.sql.database import insert
 

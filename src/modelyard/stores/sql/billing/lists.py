@@ -7,7 +7,7 @@ from modelyard.domain.billing import AuditEntry
 from modelyard.domain.prices import PriceEntry
 from modelyard.domain.usage import Price
 from modelyard.stores import AlreadyExistsError
-from modelyard.stores.sql import schema
+from modelyard.stores.sql import schema_billing as schema
 from modelyard.stores.sql.billing import audit as audits
 from modelyard.stores.sql.mapping import Values
 

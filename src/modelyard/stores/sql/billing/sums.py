@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from modelyard.domain.invoices import UsageSum
 from modelyard.domain.usage import Intent, Price, Settle
 from modelyard.policy.utc import day_of, month_name
-from modelyard.stores.sql import schema
+from modelyard.stores.sql import schema_billing as schema
 from modelyard.stores.sql.database import CHUNK, insert
 from modelyard.stores.sql.mapping import Values
 
