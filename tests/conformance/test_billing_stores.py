@@ -271,6 +271,14 @@ async def test_what_comes_late_is_on_the_next_invoice_and_the_issued_one_stays(b
     assert second.number == "INV-000002"
 
 
+async def test_late_costs_of_an_invoiced_month_are_due_with_the_next_month_even_if_that_had_none(books: Books) -> None:
+    await books.use(3)
+    await books.invoiced()
+    await books.use(2)
+    assert await books.store.open_months(before="2026-12") == []
+    assert await books.store.open_months(before="2027-01") == [("ten-a", "2026-12")]
+
+
 async def test_an_issued_invoice_can_neither_be_issued_nor_drafted_again(books: Books) -> None:
     await books.use(3)
     draft = await books.draft()

@@ -21,6 +21,7 @@ from modelyard.domain.billing import (
     Budget,
     Channel,
     EventData,
+    Grant,
     Notice,
 )
 from modelyard.domain.invoices import Invoice, Party, Tax
@@ -31,7 +32,7 @@ from modelyard.policy import budgets as budgeting
 from modelyard.policy import credit
 from modelyard.policy.invoicing import Terms as InvoiceTerms
 from modelyard.policy.utc import DAY_S, day_of, first_of_month, month_name, next_month
-from modelyard.stores import BillingStore, ControlStore, JournalPosition, SpentRow, UsageStore
+from modelyard.stores import BillingStore, ControlStore, SpentRow, UsageStore
 
 INTERVAL_S = 5.0
 MONTH_END_S = 600.0
@@ -78,6 +79,8 @@ class BillingDesk:
         self._clock = clock
         self._month_end_s = float("-inf")
         self._seen: tuple[object, ...] = ()
+        self._told: set[str] = set()
+        """Occasions that are known to be told; the store knows the others."""
 
     def __repr__(self) -> str:
         return f"<BillingDesk, month end: {self._settings.month_end}>"
@@ -108,19 +111,20 @@ class BillingDesk:
         if not (await self._terms.current()).accounts:
             return  # nobody has credit, and nobody pays in another way than all do
         now = self._clock.unix_s()
-        changed = await self._store.book(now=now)
-        if not changed:
-            return
-        self._terms.void()
-        await self._refresh()
-        accounts = {account.tenant_id: account for account in await self._store.accounts()}
-        for tenant_id in changed:
-            grants = await self._store.grants(tenant_id=tenant_id)
+        if await self._store.book(now=now):
+            self._terms.void()
+            await self._refresh()
+        held: dict[str, list[Grant]] = {}
+        for grant in await self._store.grants(tenant_id=None):
+            held.setdefault(grant.tenant_id, []).append(grant)
+        # Level, not edge: a controller that died before it told is followed by one that does.
+        for tenant_id, account in (await self._terms.current()).accounts.items():
+            grants = held.get(tenant_id, [])
             if grants and credit.left(grants, now) == 0:
                 data: EventData = {"tenant_id": tenant_id, "currency": self._settings.currency}
-                email = accounts[tenant_id].email
                 once = f"credit/{tenant_id}/{len(grants)}"
-                await self._tell("credit.exhausted", tenant_id, once, data, (email,) if email else ())
+                emails = (account.email,) if account.email else ()
+                await self._tell("credit.exhausted", tenant_id, once, data, emails)
 
     # --- budgets ---
 
@@ -131,8 +135,9 @@ class BillingDesk:
             return
         day = day_of(self._clock.unix_s())
         rows, positions = await self._usage.spent({budget.tenant_id for budget in budgets}, day=day)
-        if not self._is_news(day, budgets, positions):
-            return
+        seen = (day, tuple(budgets), tuple(positions))
+        if seen == self._seen:
+            return  # nothing was spent, or asked for, since the last look
         month = month_name(day)
         for budget in budgets:
             spent = await self._spent(budget, rows, day)
@@ -153,12 +158,7 @@ class BillingDesk:
                 await self._tell(
                     "budget.threshold_reached", budget.tenant_id, once, data, budget.emails, budget.slack_url
                 )
-
-    def _is_news(self, day: int, budgets: Sequence[Budget], positions: Sequence[JournalPosition]) -> bool:
-        """Say whether anything may have been spent, or asked for, since the last look."""
-        seen = (day, tuple(budgets), tuple(positions))
-        is_news, self._seen = seen != self._seen, seen
-        return is_news
+        self._seen = seen
 
     async def _spent(self, budget: Budget, rows: Sequence[SpentRow], day: int) -> int:
         if not budget.model:
@@ -236,6 +236,8 @@ class BillingDesk:
     async def _tell(
         self, kind: str, tenant_id: str, once: str, data: EventData, emails: Sequence[str], slack_url: str = ""
     ) -> None:
+        if once in self._told:
+            return
         now = self._clock.unix_s()
         event = BillingEvent(new_id("evt-"), tenant_id, kind, int(now), once, data)
         ways = [(Channel.EMAIL, email) for email in emails if self._settings.smtp.host]
@@ -244,3 +246,4 @@ class BillingDesk:
         if await self._store.add_event(event, notices):
             _log.info("%s: %s", kind, once)
             self._wake()
+        self._told.add(once)

@@ -99,7 +99,11 @@ class BillingStore(Protocol):
     # --- invoices ---
 
     async def open_months(self, *, before: str) -> list[tuple[str, str]]:
-        """Return tenants with costs of months before that one that no invoice has, each with its last such month."""
+        """Return who is to be invoiced, and for which month, when all months before that one have ended.
+
+        These are tenants with costs that no invoice has, each with the last month of them. What came too late for a
+        month that was invoiced waits for the invoice of the next.
+        """
         ...
 
     async def uninvoiced(self, tenant_id: str, *, until: str) -> list[UsageSum]:

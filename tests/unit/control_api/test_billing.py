@@ -206,7 +206,30 @@ async def test_a_month_is_invoiced_when_its_grace_is_over_and_once(
         ("2026-11", "1.00", True),
         ("2026-12", "2.00", False),
     ]
+    await api.context.billing_desk.end_months()
     assert (await ok(api, manager, "GET", "/v1/invoices/INV-000001")) == invoice
+    assert len((await ok(api, admin, "GET", "/v1/invoices"))["data"]) == 1, "what came late waits for the next one"
+    api.clock.advance(31 * 86_400)
+    await api.context.billing_desk.end_months()
+    (second, _) = (await ok(api, manager, "GET", "/v1/invoices"))["data"]
+    assert (second["number"], second["month"], second["subtotal"]) == ("INV-000002", "2026-12", "3.00")
+
+
+async def test_what_comes_late_is_invoiced_though_nothing_else_was_used(api: Management, manager: Identity) -> None:
+    desk = api.context.billing_desk
+    await Used.dollars(api, manager.tenant_id, 5)
+    december = datetime(2026, 12, 3, tzinfo=UTC).timestamp()
+    api.clock.advance(december - api.clock.unix_s())
+    await desk.end_months()
+    api.clock.start_s -= 5 * 86_400
+    await Used.dollars(api, manager.tenant_id, 1)
+    api.clock.start_s += 5 * 86_400
+    for _ in range(2):
+        await desk.end_months()
+        api.clock.advance(31 * 86_400)
+    await desk.end_months()
+    invoices = (await ok(api, manager, "GET", "/v1/invoices"))["data"]
+    assert [(one["month"], one["subtotal"]) for one in invoices] == [("2026-12", "1.00"), ("2026-11", "5.00")]
 
 
 async def test_drafts_are_made_anew_and_closed_by_hand(api: Management, admin: Identity, manager: Identity) -> None:

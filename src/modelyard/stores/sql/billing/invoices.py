@@ -61,7 +61,8 @@ def issue(
         issued_by=by,
     )
     sums.close(connection, row.tenant_id, row.month)
-    credit.apply(connection, credit.account(connection, row.tenant_id), issued.credit_nanousd)
+    if issued.credit_nanousd:
+        credit.apply(connection, credit.account(connection, row.tenant_id), issued.credit_nanousd)
     _write(connection, issued)
     # Drafts of months before this one are part of it now.
     earlier = sa.and_(_is_draft(), _INVOICES.c.tenant_id == row.tenant_id, _INVOICES.c.month <= row.month)

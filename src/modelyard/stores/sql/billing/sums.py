@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from modelyard.domain.invoices import UsageSum
 from modelyard.domain.usage import Intent, Price, Settle
-from modelyard.policy.utc import day_of, month_name
+from modelyard.policy.utc import day_number, day_of, month_name
 from modelyard.stores.sql import schema_billing as schema
 from modelyard.stores.sql.database import CHUNK, insert
 from modelyard.stores.sql.mapping import Values
@@ -85,14 +85,29 @@ def totals(connection: sa.Connection, tenant_id: str | None) -> dict[str, int]:
 
 
 def open_months(connection: sa.Connection, before: str) -> list[tuple[str, str]]:
-    """Return tenants with costs of months before that one which no invoice has, with the last such month of each."""
+    """Return who is to be invoiced for which month; see the contract."""
     query = (
         sa.select(_SUMS.c.tenant_id, sa.func.max(_SUMS.c.month))
         .where(_SUMS.c.month < before, _SUMS.c.cost_nanousd > _SUMS.c.billed_cost_nanousd)
         .group_by(_SUMS.c.tenant_id)
         .order_by(_SUMS.c.tenant_id)
     )
-    return [(tenant_id, month) for tenant_id, month in connection.execute(query)]
+    last_ended = month_name(day_number(f"{before}-01") - 1)
+    issued = _last_issued(connection)
+    found = []
+    for tenant_id, open_month in connection.execute(query):
+        last = issued.get(tenant_id, "")
+        month = open_month if open_month > last else last_ended
+        if month > last:
+            found.append((tenant_id, month))
+    return found
+
+
+def _last_issued(connection: sa.Connection) -> dict[str, str]:
+    """Return the last month of each tenant that was invoiced."""
+    table = schema.invoices
+    query = sa.select(table.c.tenant_id, sa.func.max(table.c.month)).where(table.c.number.is_not(None))
+    return {row[0]: row[1] for row in connection.execute(query.group_by(table.c.tenant_id))}
 
 
 def uninvoiced(connection: sa.Connection, tenant_id: str, until: str) -> list[UsageSum]:
