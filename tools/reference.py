@@ -231,7 +231,12 @@ def _readable_type(kind: str) -> str:
     names = {"Positive": "number > 0", "PositiveInt": "integer ≥ 1", "Port": "integer 0–65535", "Usd": "number ≥ 0"}
     names |= {"Count": "integer ≥ 0", "str": "text", "int": "integer", "bool": "true or false", "None": "unset"}
     names |= {"Pause": "number > 0", "Grace": "number ≥ 0", "Days": "integer ≥ 0", "Percent": "number 0–100"}
-    names |= {"Currency": "three capitals", "Share": "number 0–1", "tuple[str, ...]": "list of texts", "tuple[dict[str, Any], ...]": "list of tables"}
+    names |= {
+        "Currency": "three capitals",
+        "Share": "number 0–1",
+        "tuple[str, ...]": "list of texts",
+        "tuple[dict[str, Any], ...]": "list of tables",
+    }
     if kind.startswith("Literal["):
         return " or ".join(f"`{choice}`" for choice in ast.literal_eval(f"({kind[8:-1]},)"))
     return ", ".join(names.get(part, part) for part in kind.split(" | "))
