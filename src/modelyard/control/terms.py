@@ -53,6 +53,12 @@ class Terms:
         self._budgets: dict[str, list[Budget]] = {}
         for budget in hard:
             self._budgets.setdefault(budget.key_id or budget.tenant_id, []).append(budget)
+        self._bound = frozenset(self.accounts) | frozenset(self._budgets)
+
+    @property
+    def bound(self) -> frozenset[str]:
+        """The tenants and keys whose limits may be others than they were set to: of thousands, most are not."""
+        return self._bound
 
     def facts(self) -> tuple[object, ...]:
         """Return all that it is made of; equal ones mean the same."""
@@ -115,16 +121,14 @@ class TermsDesk:
     async def tenants(self, stored: Sequence[Tenant]) -> list[Tenant]:
         """Return tenants with the limits that come from how they pay."""
         terms = await self.current()
-        found = {one.id: _applied(self._tenants.get(one.id), one, terms, terms.of_tenant) for one in stored}
-        self._tenants = found
-        return [effective for _, _, effective in found.values()]
+        return [
+            _applied(self._tenants, one, terms, terms.of_tenant) if one.id in terms.bound else one for one in stored
+        ]
 
     async def keys(self, stored: Sequence[ApiKey]) -> list[ApiKey]:
         """Return keys with the limits that come from budgets."""
         terms = await self.current()
-        found = {one.id: _applied(self._keys.get(one.id), one, terms, terms.of_key) for one in stored}
-        self._keys = found
-        return [effective for _, _, effective in found.values()]
+        return [_applied(self._keys, one, terms, terms.of_key) if one.id in terms.bound else one for one in stored]
 
     def _is_due(self) -> bool:
         return self._due_s is None or self._clock.monotonic_s() >= self._due_s
@@ -145,16 +149,19 @@ class TermsDesk:
         terms = Terms(prices, accounts, left, hard, self._free_nanousd)
         if terms.facts() != self._terms.facts():
             self._terms = terms
+            for made in (self._tenants, self._keys):
+                for gone in made.keys() - terms.bound:
+                    del made[gone]
 
 
-def _applied(
-    known: tuple[T, Terms, T] | None, stored: T, terms: Terms, limits_of: Callable[[T], Limits]
-) -> tuple[T, Terms, T]:
-    """Return what is stored, by which terms, and what it is with them: the same object as before where it can be."""
+def _applied(made: dict[str, tuple[T, Terms, T]], stored: T, terms: Terms, limits_of: Callable[[T], Limits]) -> T:
+    """Return what is stored as it is with these terms: the same object as before where it can be."""
+    known = made.get(stored.id)
     if known is not None and known[0] is stored and known[1] is terms:
-        return known
+        return known[2]
     limits = limits_of(stored)
     effective = stored if limits == stored.limits else msgspec.structs.replace(stored, limits=limits)
     if known is not None and known[2] == effective:
         effective = known[2]
-    return stored, terms, effective
+    made[stored.id] = stored, terms, effective
+    return effective
