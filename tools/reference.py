@@ -201,9 +201,8 @@ def _default_of(function: Function, argument: str) -> str:
 
 def settings() -> list[Setting]:
     """Return every setting, in the order of ``config/``."""
-    classes = {
-        node.name: node for node in parse(SOURCE / "config" / "__init__.py").body if isinstance(node, ast.ClassDef)
-    }
+    parts = [node for name in ("billing.py", "__init__.py") for node in parse(SOURCE / "config" / name).body]
+    classes = {node.name: node for node in parts if isinstance(node, ast.ClassDef)}
     return list(_settings_of(classes["Config"], classes, ""))
 
 
@@ -230,7 +229,13 @@ def _docstring_after(node: ast.stmt | None) -> str:
 def _readable_type(kind: str) -> str:
     names = {"Positive": "number > 0", "PositiveInt": "integer ≥ 1", "Port": "integer 0–65535", "Usd": "number ≥ 0"}
     names |= {"Count": "integer ≥ 0", "str": "text", "int": "integer", "bool": "true or false", "None": "unset"}
-    names |= {"Share": "number 0–1", "tuple[str, ...]": "list of texts", "tuple[dict[str, Any], ...]": "list of tables"}
+    names |= {"Pause": "number > 0", "Grace": "number ≥ 0", "Days": "integer ≥ 0", "Percent": "number 0–100"}
+    names |= {
+        "Currency": "three capitals",
+        "Share": "number 0–1",
+        "tuple[str, ...]": "list of texts",
+        "tuple[dict[str, Any], ...]": "list of tables",
+    }
     if kind.startswith("Literal["):
         return " or ".join(f"`{choice}`" for choice in ast.literal_eval(f"({kind[8:-1]},)"))
     return ", ".join(names.get(part, part) for part in kind.split(" | "))

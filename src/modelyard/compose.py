@@ -166,6 +166,7 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     from modelyard.stores.feed import FeedServer
     from modelyard.stores.mirror import MirroredStore
     from modelyard.stores.sql import (
+        SqlBillingStore,
         SqlControlStore,
         SqlFileStore,
         SqlLeaderStore,
@@ -208,6 +209,7 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
             uploads=SqlUploadStore(database),
             files=SqlFileStore(database),
             contents=DiskContents(data.files),
+            billing=SqlBillingStore(database),
             fetcher=fetcher,
             fleet=fleet,
             leadership=leadership,

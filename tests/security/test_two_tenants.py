@@ -17,10 +17,13 @@ from tests.support.management import Management, management
 from modelyard.control.api import declared_routes
 from modelyard.domain.requests import Claim, Finish, RequestStatus
 from modelyard.domain.tenants import IDENTITY_HEADER, Identity, Scope
+from modelyard.domain.usage import Intent, Price, Settle, UsageStatus
+from modelyard.policy.utc import day_of, month_name
+from modelyard.stores import JournalPosition
 from modelyard.web.routes import AnyRoute, Empty
 
 DEPLOYMENT = {"model_name": "their-model", "framework": "simulated"}
-CHANGING = ("POST", "PATCH", "DELETE")
+CHANGING = ("POST", "PUT", "PATCH", "DELETE")
 
 
 @dataclass
@@ -47,6 +50,8 @@ async def theirs(api: Management) -> Theirs:
     upload_id = (await api.call(owner, "POST", "/v1/uploads/artifacts", wanted)).json()["id"]
     file_id = (await upload(api, owner))["id"]
     version_id = (await api.context.store.versions())[0].id
+    budget = await api.call(owner, "POST", "/v1/budgets", {"amount": 1, "name": "their-budget"})
+    invoice_id, price_id = await money_of(api, tenant_id)
     return Theirs(
         {
             "endpoint": [endpoint_id, "their-model"],
@@ -59,9 +64,36 @@ async def theirs(api: Management) -> Theirs:
             "number": ["1"],
             "pool": ["their-pool"],
             "file_id": [file_id],
+            "budget": [budget.json()["id"]],
+            "invoice": [invoice_id, "INV-000001"],
+            "price": [price_id],
         },
-        [endpoint_id, version_id, upload_id, file_id, owner.key_id, tenant_id, request_id, "their-model"],
+        [
+            *(endpoint_id, version_id, upload_id, file_id, owner.key_id, tenant_id, request_id, "their-model"),
+            *(budget.json()["id"], "their-budget", invoice_id, "INV-000001", "CN-000001", price_id, "their-reason"),
+        ],
     )
+
+
+async def money_of(api: Management, tenant_id: str) -> tuple[str, str]:
+    """Let the tenant use something, pay for it, and be told of it; return its invoice and its price."""
+    admin, _ = await api.key("platform", Scope.ADMIN)
+    price = await api.call(admin, "PUT", "/v1/prices", {"model": "their-model", "input": 1, "tenant": tenant_id})
+    at = api.clock.unix_s()
+    intent = Intent("req_used", at, tenant_id, "k", "ep", "their-model", "v", "/", False, 9, 9, Price(input=10**15))
+    settle = Settle("req_used", at, 9, 0, 9, UsageStatus.SUCCESS, 200, "", None, 1.0, "r", 1, False)
+    await api.context.usage.apply([intent, settle], JournalPosition("gateway-0", "1.journal", 1))
+    credit = {"tenant": tenant_id, "amount": 1, "reason": "their-reason"}
+    assert (await api.call(admin, "POST", "/v1/credits", credit)).status_code == 201
+    wanted = {"tenant": tenant_id, "month": month_name(day_of(at))}
+    draft = (await api.call(admin, "POST", "/v1/invoices", wanted)).json()
+    path = f"/v1/invoices/{draft['id']}"
+    assert (await api.call(admin, "POST", f"{path}/issue")).json()["number"] == "INV-000001"
+    back = {"reason": "their-reason", "amount": "1"}
+    assert (await api.call(admin, "POST", f"{path}/credit-notes", back)).json()["number"] == "CN-000001"
+    await api.context.billing_desk.round()
+    assert (await api.context.billing.billing_events(tenant_id=tenant_id, limit=9)) != []
+    return draft["id"], price.json()["id"]
 
 
 async def kept_request(api: Management, owner: Identity) -> str:

@@ -19,11 +19,13 @@ from modelyard.config import Config, DataDirectory
 from modelyard.console import build_console
 from modelyard.control.api import build_api
 from modelyard.control.artifacts import ArtifactStore, Sources
+from modelyard.control.billing import BillingDesk
 from modelyard.control.context import Context
 from modelyard.control.files import FileDesk
 from modelyard.control.part_files import PartFiles
 from modelyard.control.requests import RequestDesk
 from modelyard.control.signals import Signals
+from modelyard.control.terms import TermsDesk
 from modelyard.control.uploads import UploadDesk
 from modelyard.control.webhooks import WebhookSender
 from modelyard.domain.demand import Report
@@ -44,6 +46,7 @@ from modelyard.ids import hash_secret, new_api_key
 from modelyard.policy.addresses import networks
 from modelyard.stores.contents import DiskContents
 from modelyard.stores.sql import (
+    SqlBillingStore,
     SqlControlStore,
     SqlFileStore,
     SqlRequestStore,
@@ -167,11 +170,24 @@ async def management(folder: Path, config: Config | None = None) -> AsyncIterato
         settings=settings.control,
         clock=clock,
     )
+    billing = SqlBillingStore(database)
+    terms = TermsDesk(billing, settings.billing, clock)
+    usage = SqlUsageStore(database)
+    desk = BillingDesk(
+        store=billing,
+        usage=usage,
+        control=store,
+        terms=terms,
+        settings=settings.billing,
+        refresh=refresh,
+        wake=lambda: None,
+        clock=clock,
+    )
     context = Context(
         config=settings,
         data=data,
         store=store,
-        usage=SqlUsageStore(database),
+        usage=usage,
         requests=RequestDesk(store=requests, webhooks=webhooks, settings=settings.control, clock=clock),
         webhooks=webhooks,
         uploads=uploads,
@@ -185,6 +201,9 @@ async def management(folder: Path, config: Config | None = None) -> AsyncIterato
         wake=lambda: waked.append(clock.unix_s()),
         refresh=refresh,
         health=lambda: Heartbeat(is_authoritative=True),
+        billing=billing,
+        terms=terms,
+        billing_desk=desk,
         gateways=lambda: gateways,
         signals=Signals(clock),
         recall=recall,

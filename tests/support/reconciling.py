@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from modelyard.clock import SystemClock
-from modelyard.config import Config, ControlConfig, PriceConfig
+from modelyard.config import Config, ControlConfig
+from modelyard.config.billing import PriceConfig
 from modelyard.control.artifacts import ArtifactStore, Sources
 from modelyard.control.bootstrap import ensure_platform
 from modelyard.control.loops import Loops, Parts

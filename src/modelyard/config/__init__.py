@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 
+from modelyard.config.billing import BillingConfig, PriceConfig
 from modelyard.config.directory import DataDirectory as DataDirectory
 from modelyard.errors import StartupError
 
@@ -28,7 +29,6 @@ PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Usd = Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -262,20 +262,6 @@ class FetchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"FetchConfig(hf_endpoint={self.hf_endpoint!r}, pypi_index={self.pypi_index!r}, s3={self.s3!r})"
 
 
-class PriceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """US dollars per one million tokens, and per unit."""
-
-    input: Usd = 0.0
-    """Prompt tokens that the engine had to compute."""
-    cached_input: Usd | None = None
-    """Prompt tokens that the engine had in its cache; unset: the price of ``input``."""
-    output: Usd = 0.0
-    """Generated tokens."""
-    unit: Usd = 0.0
-    """One unit of what is not counted in tokens: a second of sound, a picture, a character of speech, a search; not
-    per million."""
-
-
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole configuration; ``modelyard.toml`` has one table for each field."""
 
@@ -292,6 +278,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prices: dict[str, PriceConfig] = {}
     """Price of each model by its endpoint name, or of one version by ``"NAME@VERSION"``; ``"*"`` prices all others;
     without one, use is metered and free."""
+    billing: BillingConfig = BillingConfig()
+    """Money: currency, invoices, notices."""
 
 
 def _lists(section: type[msgspec.Struct], *path: str) -> Iterator[tuple[str, ...]]:

@@ -23,6 +23,7 @@ from modelyard.console import views
 from modelyard.console.session import SESSION_S, sign_in, signed_in
 from modelyard.domain.tenants import Identity
 from modelyard.errors import ApiError
+from modelyard.metering import invoice_pages
 from modelyard.stores import StoreUnavailableError
 from modelyard.web.app import read_body
 
@@ -59,6 +60,8 @@ def build_console(context: views.ConsoleContext) -> ASGIApp:
             Route("/endpoints/{endpoint}", guarded(console.endpoint), methods=["GET"]),
             Route("/keys", guarded(console.keys), methods=["GET"]),
             Route("/usage", guarded(console.usage), methods=["GET"]),
+            Route("/invoices", guarded(console.invoices), methods=["GET"]),
+            Route("/invoices/{invoice}", guarded(console.invoice), methods=["GET"]),
             Route("/login", console.login_page, methods=["GET"]),
             Route("/login", console.login, methods=["POST"]),
             Route("/logout", console.logout, methods=["POST"]),
@@ -112,6 +115,19 @@ class _Console:
         days = int(wanted) if wanted in map(str, SPANS) else SPANS[1]
         rows, total = await views.usage_rows(self.context, identity, days=days)
         return self._page("usage.html", identity, rows=rows, total=total, days=days, spans=SPANS)
+
+    async def invoices(self, _: Request, identity: Identity) -> Response:
+        return self._page("invoices.html", identity, rows=await views.invoice_rows(self.context, identity))
+
+    async def invoice(self, request: Request, identity: Identity) -> Response:
+        reference = request.path_params["invoice"]
+        found = await self.context.billing.invoice(reference, tenant_id=identity.visible_tenant)
+        if found is None:
+            raise HTTPException(404)
+        notes = await self.context.billing.credit_notes(tenant_id=None, invoice_id=found.id)
+        # A page of its own, to be printed: its policy allows its own style, which is inside of it.
+        headers = {**_HEADERS, "content-security-policy": invoice_pages.POLICY}
+        return HTMLResponse(invoice_pages.page(found, notes), headers=headers)
 
     async def login_page(self, _: Request) -> Response:
         return self._page("login.html", None, failed=False)

@@ -15,10 +15,12 @@ from modelyard.domain.fleet import SEAT_STATES, Replica, ReplicaState, seats_of
 from modelyard.domain.tenants import ApiKey, Identity
 from modelyard.domain.usage import NANO_PER_USD, UsageBucket
 from modelyard.engines import Engines
+from modelyard.policy.money import decimal
 from modelyard.policy.releases import serving_release
-from modelyard.stores import Event, UsageStore
+from modelyard.stores import BillingStore, Event, UsageStore
 
 EVENTS_SHOWN = 50
+INVOICES_SHOWN = 200
 
 
 class ConsoleContext(SessionContext, Protocol):
@@ -27,6 +29,11 @@ class ConsoleContext(SessionContext, Protocol):
     @property
     def usage(self) -> UsageStore:
         """The ledger."""
+        ...
+
+    @property
+    def billing(self) -> BillingStore:
+        """Credit, budgets, invoices."""
         ...
 
     @property
@@ -131,6 +138,41 @@ class UsageRow:
     cached_tokens: int
     completion_tokens: int
     cost: str
+
+
+@dataclass(frozen=True, slots=True)
+class InvoiceRow:
+    """An invoice in a listing."""
+
+    id: str
+    number: str
+    tenant_id: str
+    month: str
+    total: str
+    credited: str
+    currency: str
+    due_at: int | None
+
+
+async def invoice_rows(context: ConsoleContext, identity: Identity) -> list[InvoiceRow]:
+    """Return the newest invoices and drafts that ``identity`` may see."""
+    tenant_id = identity.visible_tenant
+    credited: dict[str, int] = {}
+    for note in await context.billing.credit_notes(tenant_id=tenant_id, invoice_id=None):
+        credited[note.invoice_id] = credited.get(note.invoice_id, 0) + note.total
+    return [
+        InvoiceRow(
+            one.id,
+            one.number,
+            one.tenant_id,
+            one.month,
+            decimal(one.total, one.currency),
+            decimal(credited[one.id], one.currency) if one.id in credited else "",
+            one.currency,
+            one.due_at,
+        )
+        for one in await context.billing.invoices(tenant_id=tenant_id, month=None, limit=INVOICES_SHOWN, after="")
+    ]
 
 
 async def endpoint_rows(context: ConsoleContext, identity: Identity) -> list[EndpointRow]:

@@ -22,6 +22,7 @@ from modelyard.control import server
 from modelyard.control.api import build_api
 from modelyard.control.artifacts import ArtifactStore, Sources
 from modelyard.control.artifacts.sweep import Sweep
+from modelyard.control.billing import BillingDesk
 from modelyard.control.bootstrap import ensure_admin_key, keep_admin_key
 from modelyard.control.context import Context
 from modelyard.control.files import FileDesk
@@ -29,11 +30,13 @@ from modelyard.control.forecasts import Forecasts
 from modelyard.control.leadership import Leadership
 from modelyard.control.leases import LeaseOffice
 from modelyard.control.loops import Loops, Parts
+from modelyard.control.notices import NoticeSender
 from modelyard.control.part_files import PartFiles
 from modelyard.control.requests import RequestDesk
 from modelyard.control.rollouts import Rollouts
 from modelyard.control.signals import Signals
 from modelyard.control.table import TablePublisher
+from modelyard.control.terms import TermsDesk
 from modelyard.control.tidings import TidingsPublisher
 from modelyard.control.uploads import UploadDesk
 from modelyard.control.webhooks import WebhookSender
@@ -41,6 +44,7 @@ from modelyard.engines import Engines
 from modelyard.fleet import Fleet
 from modelyard.metering.delivery import Delivery
 from modelyard.stores import (
+    BillingStore,
     ControlStore,
     FileContents,
     FileStore,
@@ -89,6 +93,7 @@ class Given:
     uploads: UploadStore
     files: FileStore
     contents: FileContents
+    billing: BillingStore
     fetcher: Fetcher
     fleet: Fleet
     leadership: Leadership
@@ -115,19 +120,17 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
     config, data, clock = given.config, given.data, given.clock
     store, fleet, engines, feed = given.store, given.fleet, given.engines, given.feed
     artifacts = ArtifactStore(data.artifacts, Sources(given.fetcher, config.fetch, now_s=clock.unix_s))
-    publisher = TablePublisher(store=store, engines=engines, prices=config.prices, feed=feed)
+    terms = TermsDesk(given.billing, config.billing, clock)
+    publisher = TablePublisher(store=store, engines=engines, prices=config.prices, feed=feed, terms=terms)
     signals = Signals(clock)
     forecasts = Forecasts(store=store, reports=feed.reports, clock=clock)
     loops = Loops(Parts(config, store, fleet, engines, artifacts, feed, publisher, clock, signals, forecasts))
     leases = LeaseOffice(feed=feed, table=lambda: publisher.table, workers=config.gateway.workers, clock=clock)
-    tidings = TidingsPublisher(store=store, usage=given.usage, feed=feed, clock=clock, snapshots=loops.snapshots)
-    webhooks = WebhookSender(
-        store=given.requests,
-        fetcher=given.fetcher,
-        pepper=given.pepper,
-        clock=clock,
-        chance=random.Random().random,
+    tidings = TidingsPublisher(
+        store=store, usage=given.usage, feed=feed, clock=clock, snapshots=loops.snapshots, terms=terms
     )
+    notices, billing = _billing(given, terms, lambda: _refresh(tidings, publisher))
+    webhooks = _webhooks(given)
     upload_desk, sweep = _keepers(given.uploads, store, artifacts, data, config, clock)
     context = Context(
         config=config,
@@ -147,6 +150,9 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
         wake=loops.wake,
         refresh=lambda: _refresh(tidings, publisher),
         health=loops.health,
+        billing=given.billing,
+        terms=terms,
+        billing_desk=billing,
         gateways=feed.reports,
         signals=signals,
         recall=partial(feed.ask, timeout_s=RECALL_TIMEOUT_S),
@@ -158,6 +164,7 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
     rollouts = _rollouts(context, loops, publisher)
     keepers = (upload_desk, context.files, sweep)
     others = (given.delivery, tidings, leases, context.requests, webhooks, forecasts, rollouts, *keepers)
+    runs = (*(one.run for one in others), billing.run, notices.run)
     api = build_api(context, given.console(context))
     # Of thousands of endpoints and replicas a look at all objects takes a tenth of a second in which nothing else
     # happens, and every report of a gateway brought one about.
@@ -165,7 +172,7 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
     gc.set_threshold(*COLLECT_AFTER)
     keeping = partial(given.leadership.keep, stop)
     try:
-        await _live(context, api, feed, partial(loops.run, stop, keeping, *(one.run for one in others)), stop)
+        await _live(context, api, feed, partial(loops.run, stop, keeping, *runs), stop)
         await _deliver_rest(given.delivery)
         await given.leadership.resign()
     finally:
@@ -204,6 +211,42 @@ def _rollouts(context: Context, loops: Loops, publisher: TablePublisher) -> Roll
         interval_s=context.config.control.rollout_interval_s,
         price=loops.price,
     )
+
+
+def _webhooks(given: Given) -> WebhookSender:
+    """Return who tells callers that a request of theirs has ended."""
+    return WebhookSender(
+        store=given.requests,
+        fetcher=given.fetcher,
+        pepper=given.pepper,
+        clock=given.clock,
+        chance=random.Random().random,
+    )
+
+
+def _billing(
+    given: Given, terms: TermsDesk, refresh: Callable[[], Coroutine[Any, Any, None]]
+) -> tuple[NoticeSender, BillingDesk]:
+    """Return who tells of money, and who does what is due about it."""
+    settings = given.config.billing
+    notices = NoticeSender(
+        store=given.billing,
+        smtp=settings.smtp,
+        fetcher=given.fetcher,
+        clock=given.clock,
+        chance=random.Random().random,
+    )
+    desk = BillingDesk(
+        store=given.billing,
+        usage=given.usage,
+        control=given.store,
+        terms=terms,
+        settings=settings,
+        refresh=refresh,
+        wake=notices.wake,
+        clock=given.clock,
+    )
+    return notices, desk
 
 
 def _keepers(

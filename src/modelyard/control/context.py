@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from modelyard.clock import Clock
 from modelyard.config import Config, DataDirectory
 from modelyard.control.artifacts import ArtifactStore
+from modelyard.control.billing import BillingDesk
 from modelyard.control.files import FileDesk
 from modelyard.control.requests import RequestDesk
 from modelyard.control.signals import Signals
+from modelyard.control.terms import TermsDesk
 from modelyard.control.uploads import UploadDesk
 from modelyard.control.webhooks import WebhookSender
 from modelyard.domain.demand import Report
@@ -26,7 +28,7 @@ from modelyard.fleet import Fleet
 from modelyard.observe.rounds import RoundStatus, RoundTimes
 from modelyard.policy import scaling
 from modelyard.policy.forecast import Profile
-from modelyard.stores import ControlStore, UsageStore
+from modelyard.stores import BillingStore, ControlStore, UsageStore
 
 
 @dataclass(slots=True)
@@ -56,6 +58,11 @@ class Context:
     """Build and publish a new routing table; when it returns, connected gateways have been sent the change."""
     health: Callable[[], Heartbeat]
     """Whether the store answers, as the gateways are told."""
+    billing: BillingStore
+    """Prices, accounts, credit, budgets, invoices."""
+    terms: TermsDesk
+    """What gateways are told of these."""
+    billing_desk: BillingDesk
     gateways: Callable[[], dict[str, Report]]
     """The last report of each connected gateway by its id."""
     signals: Signals

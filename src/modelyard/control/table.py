@@ -14,16 +14,19 @@ from typing import NamedTuple
 
 import msgspec
 
-from modelyard.config import PriceConfig
+from modelyard.config.billing import PriceConfig
+from modelyard.control.terms import TermsDesk
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import Report
 from modelyard.domain.endpoints import Endpoint, Release
 from modelyard.domain.fleet import Replica, ReplicaState, replica_of, seats_of
+from modelyard.domain.prices import PriceEntry, Tariff
 from modelyard.domain.routing_table import EndpointRoute, ReleaseRoute, ReplicaRoute, RoutingTable
 from modelyard.domain.usage import Price
 from modelyard.engines import Engines
 from modelyard.ids import new_id
-from modelyard.metering.prices import price_of, release_price
+from modelyard.metering.prices import configured, price_of, release_price
+from modelyard.policy.pricelist import tariffs
 from modelyard.stores import ControlStore, TableFeed
 
 _NONE: Sequence[Replica] = []
@@ -46,11 +49,21 @@ class TablePublisher:
     """Builds tables and pushes them to ``feed``, one at a time, so that an older one never follows a newer."""
 
     def __init__(
-        self, *, store: ControlStore, engines: Engines, prices: Mapping[str, PriceConfig], feed: TableFeed
+        self,
+        *,
+        store: ControlStore,
+        engines: Engines,
+        prices: Mapping[str, PriceConfig],
+        feed: TableFeed,
+        terms: TermsDesk | None = None,
     ) -> None:
         self._store = store
         self._engines = engines
         self._prices = prices
+        self._configured = configured(prices)
+        self._terms = terms
+        self._listed: tuple[PriceEntry, ...] = ()
+        """The stored prices that the present table is made with."""
         self._feed = feed
         self._epoch = new_id("")
         self._table = RoutingTable(self._epoch, 0, (), (), ())
@@ -118,7 +131,12 @@ class TablePublisher:
     async def _build(self) -> tuple[RoutingTable, frozenset[str]]:
         """Return the table of what is stored, and the replicas that drain."""
         tenants = await self._store.tenants()
-        keys = await self._store.keys()
+        keys = [key for key in await self._store.keys() if key.revoked_at is None]
+        is_repriced = False
+        if self._terms is not None:
+            tenants, keys = await self._terms.tenants(tenants), await self._terms.keys(keys)
+            listed = (await self._terms.current()).prices
+            self._listed, is_repriced = listed, listed is not self._listed
         endpoints = await self._store.endpoints()
         versions = {version.id: version for version in await self._store.versions()}
         replicas: dict[str, list[Replica]] = defaultdict(list)
@@ -133,11 +151,13 @@ class TablePublisher:
         before = self._versions
         news = {one for one, version in versions.items() if before.get(one) is not version} | before.keys() - versions
         self._versions = versions
+        if is_repriced:
+            news |= versions.keys()
         table = RoutingTable(
             epoch=self._epoch,
             revision=self._table.revision,
             tenants=tuple(tenants),
-            keys=tuple(key for key in keys if key.revoked_at is None),
+            keys=tuple(keys),
             endpoints=tuple(
                 self._made(endpoint, versions, rows, news, _bases(endpoint, rows, serving, by_id))
                 for endpoint in endpoints
@@ -212,7 +232,22 @@ class TablePublisher:
             serving=endpoint.serving,
             fallback_routes=fallback_routes,
             fallback_extras=fallback_extras,
+            tariffs=self._tariffs(endpoint, versions, replicas),
         )
+
+    def _tariffs(
+        self, endpoint: Endpoint, versions: Mapping[str, ModelVersion], replicas: Sequence[Replica]
+    ) -> tuple[Tariff, ...]:
+        """Return all its prices where some are stored; those of versions that were replaced and still answer, too."""
+        if not self._listed:
+            return ()
+        ids = dict.fromkeys([*(one.version_id for one in endpoint.releases), *(one.version_id for one in replicas)])
+        labels: dict[str, list[str]] = {}
+        for version_id in ids:
+            if (version := versions.get(version_id)) is not None:
+                labels.setdefault(version.version, []).append(version_id)
+        owner = "" if endpoint.is_shared else endpoint.tenant_id
+        return tariffs(self._listed, self._configured, name=endpoint.name, versions=labels, owner=owner)
 
     def _release_prices(self, endpoint: Endpoint, versions: Mapping[str, ModelVersion]) -> Mapping[str, Price]:
         """Return the prices of the versions that have one of their own."""

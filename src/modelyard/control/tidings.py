@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from modelyard.clock import Clock
+from modelyard.control.terms import TermsDesk
 from modelyard.domain.routing_table import ReplicaSnapshot, Spent, Tidings
 from modelyard.domain.tenants import ApiKey, Tenant
 from modelyard.policy.utc import day_name, day_of, month_name
@@ -40,12 +41,14 @@ class TidingsPublisher:
         feed: TableFeed,
         clock: Clock,
         snapshots: Callable[[], Sequence[ReplicaSnapshot]] = no_snapshots,
+        terms: TermsDesk | None = None,
     ) -> None:
         self._store = store
         self._usage = usage
         self._feed = feed
         self._clock = clock
         self._snapshots = snapshots
+        self._terms = terms
         self._day = 0
         self._tenants: list[Tenant] = []
         self._keys: list[ApiKey] = []
@@ -109,15 +112,18 @@ class TidingsPublisher:
         now_s = self._clock.monotonic_s()
         if now_s - self._looked_s >= LOOK_S:
             tenants, keys = await self._store.tenants(), await self._store.keys()
-            self._tenants, self._keys = tenants, [key for key in keys if key.revoked_at is None]
-            self._looked_s = now_s
+            keys = [key for key in keys if key.revoked_at is None]
+            if self._terms is not None:
+                tenants, keys = await self._terms.tenants(tenants), await self._terms.keys(keys)
+            self._tenants, self._keys, self._looked_s = tenants, keys, now_s
         owners = {tenant.id for tenant in self._tenants if tenant.limits.has_quota}
         owners |= {key.tenant_id for key in self._keys if key.limits.has_quota}
         if not owners:
             return (), {}
         # A wall clock that goes back must not bring back a day whose quota is spent.
         self._day = max(self._day, day_of(self._clock.unix_s()))
-        rows, positions = await self._usage.spent(owners, day=self._day)
+        ahead = {tenant.id for tenant in self._tenants if tenant.limits.nanousd_total is not None}
+        rows, positions = await self._usage.spent(owners, day=self._day, totals_of=ahead)
         return spent_of(self._tenants, self._keys, rows, day=self._day), _by_source(positions)
 
 
@@ -128,22 +134,26 @@ def _lasting(tidings: Tidings) -> tuple[object, ...]:
 def spent_of(
     tenants: Iterable[Tenant], keys: Iterable[ApiKey], rows: Iterable[SpentRow], *, day: int
 ) -> tuple[Spent, ...]:
-    """Return the sums of everyone who has a quota, by source; a row of zeros for who spent nothing yet."""
-    wanted = {tenant.id for tenant in tenants if tenant.limits.has_quota}
-    wanted |= {key.id for key in keys if key.limits.has_quota}
+    """Return the sums of everyone who has a quota, by source; a row of zeros for who spent nothing yet.
+
+    Of who pays in advance they also tell what was ever spent.
+    """
+    bounds = {tenant.id: tenant.limits for tenant in tenants} | {key.id: key.limits for key in keys}
+    wanted = {subject for subject, limits in bounds.items() if limits.has_quota}
+    ahead = {subject for subject in wanted if bounds[subject].nanousd_total is not None}
     sums: dict[tuple[str, str], list[int]] = {}
     for row in rows:
         for subject in (row.tenant_id, row.key_id):
             if subject in wanted:
-                amounts = sums.setdefault((subject, row.source), [0, 0, 0, 0])
-                spent = (row.day_tokens, row.month_tokens, row.day_nanousd, row.month_nanousd)
+                amounts = sums.setdefault((subject, row.source), [0] * 5)
+                spent = (row.day_tokens, row.month_tokens, row.day_nanousd, row.month_nanousd, row.total_nanousd)
                 amounts[:] = [have + more for have, more in zip(amounts, spent, strict=True)]
     for subject in wanted - {subject for subject, _ in sums}:
-        sums[subject, ""] = [0, 0, 0, 0]
+        sums[subject, ""] = [0] * 5
     named = day_name(day), month_name(day)
     return tuple(
-        Spent(subject, *named, day_tokens, month_tokens, day_nanousd, month_nanousd, source)
-        for (subject, source), (day_tokens, month_tokens, day_nanousd, month_nanousd) in sorted(sums.items())
+        Spent(subject, *named, day_tokens, month_tokens, of_day, of_month, source, ever if subject in ahead else None)
+        for (subject, source), (day_tokens, month_tokens, of_day, of_month, ever) in sorted(sums.items())
     )
 
 

@@ -3,6 +3,7 @@
 import msgspec
 
 from modelyard.domain.endpoints import Progress, Serving
+from modelyard.domain.prices import Tariff
 from modelyard.domain.tenants import ApiKey, Tenant
 from modelyard.domain.usage import Price
 
@@ -65,6 +66,8 @@ class EndpointRoute(msgspec.Struct, frozen=True):
     fallback_routes: frozenset[str] = frozenset()
     """Paths that every fallback serves, too; a request for another waits for the releases with weight."""
     fallback_extras: frozenset[str] = frozenset()
+    tariffs: tuple[Tariff, ...] = ()
+    """All its prices, past the present one too, the strongest first; empty: ``price``, and those of releases."""
 
 
 class RoutingTable(msgspec.Struct, frozen=True, tag="table"):
@@ -114,7 +117,7 @@ class ReplicaSnapshot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Spent(msgspec.Struct, frozen=True, array_like=True):
-    """What a key or tenant with a quota has in the ledger for the current day and month (UTC).
+    """What a key or tenant with a quota has in the ledger for the current day and month (UTC), and in all.
 
     ``day`` and ``month`` are like ``2026-11-29`` and ``2026-11``. A row is for what came from one ``source`` (a
     worker's journal); a subject that spent nothing has one row of zeros.
@@ -128,6 +131,8 @@ class Spent(msgspec.Struct, frozen=True, array_like=True):
     day_nanousd: int
     month_nanousd: int
     source: str = ""
+    total_nanousd: int | None = None
+    """All that it ever cost; told of who pays in advance only."""
 
 
 class Tidings(msgspec.Struct, frozen=True, tag="tidings"):

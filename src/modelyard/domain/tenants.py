@@ -37,12 +37,19 @@ class Limits(Rates, frozen=True, omit_defaults=True):
     models: dict[str, Rates] = {}
     accelerators: int | None = None
     """Accelerators that all replicas of a tenant may have at once; of a key it means nothing."""
+    nanousd_total: int | None = None
+    """All that may ever be spent: what was, and the prepaid credit that is left. Set by how a tenant pays."""
 
     @property
     def has_quota(self) -> bool:
-        """Say whether a day's or month's sum is bounded."""
-        quotas = (self.tokens_per_day, self.tokens_per_month, self.nanousd_per_day, self.nanousd_per_month)
-        return any(quota is not None for quota in quotas)
+        """Say whether a sum is bounded: a day's, a month's, or all."""
+        return any(quota is not None for quota in self.quotas)
+
+    @property
+    def quotas(self) -> tuple[int | None, ...]:
+        """The bounds of sums: tokens of a day and a month, money of a day, of a month and in all."""
+        days = (self.tokens_per_day, self.tokens_per_month, self.nanousd_per_day, self.nanousd_per_month)
+        return (*days, self.nanousd_total)
 
 
 class Plan(StrEnum):

@@ -38,12 +38,20 @@ class UsageStatus(StrEnum):
 
 
 class Price(msgspec.Struct, frozen=True, array_like=True):
-    """Nano-dollars per one million tokens, and per one million units."""
+    """Nano-dollars per one million tokens, and per one million units.
+
+    Output is all that was generated, reasoning too. The currency is the installation's (``billing.currency``); "dollar"
+    in a name stands for one of it.
+    """
 
     input: int = 0
     cached_input: int = 0
     output: int = 0
     unit: int = 0
+    request: int = 0
+    """Nano-dollars of one request in which anything was counted."""
+    batch_micro: int = 1_000_000
+    """What a line of a batch pays of all that, in millionths."""
 
 
 class Intent(msgspec.Struct, frozen=True, array_like=True, tag=1):

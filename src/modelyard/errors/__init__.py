@@ -8,6 +8,7 @@ every route. The message says what is wrong and what to do; nothing internal
 """
 
 from modelyard.errors.limits import (
+    credit_exhausted,
     engine_busy,
     files_full,
     kept_requests_full,
@@ -89,6 +90,7 @@ __all__ = [
     "conflict",
     "context_exceeded",
     "control_unavailable",
+    "credit_exhausted",
     "engine_busy",
     "engine_connect_timeout",
     "engine_error",

@@ -103,6 +103,18 @@ def quota_exhausted(
     )
 
 
+def credit_exhausted(*, needed: int, left: int) -> ApiError:
+    """Return the error for a request that may cost more than the prepaid credit that is left, both in nano-dollars."""
+    return ApiError(
+        429,
+        code="insufficient_quota",
+        type="insufficient_quota",
+        message=f"This request may cost up to {_dollars(needed)}; {_dollars(left)} of the prepaid credit is left. Add "
+        "credit, or send a smaller 'max_tokens' or prompt.",
+        should_retry=False,
+    )
+
+
 def _tokens(amount: int) -> str:
     return f"{amount} tokens"
 

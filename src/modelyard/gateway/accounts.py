@@ -341,7 +341,16 @@ def _facts(refusal: Refusal, allowance: Allowance, prompt_tokens: int) -> dict[s
 
 def _out_of_quota(refused: QuotaRefusal, allowances: tuple[Allowance, ...], now_s: float) -> ApiError:
     if not refused.kind:
-        error = errors.quota_unavailable(retry_after_s=refused.retry_after_s)
+        error = errors.quota_unavailable(retry_after_s=refused.retry_after_s or 1.0)
+    elif refused.retry_after_s is None:
+        error = errors.credit_exhausted(needed=refused.needed, left=refused.left)
+        error.facts = {
+            "whose": "the tenant",
+            "kind": "money_prepaid",
+            "limit": refused.limit,
+            "used": refused.limit - refused.left,
+            "needed": refused.needed,
+        }
     else:
         error = errors.quota_exhausted(
             refused.kind,

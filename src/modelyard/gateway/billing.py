@@ -48,7 +48,7 @@ def intent_of(exchange: "Exchange", replica: ReplicaLoad) -> Intent:
         exchange.call.is_stream,
         exchange.prompt_estimate,
         exchange.reservation.tokens,
-        exchange.endpoint.price_of(replica.version_id),
+        exchange.prices.of(replica.version_id),
     )
 
 
@@ -91,7 +91,7 @@ def give_back(exchange: "Exchange", usage: Usage, units: float, now_s: float) ->
         usage.completion_tokens or 0,
         now_s=now_s,
         units=units,
-        price=exchange.endpoint.price_of(replica.version_id if replica is not None else exchange.begun_on),
+        price=exchange.prices.of(replica.version_id if replica is not None else exchange.begun_on),
     )
 
 
@@ -117,7 +117,7 @@ def settle(
     replica = exchange.replica
     moved_to: tuple[str, Price] | tuple[()] = ()
     if replica is not None and replica.version_id != exchange.begun_on:
-        moved_to = (replica.version_id, endpoint.price_of(replica.version_id))
+        moved_to = (replica.version_id, exchange.prices.of(replica.version_id))
     gateway.journal.settle(
         Settle(
             exchange.request_id,

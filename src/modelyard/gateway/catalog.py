@@ -14,13 +14,12 @@ from modelyard.domain.demand import EndpointDemand, ReplicaReport, Report
 from modelyard.domain.endpoints import Timeouts
 from modelyard.domain.routing_table import EndpointRoute, RoutingTable
 from modelyard.domain.signals import ReleaseCounts
-from modelyard.domain.usage import Price
 from modelyard.gateway.accounts import Accounts, KeyState
 from modelyard.gateway.tallies import TOLD_S, ReleaseTally
 from modelyard.policy.admission import OutputPredictor
 from modelyard.policy.breaker import Tolerance
 from modelyard.policy.dispatch import Dispatcher, DispatchRules, ReplicaLoad, Waiter
-from modelyard.policy.pricing import dearest
+from modelyard.policy.pricelist import NEVER, Sheet, most_of, sheet
 from modelyard.policy.seats import Seats
 
 W = TypeVar("W", bound=Waiter)
@@ -78,24 +77,30 @@ class EndpointState(Generic[W]):
     outputs: OutputPredictor = field(default_factory=OutputPredictor)
     tallies: dict[str, ReleaseTally] = field(default_factory=dict)
     """What was counted of each release, by version."""
-    prices: dict[str, Price] = field(default_factory=dict)
-    """Of the versions whose price is not the endpoint's."""
+    sheets: dict[str, Sheet] = field(default_factory=dict)
+    """Prices by tenant, as they were for its last request; under "" where nobody has one of its own."""
 
     def is_quiet(self, now_s: float) -> bool:
         """Say whether nothing has happened lately that needs to be looked at."""
         return not self.in_flight and not self.dispatcher.has_ejected and now_s - self.last_request_s > QUIET_S
 
-    def price_of(self, version_id: str) -> Price:
-        """Return what an answer of this version costs."""
-        return self.prices.get(version_id, self.route.price)
+    def sheet(self, tenant_id: str, now_unix_s: float) -> Sheet:
+        """Return what requests of a tenant cost that arrive now."""
+        known = self.sheets.get(tenant_id if self.route.tariffs else "")
+        if known is not None and known.since <= now_unix_s < known.until:
+            return known
+        return self._sheet(tenant_id, now_unix_s)
 
-    @property
-    def price_max(self) -> Price:
-        """Return a price that none is above: which release will answer is not known before."""
-        price = self.route.price
-        for other in self.prices.values():
-            price = dearest(price, other)
-        return price
+    def _sheet(self, tenant_id: str, now_unix_s: float) -> Sheet:
+        route = self.route
+        if not route.tariffs:
+            by_version = {one.version_id: one.price for one in route.releases if one.price is not None}
+            found = Sheet(route.price, by_version, most_of(route.price, by_version), -NEVER, NEVER)
+            return self.sheets.setdefault("", found)
+        version_ids = [one.version_id for one in route.releases]
+        found = sheet(route.tariffs, tenant_id=tenant_id, version_ids=version_ids, now_unix_s=now_unix_s)
+        self.sheets[tenant_id] = found
+        return found
 
     def prompt_tokens(self, text_length: int) -> int:
         """Estimate the tokens of a prompt, from what this model's engine told of earlier ones."""
@@ -300,7 +305,7 @@ class Catalog(Generic[W]):
             state = self._endpoints[route.id] = EndpointState(route, dispatcher, last_request_s=now_s)
         state.route, state.is_gone = route, False
         state.patience = Patience.of(route.serving.timeouts, self._settings)
-        state.prices = {one.version_id: one.price for one in route.releases if one.price is not None}
+        state.sheets = {}
         return state if is_news else None
 
     def _take_names(self, table: RoutingTable) -> list[EndpointState[W]]:

@@ -46,6 +46,7 @@ from modelyard.gateway.upstream import UpstreamConnection
 from modelyard.policy.breaker import Failure
 from modelyard.policy.dispatch import ReplicaLoad, Verdict
 from modelyard.policy.job import Job
+from modelyard.policy.pricelist import Sheet
 
 if TYPE_CHECKING:
     from modelyard.gateway.flow import Gateway
@@ -61,7 +62,7 @@ class Exchange:
     __slots__ = (
         "_coalescer", "_waits_for", "arrived_s", "arrived_unix_s", "attempts", "begun_on", "body", "call", "client",
         "comment_due_s", "connection", "deadline_s", "endpoint", "failed_on", "first_body", "gateway", "has_intent",
-        "is_over", "is_reopening", "job", "key", "line", "moves", "progress", "prompt_estimate", "queued_s",
+        "is_over", "is_reopening", "job", "key", "line", "moves", "prices", "progress", "prompt_estimate", "queued_s",
         "refusal", "relay", "replica", "reply", "request_id", "reservation", "route", "stalled_since_s",
         "total_deadline_s", "was_sent",
     )  # fmt: skip
@@ -77,6 +78,7 @@ class Exchange:
         route: str,
         job: Job,
         reservation: Reservation,
+        prices: Sheet,
         now_s: float,
     ) -> None:
         self.gateway = gateway
@@ -89,6 +91,7 @@ class Exchange:
         self.job = job
         self.prompt_estimate = job.prompt_tokens
         self.reservation = reservation
+        self.prices = prices
         self.arrived_s = now_s
         self.arrived_unix_s = reservation.at_unix_s
         self.queued_s = 0.0

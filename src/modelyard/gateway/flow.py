@@ -214,20 +214,21 @@ class Gateway:
         prompt = endpoint.prompt_tokens(call.text_length)
         output = self._output_tokens(call, prompt, endpoint.route.context_length)
         job = self._job(request, key, call, endpoint, prompt, output)
-        now_s = self.clock.monotonic_s()
+        now_s, now_unix_s = self.clock.monotonic_s(), self.clock.unix_s()
+        prices = endpoint.sheet(key.record.tenant_id, now_unix_s)
         reservation = self.catalog.accounts.reserve(
             key,
             model=endpoint.route.name,
-            price=endpoint.price_max if endpoint.prices else endpoint.route.price,
+            price=prices.most,
             prompt_tokens=prompt,
             output_tokens=output,
             now_s=now_s,
-            now_unix_s=self.clock.unix_s(),
+            now_unix_s=now_unix_s,
             # A token is at least a byte, and what a chat template adds is less than what JSON does.
             prompt_max=len(request.body),
             units=call.units_max,
         )
-        return Exchange(self, client, request_id, key, endpoint, call, request.path, job, reservation, now_s)
+        return Exchange(self, client, request_id, key, endpoint, call, request.path, job, reservation, prices, now_s)
 
     def _job(
         self,

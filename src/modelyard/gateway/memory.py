@@ -143,7 +143,7 @@ class RequestMemory:
                 exchange.arrived_unix_s, latency_s, exchange.queued_s, first_s, version_id, replica_id, job.beside,
                 outcome.http_status, outcome.code, usage.prompt_tokens,
                 usage.cached_tokens if usage.prompt_tokens_details is not None else 0,
-                completion, units, endpoint.price_of(version_id), reservation.tokens, exchange.attempts,
+                completion, units, exchange.prices.of(version_id), reservation.tokens, exchange.attempts,
                 job.looks, exchange.moves, exchange.line, exchange.refusal, exchange.was_sent,
                 job.spilled,
             )

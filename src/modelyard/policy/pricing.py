@@ -11,15 +11,23 @@ TOKENS_PER_PRICE = 1_000_000
 TOKENS_MAX = 2**31 - 1
 """Most tokens of one kind in one row. A broken engine's number must neither be billed nor overflow a sum."""
 
+FULL_PRICE_MICRO = 1_000_000
+"""The ``batch_micro`` of a price that is the same for batches."""
+
 UNITS_MAX = 100_000_000.0
 """Most units of one row, for the same reason."""
 
 
 def cost(price: Price, prompt: int, cached: int, completion: int, micro_units: int = 0) -> int:
-    """Return nano-dollars. ``cached`` tokens are some of the ``prompt`` tokens, and billed at ``cached_input``."""
+    """Return nano-dollars. ``cached`` tokens are some of the ``prompt`` tokens, and billed at ``cached_input``.
+
+    The price of a request is due where anything was counted: one that failed before its first token is free.
+    """
     assert min(prompt, cached, completion, micro_units) >= 0, "tokens and units are counted, never owed"
     cached = min(cached, prompt)
     total = (prompt - cached) * price.input + cached * price.cached_input + completion * price.output
+    if price.request and (prompt or completion or micro_units):
+        total += price.request * TOKENS_PER_PRICE
     if not micro_units:
         return _rounded(total, TOKENS_PER_PRICE)
     return _rounded(total * MICRO_PER_UNIT + micro_units * price.unit, TOKENS_PER_PRICE * MICRO_PER_UNIT)
@@ -32,7 +40,18 @@ def dearest(one: Price, other: Price) -> Price:
         max(one.cached_input, other.cached_input),
         max(one.output, other.output),
         max(one.unit, other.unit),
+        max(one.request, other.request),
+        max(one.batch_micro, other.batch_micro),
     )
+
+
+def batch_price(price: Price) -> Price:
+    """Return what a line of a batch costs, as a price of its own: whole nano-dollars, so that costs stay exact."""
+    factor = price.batch_micro
+    if factor == FULL_PRICE_MICRO:
+        return price
+    parts = (price.input, price.cached_input, price.output, price.unit, price.request)
+    return Price(*(_rounded(part * factor, FULL_PRICE_MICRO) for part in parts))
 
 
 def micro_units(units: float) -> int:

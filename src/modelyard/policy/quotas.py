@@ -1,4 +1,4 @@
-"""Quotas: tokens and money of a key or tenant in a UTC day and month.
+"""Quotas: tokens and money of a key or tenant in a UTC day and month, and money in all (prepaid credit).
 
 The ledger is the truth; it lags a gateway by the time of a delivery. So a
 gateway counts, beside the sums that it hears, what it settled since and the
@@ -35,8 +35,8 @@ from modelyard.policy.utc import DAY_S, day_name, day_number, day_of, month_name
 ENTRIES_MAX = 512
 """Settlements that one quota remembers one by one; of more, two and two are put together, and leave a little later."""
 
-KINDS = (("tokens", "day"), ("tokens", "month"), ("money", "day"), ("money", "month"))
-"""What each of the four numbers of a quota is, in the order of every list here."""
+KINDS = (("tokens", "day"), ("tokens", "month"), ("money", "day"), ("money", "month"), ("money", "total"))
+"""What each of the five numbers of a quota is, in the order of every list here. The last one never begins anew."""
 _DAYS, _MONTHS = (0, 2), (1, 3)
 
 Position = tuple[str, int]
@@ -45,12 +45,12 @@ Position = tuple[str, int]
 
 class QuotaRefusal(NamedTuple):
     """Why a request may not begin: ``kind`` is ``tokens`` or ``money``, empty when nothing was heard of the quota yet;
-    ``period`` is ``day`` or ``month``."""
+    ``period`` is ``day``, ``month``, or ``total``, which no time renews."""
 
     kind: str
     period: str
     is_tenants: bool
-    retry_after_s: float
+    retry_after_s: float | None
     needed: int = 0
     left: int = 0
     limit: int = 0
@@ -75,7 +75,7 @@ class _Entry(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Quota:
-    """What one key or tenant may use and has used. Lists have four numbers, by ``KINDS``.
+    """What one key or tenant may use and has used. Lists have five numbers, by ``KINDS``.
 
     ``used`` is all of it: heard, settled since and reserved; ``heard`` the part that came from the ledger.
     ``bounds`` are the numbers that are limited, with this gateway's limit.
@@ -85,14 +85,14 @@ class Quota:
     is_tenants: bool
     limits: tuple[int | None, ...]
     bounds: tuple[tuple[int, int], ...] = ()
-    used: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
-    heard: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+    used: list[int] = field(default_factory=lambda: [0] * len(KINDS))
+    heard: list[int] = field(default_factory=lambda: [0] * len(KINDS))
     entries: deque[_Entry] = field(default_factory=deque)
     grain: int = 1
     is_known: bool = False
 
     def refusing(self, tokens: int, nanousd: int) -> int | None:
-        """Return the index of the first of the four that has no room for this, or None."""
+        """Return the index of the first of the numbers that has no room for this, or None."""
         used = self.used
         for index, limit in self.bounds:
             # A limit of 0 stops even what costs nothing.
@@ -101,8 +101,9 @@ class Quota:
         return None
 
     def add(self, tokens: int, nanousd: int, *, of_day: bool, of_month: bool) -> None:
-        """Change what is used of the present day and month."""
+        """Change what is used of the present day and month, and in all."""
         used = self.used
+        used[4] += nanousd
         if of_day:
             used[0] += tokens
             used[2] += nanousd
@@ -125,7 +126,7 @@ class Quota:
 
     def left(self) -> tuple[int | None, ...]:
         """Return what is left by ``KINDS``; None is unlimited."""
-        found: list[int | None] = [None] * 4
+        found: list[int | None] = [None] * len(KINDS)
         for index, limit in self.bounds:
             found[index] = max(0, limit - self.used[index])
         return tuple(found)
@@ -174,15 +175,20 @@ class QuotaBook:
         if not limits.has_quota:
             self._quotas.pop(subject_id, None)
             return None
-        wanted = (limits.tokens_per_day, limits.tokens_per_month, limits.nanousd_per_day, limits.nanousd_per_month)
+        wanted = limits.quotas
         quota = self._quotas.get(subject_id)
         if quota is None:
             quota = self._quotas[subject_id] = Quota(subject_id, is_tenants, wanted)
             quota.bounds = self._bounds(quota)
             self._apply(quota)
         elif quota.limits != wanted:
+            is_new_total = wanted[4] is not None and quota.limits[4] is None
             quota.limits = wanted
             quota.bounds = self._bounds(quota)
+            if is_new_total:
+                # What was ever spent is told of those only who pay in advance, and this one did not.
+                quota.is_known = False
+                self._apply(quota)
         return quota
 
     def keep_only(self, subject_ids: frozenset[str]) -> None:
@@ -211,7 +217,9 @@ class QuotaBook:
                 quota.used[index] = quota.heard[index] = 0
             quota.bounds = self._bounds(quota)
 
-    def _renewed_in_s(self, period: str, now_unix_s: float) -> float:
+    def _renewed_in_s(self, period: str, now_unix_s: float) -> float | None:
+        if period == "total":
+            return None
         if period == "day":
             return max(1.0, self._day_ends_s - now_unix_s)
         return max(1.0, next_month(self._day) * DAY_S - now_unix_s)
@@ -286,7 +294,7 @@ class QuotaBook:
         rows = [row for row in self._rows.get(quota.subject_id, ()) if row.day == self.day]
         if not rows:
             return
-        heard = [0, 0, 0, 0]
+        heard = [0] * len(KINDS)
         for row in rows:
             if self._workers == 1 or worker_of(row.source) == self._worker:
                 for index, amount in enumerate(_amounts(row)):
@@ -294,25 +302,30 @@ class QuotaBook:
         while quota.entries and quota.entries[0].position <= self._heard_to:
             entry = quota.entries.popleft()
             quota.add(-entry.tokens, -entry.nanousd, of_day=entry.day == self.day, of_month=entry.month == self.month)
-        for index in range(4):
+        for index in range(len(KINDS)):
             quota.used[index] += heard[index] - quota.heard[index]
         quota.heard = heard
         quota.bounds = self._bounds(quota)
-        quota.is_known = True
+        quota.is_known = quota.limits[4] is None or all(row.total_nanousd is not None for row in rows)
+
+    def _is_present(self, row: Spent, index: int) -> bool:
+        """Say whether a row tells of the present time what the number ``index`` is of."""
+        if index in _DAYS:
+            return row.day == self.day
+        return row.month == self.month or index not in _MONTHS
 
     def _bounds(self, quota: Quota) -> tuple[tuple[int, int], ...]:
         """Return the limited numbers with the part of each limit that is this gateway's."""
         limited = [(index, limit) for index, limit in enumerate(quota.limits) if limit is not None]
         if self._workers == 1:
             return tuple(limited)
-        used = [[0, 0, 0, 0] for _ in range(self._workers)]
-        strange = [0, 0, 0, 0]
+        used = [[0] * len(KINDS) for _ in range(self._workers)]
+        strange = [0] * len(KINDS)
         for row in self._rows.get(quota.subject_id, ()):
             worker = worker_of(row.source)
             amounts = used[worker] if worker is not None and worker < self._workers else strange
             for index, amount in enumerate(_amounts(row)):
-                is_present = row.day == self.day if index in _DAYS else row.month == self.month
-                amounts[index] += amount if is_present else 0
+                amounts[index] += amount if self._is_present(row, index) else 0
         return tuple(
             (index, equal_part(limit - strange[index], [amounts[index] for amounts in used], self._worker))
             for index, limit in limited
@@ -342,8 +355,8 @@ def worker_of(source: str) -> int | None:
     return int(number) if kind == "gateway" and number.isdecimal() else None
 
 
-def _amounts(row: Spent) -> tuple[int, int, int, int]:
-    return row.day_tokens, row.month_tokens, row.day_nanousd, row.month_nanousd
+def _amounts(row: Spent) -> tuple[int, ...]:
+    return row.day_tokens, row.month_tokens, row.day_nanousd, row.month_nanousd, row.total_nanousd or 0
 
 
 def _halved(entries: deque[_Entry]) -> deque[_Entry]:

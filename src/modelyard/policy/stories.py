@@ -29,6 +29,7 @@ _LIMITS = {
     "concurrency": "requests at once",
     "tokens_per_day": "tokens a day",
     "tokens_per_month": "tokens a month",
+    "money_prepaid": "of prepaid credit and what was spent of it",
 }
 
 

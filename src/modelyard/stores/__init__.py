@@ -20,6 +20,7 @@ from modelyard.domain.tenants import ApiKey, Tenant
 from modelyard.domain.uploads import Upload
 from modelyard.domain.usage import JournalRecord, UsageBucket, UsageRow
 from modelyard.domain.why import Ask, RequestStory, Told
+from modelyard.stores.billing import BillingStore as BillingStore
 from modelyard.stores.files import ContentMissingError as ContentMissingError
 from modelyard.stores.files import ContentWriter as ContentWriter
 from modelyard.stores.files import FileContents as FileContents
@@ -236,6 +237,8 @@ class SpentRow(msgspec.Struct, frozen=True):
     month_tokens: int
     day_nanousd: int
     month_nanousd: int
+    total_nanousd: int = 0
+    """All that it ever cost; told only where it was asked for."""
 
 
 class UsageStore(Protocol):
@@ -281,9 +284,12 @@ class UsageStore(Protocol):
         """
         ...
 
-    async def spent(self, tenant_ids: Collection[str], *, day: int) -> tuple[list[SpentRow], list[JournalPosition]]:
+    async def spent(
+        self, tenant_ids: Collection[str], *, day: int, totals_of: Collection[str] = ()
+    ) -> tuple[list[SpentRow], list[JournalPosition]]:
         """Return what each key of these tenants has in the ledger for ``day`` (since 1970) and for its whole month.
 
+        Rows of ``totals_of``, which are some of these tenants, also tell what it ever cost.
         The sums are exact, by the arrival of requests, and hold at least all that the returned positions cover.
         """
         ...

@@ -14,7 +14,9 @@ from modelyard.console.views import EndpointRow, usd
 from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress, Release, Scaling, Stage
 from modelyard.domain.fleet import GuestSeat, Replica, ReplicaState, SeatState
 from modelyard.domain.tenants import PLATFORM, Identity, Scope
-from modelyard.stores import Event
+from modelyard.domain.usage import Intent, Price, Settle, UsageStatus
+from modelyard.policy.utc import day_of, month_name
+from modelyard.stores import Event, JournalPosition
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -39,7 +41,7 @@ async def sign_in(browser: httpx2.AsyncClient, key: str, origin: str | None = UR
 
 async def test_signing_in_shows_the_pages(api: Management, browser: httpx2.AsyncClient) -> None:
     _, key = await api.key(PLATFORM, Scope.ADMIN)
-    for page in ("/console/", "/console/keys", "/console/usage", "/console/endpoints/ep-x"):
+    for page in ("/console/", "/console/keys", "/console/usage", "/console/endpoints/ep-x", "/console/invoices/x"):
         answer = await browser.get(page)
         assert (answer.status_code, answer.headers["location"]) == (303, "/console/login")
     assert (await browser.get("/console")).headers["location"] == "/console/"
@@ -50,7 +52,9 @@ async def test_signing_in_shows_the_pages(api: Management, browser: httpx2.Async
     for part in ("httponly", "samesite=strict", "path=/console", f"max-age={SESSION_S}"):
         assert part in cookie
     assert key.lower() not in cookie
-    for page in ("/console/", "/console/keys", "/console/usage?days=7", "/console/static/console.css"):
+    for page in (
+        *("/console/", "/console/keys", "/console/usage?days=7", "/console/invoices", "/console/static/console.css"),
+    ):
         answer = await browser.get(page)
         assert answer.status_code == 200, page
         assert "default-src 'self'" in answer.headers["content-security-policy"]
@@ -243,3 +247,31 @@ async def test_database_that_does_not_answer_is_told(api: Management, browser: h
 async def test_console_needs_the_gateways_token(api: Management) -> None:
     async with api.client(None, token=None) as client:
         assert (await client.get("/console/login")).status_code == 401
+
+
+async def test_a_tenant_sees_its_own_invoices_as_pages_to_print(api: Management, browser: httpx2.AsyncClient) -> None:
+    made: dict[str, str] = {}
+    for number, name in enumerate(("acme", "globex")):
+        tenant_id = await api.tenant(name)
+        at = api.clock.unix_s()
+        intent = Intent(f"r{number}", at, tenant_id, "k", "ep", HOSTILE, "v", "/", False, 9, 9, Price(input=10**15))
+        settle = Settle(f"r{number}", at, 9, 0, 9, UsageStatus.SUCCESS, 200, "", None, 1.0, "r", 1, False)
+        await api.context.usage.apply([intent, settle], JournalPosition("g", "1.journal", number))
+        draft = await api.context.billing_desk.draft(tenant_id, month_name(day_of(at)))
+        assert draft is not None
+        made[name] = draft.id
+    issued = await api.context.billing_desk.issue(made["acme"], key_id="k")
+    assert issued is not None
+    _, key = await api.key("ten-acme", Scope.MANAGE)
+    await sign_in(browser, key)
+    listing = await browser.get("/console/invoices")
+    assert "INV-000001" in listing.text
+    assert "9.00" in listing.text
+    assert "globex" not in listing.text
+    page = await browser.get(f"/console/invoices/{made['acme']}")
+    assert page.status_code == 200
+    assert "INV-000001" in page.text
+    assert HOSTILE not in page.text
+    assert page.headers["content-security-policy"].startswith("default-src 'none'")
+    assert "<script" not in page.text
+    assert (await browser.get(f"/console/invoices/{made['globex']}")).status_code == 404

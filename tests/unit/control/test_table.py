@@ -12,20 +12,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modelyard.clock import ManualClock
-from modelyard.config import PriceConfig
+from modelyard.config.billing import BillingConfig, PriceConfig
 from modelyard.control.table import TablePublisher
+from modelyard.control.terms import TermsDesk
+from modelyard.domain.billing import AuditEntry
 from modelyard.domain.catalog import Artifact, ModelVersion
 from modelyard.domain.demand import Report
 from modelyard.domain.endpoints import Endpoint, Release, Scaling, Serving, Sticky, Timeouts
 from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.prices import PriceEntry
 from modelyard.domain.routing_table import EndpointRoute, Heartbeat, RoutingTable
 from modelyard.domain.tenants import ApiKey, Scope, Tenant
+from modelyard.domain.usage import Price
 from modelyard.engines.providers.engines import OpenAIProviderEngine
 from modelyard.engines.providers.keys import ProviderKeys
 from modelyard.engines.simulated import SimulatedEngine
 from modelyard.stores import AlreadyExistsError, StoreUnavailableError
 from modelyard.stores.mirror import MirroredStore
-from modelyard.stores.sql import SqlControlStore, open_database
+from modelyard.stores.sql import SqlBillingStore, SqlControlStore, open_database
 
 
 class Recorder:
@@ -326,3 +330,37 @@ async def change(store: MirroredStore, step: int, number: int, state: ReplicaSta
                 await store.add_release(version(f"ver-{number}-{state}"), of)
         case 5:
             await store.remove_endpoint(of.id)
+
+
+async def test_stored_prices_reach_the_gateways_before_they_begin_and_touch_no_other_endpoint(
+    store: SqlControlStore, feed: Recorder, tmp_path: Path
+) -> None:
+    database = open_database(f"sqlite:///{tmp_path / 'prices.sqlite'}", timeout_s=5.0)
+    billing, clock = SqlBillingStore(database), ManualClock()
+    terms = TermsDesk(billing, BillingConfig(), clock)
+    prices = {"*": PriceConfig(input=1.0), "m@ver-a": PriceConfig(input=2.0)}
+    engines = {"simulated": SimulatedEngine()}
+    publisher = TablePublisher(store=store, engines=engines, prices=prices, feed=feed, terms=terms)
+    await store.add_deployment(version("ver-a"), ENDPOINT)
+    other = msgspec.structs.replace(ENDPOINT, id="ep-2", name="other", releases=(Release("ver-b"),))
+    await store.add_deployment(version("ver-b"), other)
+    assert (await published(publisher, feed)).tariffs == ()
+
+    now = int(clock.unix_s())
+    coming = PriceEntry("price-1", "m", Price(input=7), now + 100, version="ver-a")
+    who = AuditEntry(0.0, "k", "platform", "test", "")
+    await billing.put_price(coming, who, now=now)
+    await billing.put_price(PriceEntry("price-2", "m", Price(input=9), now, tenant_id="somebody"), who, now=now)
+    terms.void()
+    route = await published(publisher, feed)
+    assert [(one.version_id, one.since, one.price.input) for one in route.tariffs] == [
+        ("ver-a", now + 100, 7),
+        ("ver-a", 0, 2_000_000_000),
+        ("", 0, 1_000_000_000),
+    ], "a private endpoint has no prices of tenants that cannot call it"
+    assert feed.tables[-1].endpoints[1] is feed.tables[0].endpoints[1]
+    revision = feed.tables[-1].revision
+    clock.advance(1000)  # read anew, and the same
+    await publisher.refresh()
+    assert feed.tables[-1].revision == revision
+    await database.close()

@@ -51,6 +51,18 @@ def test_only_who_has_a_quota_is_told_of_and_a_tenant_is_all_its_keys() -> None:
     )
 
 
+def test_of_who_pays_in_advance_all_that_was_ever_spent_is_told_and_of_nobody_else() -> None:
+    tenants = [Tenant("t", "t", 0, Limits(nanousd_total=90)), Tenant("u", "u", 0, Limits(nanousd_total=0))]
+    keys = [a_key("b", limits=Limits(nanousd_per_day=1))]
+    rows = [SpentRow("t", "b", "gateway-0", 1, 1, 1, 1, 50), SpentRow("t", "c", "gateway-0", 0, 0, 0, 0, 7)]
+    named = ("2026-11-29", "2026-11")
+    assert spent_of(tenants, keys, rows, day=DAY) == (
+        Spent("b", *named, 1, 1, 1, 1, "gateway-0"),
+        Spent("t", *named, 1, 1, 1, 1, "gateway-0", 57),
+        Spent("u", *named, 0, 0, 0, 0, "", 0),
+    )
+
+
 async def test_sums_come_with_their_position_once_each_and_of_the_newest_day_seen(tmp_path: Path) -> None:
     database = open_database(f"sqlite:///{tmp_path / 'control.sqlite'}", timeout_s=5)
     store, usage, ear, clock = SqlControlStore(database), SqlUsageStore(database), Ear(), ManualClock(NOON)

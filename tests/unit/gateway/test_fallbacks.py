@@ -153,12 +153,13 @@ def test_an_answer_that_has_begun_is_not_gone_on_with_by_somebody_else(bench: Fa
 
 
 def test_the_dearest_is_reserved_and_what_answered_is_spent(bench: Fallen) -> None:
-    assert bench.endpoint.price_max == Price(2_000_000, 1_000_000, 9_000_000)
-    assert bench.endpoint.price_of("w") == THEIRS
-    assert bench.endpoint.price_of("v") == OWN
+    prices = bench.endpoint.sheet("ten-1", 0.0)
+    assert prices.most == Price(2_000_000, 1_000_000, 9_000_000)
+    assert prices.of("w") == THEIRS
+    assert prices.of("v") == OWN
     client = asked(bench)
     (exchange,) = bench.gateway.exchanges
-    assert exchange.reservation._price == bench.endpoint.price_max
+    assert exchange.reservation._price == prices.most
     client.connection_lost(None)
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from modelyard.config import PriceConfig
+from modelyard.config.billing import PriceConfig
 from modelyard.domain.usage import Price
 from modelyard.errors import StartupError
 from modelyard.metering.prices import UNIT_USD_MAX, USD_MAX, cost, micro_units, price_of

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelyard.domain.usage import Price
-from modelyard.policy.pricing import UNITS_MAX, cost, micro_units
+from modelyard.policy.pricing import UNITS_MAX, batch_price, cost, dearest, micro_units
 
 counts = st.integers(0, 2**31 - 1)
 nano = st.integers(0, 10**15)
@@ -62,3 +62,39 @@ def test_units_are_added_to_tokens_and_all_is_rounded_once() -> None:
 )
 def test_a_broken_number_of_units_is_nothing_or_the_most(units: float, expected: int) -> None:
     assert micro_units(units) == expected
+
+
+def test_a_request_is_priced_where_anything_was_counted_and_not_where_it_failed_before() -> None:
+    price = Price(input=1_000_000, request=700)
+    assert cost(price, 10, 0, 0) == 710
+    assert cost(price, 0, 0, 0, micro_units(0.5)) == 700
+    assert cost(price, 0, 0, 0) == 0
+
+
+parts = st.integers(0, 10**15)
+prices = st.builds(Price, parts, parts, parts, parts, parts, st.integers(0, 1_000_000))
+
+
+@given(price=prices, prompt=counts, cached=counts, completion=counts)
+def test_a_batch_costs_its_share_to_the_nano_and_never_more(
+    price: Price, prompt: int, cached: int, completion: int
+) -> None:
+    cheaper = batch_price(price)
+    assert batch_price(cheaper) is cheaper, "a factor is applied once"
+    for name in ("input", "cached_input", "output", "unit", "request"):
+        exact = Fraction(getattr(price, name) * price.batch_micro, 1_000_000)
+        assert getattr(cheaper, name) == round(exact)
+    cached = min(cached, prompt)
+    assert cost(cheaper, prompt, cached, completion) <= cost(price, prompt, cached, completion)
+
+
+@given(one=prices, other=prices, prompt=counts, cached=counts, completion=counts)
+def test_the_dearest_of_two_is_below_neither(
+    one: Price, other: Price, prompt: int, cached: int, completion: int
+) -> None:
+    cached = min(cached, prompt)
+    most = cost(dearest(one, other), prompt, cached, completion)
+    assert most >= cost(one, prompt, cached, completion)
+    assert most >= cost(other, prompt, cached, completion)
+    half = cost(batch_price(dearest(one, other)), prompt, cached, completion)
+    assert half >= cost(batch_price(one), prompt, cached, completion), "also for batches"

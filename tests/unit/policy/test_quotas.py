@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,8 +44,39 @@ def test_the_worst_case_is_taken_and_the_rest_comes_back() -> None:
     hold = take(book, quota, 90)
     assert take(book, quota, 20).kind == "tokens"
     book.settle(hold, 10, 0)
-    assert quota.left() == (90, None, None, None)
+    assert quota.left() == (90, None, None, None, None)
     assert take(book, quota, 90).tokens == 90
+
+
+def test_prepaid_credit_is_renewed_by_no_month_and_not_known_before_it_is_told() -> None:
+    book, quota = a_book(a_row(nanousd=70), nanousd_total=100)
+    assert not quota.is_known, "the row does not say what was ever spent"
+    assert take(book, quota, 1, 1).kind == ""
+    told = msgspec.structs.replace(a_row(nanousd=70), total_nanousd=90)
+    book.hear([told], {})
+    assert take(book, quota, 1, 11).needed == 11
+    hold = take(book, quota, 1, 10)
+    refusal = take(book, quota, 1, 1, now=next_month(int(NOW // DAY_S)) * DAY_S)
+    assert (refusal.kind, refusal.period, refusal.retry_after_s) == ("money", "total", None)
+    book.settle(hold, 1, 4)
+    assert quota.left()[4] == 6
+
+
+def test_a_quota_that_gets_credit_waits_for_what_was_ever_spent() -> None:
+    book, quota = a_book(a_row(nanousd=70), nanousd_per_month=100)
+    assert book.quota("k", Limits(nanousd_per_month=100, nanousd_total=1000), is_tenants=False) is quota
+    assert take(book, quota, 1, 1).kind == ""
+    book.hear([msgspec.structs.replace(a_row(nanousd=70), total_nanousd=999)], {})
+    assert take(book, quota, 1, 2).period == "total"
+    assert take(book, quota, 1, 1).nanousd == 1
+
+
+def test_a_quota_that_gets_credit_after_it_was_told_goes_on_at_once() -> None:
+    told = msgspec.structs.replace(a_row(nanousd=70), total_nanousd=990)
+    book, quota = a_book(told, nanousd_per_month=100)
+    assert book.quota("k", Limits(nanousd_total=1000), is_tenants=False) is quota
+    assert take(book, quota, 1, 11).period == "total"
+    assert take(book, quota, 1, 10).nanousd == 10
 
 
 def test_all_four_bounds_hold_and_the_refusal_says_which() -> None:
@@ -101,11 +133,11 @@ def test_a_new_day_renews_the_days_numbers_only_and_a_new_month_all() -> None:
     book, quota = a_book(a_row(tokens=90, nanousd=9), tokens_per_day=100, nanousd_per_month=10)
     hold = take(book, quota, 5, 1)
     book.advance(NOV_29 + DAY_S)
-    assert quota.left() == (100, None, None, 0)
+    assert quota.left() == (100, None, None, 0, None)
     book.settle(hold, 5, 1)  # of the day before: this day is not charged
-    assert quota.left() == (100, None, None, 0)
+    assert quota.left() == (100, None, None, 0, None)
     book.advance(next_month(int(NOW // DAY_S)) * DAY_S)
-    assert quota.left() == (100, None, None, 10)
+    assert quota.left() == (100, None, None, 10, None)
 
 
 def test_a_clock_that_goes_back_refills_nothing_and_bills_to_the_present_day() -> None:

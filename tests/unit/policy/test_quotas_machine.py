@@ -16,7 +16,7 @@ from modelyard.policy.quotas import Hold, QuotaBook
 from modelyard.policy.utc import DAY_S, day_name, day_number, month_name
 
 FIRST_DAY = day_number("2026-11-28")
-LIMITS = Limits(tokens_per_day=200, tokens_per_month=500, nanousd_per_day=1900)
+LIMITS = Limits(tokens_per_day=200, tokens_per_month=500, nanousd_per_day=1900, nanousd_total=8000)
 PRICE = 10
 
 
@@ -50,6 +50,9 @@ class World:
         found = [(d, tokens) for place, d, tokens in self.all() if place <= up_to]
         of_month = sum(t for d, t in found if month_name(d) == month_name(day))
         return sum(t for d, t in found if d == day), of_month
+
+    def ever(self, up_to: tuple[int, int]) -> int:
+        return sum(tokens for place, _, tokens in self.all() if place <= up_to)
 
 
 def named(place: tuple[int, int]) -> tuple[str, int]:
@@ -131,6 +134,7 @@ class QuotaMachine(RuleBasedStateMachine):
         row = Spent(
             "k", day_name(self.seen_day), month_name(self.seen_day),
             day_tokens, month_tokens, day_tokens * PRICE, month_tokens * PRICE, "gateway-0",
+            self.world.ever(up_to) * PRICE,
         )  # fmt: skip
         self.news.append(([row], {"gateway-0": named(self.world.delivered)}))
 
@@ -170,6 +174,8 @@ class QuotaMachine(RuleBasedStateMachine):
             assert of_day + sum(r.worst for r in running) <= 200
             assert of_month + sum(r.worst for r in running_month) <= 500
             assert (of_day + sum(r.worst for r in running)) * PRICE <= 1900
+        ever = self.world.ever((10**9, 0)) + sum(r.worst for r in self.running)
+        assert ever * PRICE <= 8000, "no day and no month renews it"
 
     @rule()
     def tell_all(self) -> None:
@@ -185,6 +191,8 @@ class QuotaMachine(RuleBasedStateMachine):
             assert self.quota.used[1] == of_month + sum(
                 r.worst for r in self.running if month_name(r.day) == month_name(day)
             )
+            ever = self.world.ever(self.world.delivered) + sum(r.worst for r in self.running)
+            assert self.quota.used[4] == ever * PRICE
 
 
 TestQuotas = QuotaMachine.TestCase

@@ -11,6 +11,8 @@ from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp
 
 import modelyard
+from modelyard.control.api.budgets import Budgets
+from modelyard.control.api.credits import Credits
 from modelyard.control.api.deploy import Deployments
 from modelyard.control.api.endpoint_stats import Stats
 from modelyard.control.api.endpoint_why import EndpointWhy
@@ -18,11 +20,13 @@ from modelyard.control.api.endpoints import Endpoints
 from modelyard.control.api.files import Files
 from modelyard.control.api.fit import Fits
 from modelyard.control.api.forecast import ForecastPages
+from modelyard.control.api.invoices import Invoices
 from modelyard.control.api.keys import Keys
 from modelyard.control.api.logs import Logs
 from modelyard.control.api.nodes import Nodes
 from modelyard.control.api.plan import Plans
 from modelyard.control.api.pools import WarmPools
+from modelyard.control.api.prices import Prices
 from modelyard.control.api.registry import Registry
 from modelyard.control.api.releases import Releases
 from modelyard.control.api.requests import Requests
@@ -79,6 +83,10 @@ def declared_routes(context: Context) -> list[AnyRoute]:
         Why,
         Nodes,
         WarmPools,
+        Prices,
+        Credits,
+        Budgets,
+        Invoices,
     )
     return [route for noun in nouns for route in noun(context).routes()]
 

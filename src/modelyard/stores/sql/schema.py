@@ -13,54 +13,23 @@ keys: it outlives everything that it bills. Times are unix seconds.
 
 import sqlalchemy as sa
 
-HEAD = "0009"
+from modelyard.stores.sql import columns, schema_billing
+from modelyard.stores.sql.columns import Sequence as _Sequence
+from modelyard.stores.sql.columns import added as _added
+from modelyard.stores.sql.columns import count as _count
+from modelyard.stores.sql.columns import endpoint as _endpoint
+from modelyard.stores.sql.columns import flag as _flag
+from modelyard.stores.sql.columns import instant as _instant
+from modelyard.stores.sql.columns import model as _model
+from modelyard.stores.sql.columns import owner as _owner
+from modelyard.stores.sql.columns import text as _text
+
+HEAD = "0012"
 """The newest migration; a fresh database is created at it directly. A test holds it equal to Alembic's head."""
 
-metadata = sa.MetaData(
-    naming_convention={
-        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
-        "pk": "pk_%(table_name)s",
-    }
-)
-
-# SQLite numbers rows by itself only in a column that is declared exactly INTEGER.
-_Sequence = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-
-
-def _text(name: str) -> sa.Column[str]:
-    return sa.Column(name, sa.Text, nullable=False)
-
-
-def _added(name: str, default: str = "") -> sa.Column[str]:
-    """A column that a release before this one, which writes rows too, does not know."""
-    return sa.Column(name, sa.Text, nullable=False, server_default=default)
-
-
-def _count(name: str) -> sa.Column[int]:
-    return sa.Column(name, sa.BigInteger, nullable=False)
-
-
-def _instant(name: str) -> sa.Column[float]:
-    return sa.Column(name, sa.Double, nullable=False)
-
-
-def _flag(name: str) -> sa.Column[bool]:
-    return sa.Column(name, sa.Boolean, nullable=False)
-
-
-def _owner() -> sa.Column[str]:
-    return sa.Column("owner_id", sa.Text, sa.ForeignKey("tenants.tenant_id"), nullable=False)
-
-
-def _endpoint() -> sa.Column[str]:
-    return sa.Column("endpoint_id", sa.Text, sa.ForeignKey("endpoints.endpoint_id", ondelete="CASCADE"), nullable=False)
-
-
-def _model() -> sa.Column[str]:
-    return sa.Column("model_id", sa.Text, sa.ForeignKey("model_registry.model_id"), nullable=False)
-
+metadata = columns.metadata
+BILLING = schema_billing
+"""The tables of money, which are of the same schema."""
 
 tenants = sa.Table(
     "tenants",

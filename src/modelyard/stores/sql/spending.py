@@ -4,8 +4,9 @@ Written in the transaction that writes the ledger's rows and the journal's
 position, so that a sum and the position that is read with it belong together.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
+import msgspec
 import sqlalchemy as sa
 
 from modelyard.policy.utc import day_of, first_of_month, next_month
@@ -54,3 +55,12 @@ def sums(connection: sa.Connection, tenant_ids: Collection[str], day: int) -> li
         # Postgres sums to a decimal.
         found += [SpentRow(*row[:3], *(int(amount) for amount in row[3:])) for row in connection.execute(chunk)]
     return found
+
+
+def with_totals(rows: Iterable[SpentRow], totals: Mapping[tuple[str, str, str], int]) -> list[SpentRow]:
+    """Return the rows with what each key ever cost, and rows for keys that spent nothing this month."""
+    left = dict(totals)
+    found = [
+        msgspec.structs.replace(row, total_nanousd=left.pop((row.tenant_id, row.key_id, row.source), 0)) for row in rows
+    ]
+    return found + [SpentRow(*key, 0, 0, 0, 0, total) for key, total in sorted(left.items())]

@@ -17,6 +17,7 @@ from modelyard.domain.usage import Intent, JournalRecord, Mark, Settle, UsageBuc
 from modelyard.policy.pricing import cost, micro_units
 from modelyard.stores import JournalPosition, SpentRow
 from modelyard.stores.sql import schema, spending, usage_reports
+from modelyard.stores.sql.billing import sums as billing_sums
 from modelyard.stores.sql.database import CHUNK, Database, insert
 from modelyard.stores.sql.mapping import Values
 
@@ -106,13 +107,18 @@ class SqlUsageStore:
         """Return the requests of an endpoint by ten minutes; see the contract."""
         return await self._database.read(lambda c: usage_reports.arrivals(c, endpoint_id, since, until))
 
-    async def spent(self, tenant_ids: Collection[str], *, day: int) -> tuple[list[SpentRow], list[JournalPosition]]:
+    async def spent(
+        self, tenant_ids: Collection[str], *, day: int, totals_of: Collection[str] = ()
+    ) -> tuple[list[SpentRow], list[JournalPosition]]:
         """Return what each key of these tenants has in the ledger for ``day`` and for its month; see the contract."""
 
         def look(connection: sa.Connection) -> tuple[list[SpentRow], list[JournalPosition]]:
             # Positions first: should a database not show one view to both, the sums are the newer ones.
             positions = _positions(connection)
-            return spending.sums(connection, tenant_ids, day), positions
+            rows = spending.sums(connection, tenant_ids, day)
+            if totals_of:
+                rows = spending.with_totals(rows, billing_sums.totals_by_key(connection, sorted(totals_of)))
+            return rows, positions
 
         return await self._database.read(look)
 
@@ -138,6 +144,7 @@ def _apply(connection: sa.Connection, records: Sequence[JournalRecord], position
     _roll_up(connection, billed)
     _roll_up_units(connection, billed)
     spending.add(connection, billed, position.source)
+    billing_sums.add(connection, billed, intents, batch.settles, position.source)
     _close(connection, [rid for rid in batch.settles if rid in intents])
     _open(connection, batch)
     _remember(connection, position)

@@ -1,0 +1,249 @@
+"""What happens about money without anybody asking: credit is drawn and expires, budgets are told, months end.
+
+Every round reads everything it decides by and may be done again at any time:
+an event that was told is not told again, since its occasion is unique in the
+store; a month that was invoiced has nothing left to invoice.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from modelyard.clock import Clock
+from modelyard.config.billing import BillingConfig
+from modelyard.control.tasks import boundary
+from modelyard.control.terms import TermsDesk
+from modelyard.domain.billing import (
+    Account,
+    AuditEntry,
+    BillingEvent,
+    BillingPlan,
+    Budget,
+    Channel,
+    EventData,
+    Grant,
+    Notice,
+)
+from modelyard.domain.invoices import Invoice, Party, Tax
+from modelyard.domain.tenants import PLATFORM, Tenant
+from modelyard.ids import new_id
+from modelyard.metering.prices import micro_of
+from modelyard.policy import budgets as budgeting
+from modelyard.policy import credit
+from modelyard.policy.invoicing import Terms as InvoiceTerms
+from modelyard.policy.utc import DAY_S, day_of, first_of_month, month_name, next_month
+from modelyard.stores import BillingStore, ControlStore, SpentRow, UsageStore
+
+INTERVAL_S = 5.0
+MONTH_END_S = 600.0
+"""Pause between two looks for months that are over."""
+ITSELF = "controller"
+"""Who issued an invoice that nobody asked for."""
+
+_log = logging.getLogger(__name__)
+
+
+def invoice_terms(settings: BillingConfig, tenants: Sequence[Tenant], account: Account) -> InvoiceTerms:
+    """Return what an invoice for ``account`` says beside its lines."""
+    name = next((one.name for one in tenants if one.id == account.tenant_id), account.tenant_id)
+    seller = Party(
+        settings.seller_name or "Modelyard", settings.seller_address, settings.seller_email, settings.seller_tax_id
+    )
+    buyer = Party(account.name or name, account.address, account.email, account.tax_id)
+    tax = Tax(settings.tax_name, micro_of(settings.tax_percent / 100), settings.tax_is_inclusive, account.is_tax_exempt)
+    return InvoiceTerms(settings.currency, seller, buyer, tax)
+
+
+class BillingDesk:
+    """Does the rounds. ``refresh`` pushes what changed to the gateways, ``wake`` the sender of notices."""
+
+    def __init__(
+        self,
+        *,
+        store: BillingStore,
+        usage: UsageStore,
+        control: ControlStore,
+        terms: TermsDesk,
+        settings: BillingConfig,
+        refresh: Callable[[], Awaitable[None]],
+        wake: Callable[[], None],
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._usage = usage
+        self._control = control
+        self._terms = terms
+        self._settings = settings
+        self._refresh = refresh
+        self._wake = wake
+        self._clock = clock
+        self._month_end_s = float("-inf")
+        self._seen: tuple[object, ...] = ()
+        self._told: set[str] = set()
+        """Occasions that are known to be told; the store knows the others."""
+
+    def __repr__(self) -> str:
+        return f"<BillingDesk, month end: {self._settings.month_end}>"
+
+    async def run(self) -> None:
+        """Do rounds until cancelled."""
+        while True:
+            with boundary("billing"):
+                await self.round()
+            await asyncio.sleep(INTERVAL_S)
+
+    async def round(self) -> None:
+        """Do all that is due now.
+
+        Raises:
+            StoreUnavailableError: the rest is put off.
+        """
+        await self.book()
+        await self.tell_budgets()
+        if self._clock.monotonic_s() - self._month_end_s >= MONTH_END_S:
+            await self.end_months()
+            self._month_end_s = self._clock.monotonic_s()
+
+    # --- credit ---
+
+    async def book(self) -> None:
+        """Draw what was used, end what expired, and tell whose credit is used up."""
+        if not (await self._terms.current()).accounts:
+            return  # nobody has credit, and nobody pays in another way than all do
+        now = self._clock.unix_s()
+        if await self._store.book(now=now):
+            self._terms.void()
+            await self._refresh()
+        held: dict[str, list[Grant]] = {}
+        for grant in await self._store.grants(tenant_id=None):
+            held.setdefault(grant.tenant_id, []).append(grant)
+        # Level, not edge: a controller that died before it told is followed by one that does.
+        for tenant_id, account in (await self._terms.current()).accounts.items():
+            grants = held.get(tenant_id, [])
+            if grants and credit.left(grants, now) == 0:
+                data: EventData = {"tenant_id": tenant_id, "currency": self._settings.currency}
+                once = f"credit/{tenant_id}/{len(grants)}"
+                emails = (account.email,) if account.email else ()
+                await self._tell("credit.exhausted", tenant_id, once, data, emails)
+
+    # --- budgets ---
+
+    async def tell_budgets(self) -> None:
+        """Tell each threshold that was reached this month and not told yet."""
+        budgets = await self._store.budgets(tenant_id=None)
+        if not budgets:
+            return
+        day = day_of(self._clock.unix_s())
+        rows, positions = await self._usage.spent({budget.tenant_id for budget in budgets}, day=day)
+        seen = (day, tuple(budgets), tuple(positions))
+        if seen == self._seen:
+            return  # nothing was spent, or asked for, since the last look
+        month = month_name(day)
+        for budget in budgets:
+            spent = await self._spent(budget, rows, day)
+            for share in budgeting.reached(budget, spent):
+                data: EventData = {
+                    "budget_id": budget.id,
+                    "name": budget.name,
+                    "tenant_id": budget.tenant_id,
+                    "key_id": budget.key_id or None,
+                    "model": budget.model or None,
+                    "month": month,
+                    "threshold_percent": share,
+                    "amount_nanousd": budget.amount_nanousd,
+                    "spent_nanousd": spent,
+                    "currency": self._settings.currency,
+                }
+                once = budgeting.once(budget, share, month)
+                await self._tell(
+                    "budget.threshold_reached", budget.tenant_id, once, data, budget.emails, budget.slack_url
+                )
+        self._seen = seen
+
+    async def _spent(self, budget: Budget, rows: Sequence[SpentRow], day: int) -> int:
+        if not budget.model:
+            return sum(
+                row.month_nanousd
+                for row in rows
+                if row.tenant_id == budget.tenant_id and budget.key_id in ("", row.key_id)
+            )
+        buckets = await self._usage.usage(
+            tenant_id=budget.tenant_id,
+            key_id=budget.key_id or None,
+            model=budget.model,
+            since=float(first_of_month(day) * DAY_S),
+            until=float(next_month(day) * DAY_S),
+            group_by=(),
+        )
+        return sum(bucket.cost_nanousd for bucket in buckets)
+
+    # --- months ---
+
+    async def end_months(self) -> None:
+        """Draft, or issue, what was used in months that ended long enough ago."""
+        if self._settings.month_end == "none":
+            return
+        before = month_name(day_of(self._clock.unix_s() - self._settings.grace_s))
+        plans = {account.tenant_id: account.plan for account in await self._store.accounts()}
+        for tenant_id, month in await self._store.open_months(before=before):
+            if plans.get(tenant_id) is BillingPlan.FREE or tenant_id == PLATFORM:
+                # The operator's own use is nobody's to pay.
+                await self._store.waive(tenant_id, until=month)
+                continue
+            invoice = await self.draft(tenant_id, month)
+            if invoice is not None and self._settings.month_end == "issue":
+                await self.issue(invoice.id, key_id=ITSELF)
+
+    async def draft(self, tenant_id: str, month: str) -> Invoice | None:
+        """Draft the invoice of a month; None where nothing is owed."""
+        tenants = await self._control.tenants()
+        return await self._store.draft_invoice(
+            tenant_id,
+            month,
+            lambda account: invoice_terms(self._settings, tenants, account),
+            invoice_id=new_id("inv-"),
+            now=int(self._clock.unix_s()),
+        )
+
+    async def issue(self, invoice_id: str, *, key_id: str) -> Invoice | None:
+        """Number a draft and close it for good; None if it is none, or nothing is owed any more."""
+        await self._store.book(now=self._clock.unix_s())
+        tenants = await self._control.tenants()
+        now = int(self._clock.unix_s())
+        issued = await self._store.issue_invoice(
+            invoice_id,
+            lambda account: invoice_terms(self._settings, tenants, account),
+            AuditEntry(now, key_id, "", "invoice.issue", invoice_id),
+            prefix=self._settings.invoice_prefix,
+            now=now,
+            due_at=now + self._settings.due_days * DAY_S,
+        )
+        if issued is not None:
+            data: EventData = {
+                "invoice_id": issued.id,
+                "number": issued.number,
+                "tenant_id": issued.tenant_id,
+                "month": issued.month,
+                "total": issued.total,
+                "currency": issued.currency,
+                "due_at": issued.due_at,
+            }
+            email = issued.buyer.email
+            once = f"invoice/{issued.id}"
+            await self._tell("invoice.issued", issued.tenant_id, once, data, (email,) if email else ())
+        return issued
+
+    async def _tell(
+        self, kind: str, tenant_id: str, once: str, data: EventData, emails: Sequence[str], slack_url: str = ""
+    ) -> None:
+        if once in self._told:
+            return
+        now = self._clock.unix_s()
+        event = BillingEvent(new_id("evt-"), tenant_id, kind, int(now), once, data)
+        ways = [(Channel.EMAIL, email) for email in emails if self._settings.smtp.host]
+        ways += [(Channel.SLACK, slack_url)] if slack_url else []
+        notices = [Notice(new_id("ntc-"), event, channel, target, due_at=now) for channel, target in ways]
+        if await self._store.add_event(event, notices):
+            _log.info("%s: %s", kind, once)
+            self._wake()
+        self._told.add(once)
