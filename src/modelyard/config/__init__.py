@@ -274,6 +274,29 @@ class PriceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     per million."""
 
 
+class BatchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Batches: their workers, and what they cost."""
+
+    workers: Count = 1
+    """Processes that work on batches; they share all of them. 0: batches wait until there is one elsewhere."""
+    concurrency: PositiveInt = 64
+    """Lines that one process has with the gateway at once, most of them in its line: enough to fill what is idle."""
+    price_factor: Share = 0.5
+    """What a line of a batch costs, as a share of the same request in real time."""
+    shard_lines: Annotated[int, msgspec.Meta(ge=1, le=50_000)] = 500
+    """Lines of a batch that one process works on under one lease."""
+    lease_s: Positive = 30.0
+    """Time without a sign of a process after which others take over what it worked on."""
+    retries_max: Count = 3
+    """Times that a line is tried again after an engine failed it; limits and full lines are waited for without end."""
+    open_max: PositiveInt = 1_000
+    """Batches of one tenant that are not over; the next one is refused with 429."""
+    completion_windows: tuple[str, ...] = ("24h",)
+    """Windows that a batch may ask for, like ``1h``; OpenAI has the one."""
+    output_ttl_s: Positive = 2_592_000.0
+    """Time that output and error files are kept where a batch does not say; OpenAI keeps them thirty days."""
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole configuration; ``modelyard.toml`` has one table for each field."""
 
@@ -287,6 +310,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How engines are called that are installed beside the platform."""
     fetch: FetchConfig = FetchConfig()
     """What is fetched from elsewhere: webhooks, artifacts."""
+    batch: BatchConfig = BatchConfig()
+    """Batches: their workers, and what they cost."""
     prices: dict[str, PriceConfig] = {}
     """Price of each model by its endpoint name, or of one version by ``"NAME@VERSION"``; ``"*"`` prices all others;
     without one, use is metered and free."""
@@ -392,6 +417,7 @@ def _did_you_mean(error: str) -> str:
 
     sections: dict[str, type[msgspec.Struct]] = {"": Config, "gateway": GatewayConfig, "control": ControlConfig}
     sections |= {"fleet": FleetConfig, "fetch": FetchConfig, "fetch.s3": S3Config}
+    sections |= {"batch": BatchConfig}
     section = sections.get(unknown[2] or "", PriceConfig)
     close = difflib.get_close_matches(unknown[1], section.__struct_fields__, n=1)
     return f" Did you mean '{close[0]}'?" if close else ""
