@@ -8,6 +8,7 @@ every route. The message says what is wrong and what to do; nothing internal
 """
 
 from modelyard.errors.limits import (
+    batches_full,
     engine_busy,
     files_full,
     kept_requests_full,
@@ -43,6 +44,7 @@ from modelyard.errors.platform import (
 )
 from modelyard.errors.requests import (
     bad_request,
+    batch_key_gone,
     body_too_large,
     conflict,
     file_too_large,
@@ -82,6 +84,8 @@ __all__ = [
     "auth_unavailable",
     "bad_engine_response",
     "bad_request",
+    "batch_key_gone",
+    "batches_full",
     "body_too_large",
     "conflict",
     "control_unavailable",

@@ -13,6 +13,7 @@ from modelyard.domain.usage import Intent, Price, Settle, Unit, UsageStatus
 from modelyard.gateway import engine_errors
 from modelyard.gateway.sse import Usage
 from modelyard.policy.dispatch import ReplicaLoad
+from modelyard.policy.pricing import discounted
 
 if TYPE_CHECKING:
     from modelyard.gateway.exchange import Exchange
@@ -48,8 +49,15 @@ def intent_of(exchange: "Exchange", replica: ReplicaLoad) -> Intent:
         exchange.call.is_stream,
         exchange.prompt_estimate,
         exchange.reservation.tokens,
-        exchange.endpoint.price_of(replica.version_id),
+        price_of(exchange, replica.version_id),
+        *((exchange.batch_line, exchange.gateway.batch_factor_micro) if exchange.batch_line else ()),
     )
+
+
+def price_of(exchange: "Exchange", version_id: str) -> Price:
+    """Return what an answer of this version costs whoever asks here: a line of a batch costs less."""
+    price = exchange.endpoint.price_of(version_id)
+    return discounted(price, exchange.gateway.batch_factor_micro) if exchange.batch_line else price
 
 
 def estimate(exchange: "Exchange", completion_tokens: int) -> Usage:
@@ -71,8 +79,10 @@ def partial_usage(exchange: "Exchange", outcome: Outcome) -> Usage:
     """Return what a request without its engine's final usage is billed: what the client can have seen.
 
     A request that failed before its first token is free; one whose client left is billed its prompt, since the engine
-    had it.
+    had it. A line of a batch whose worker left will be run again, and is billed then.
     """
+    if exchange.batch_line:
+        return Usage(completion_tokens=0)
     relay = exchange.relay
     tokens = relay.tokens if relay is not None else 0
     if relay is not None and exchange.reply is not None and (told := exchange.reply.usage(relay)) is not None:
@@ -91,7 +101,7 @@ def give_back(exchange: "Exchange", usage: Usage, units: float, now_s: float) ->
         usage.completion_tokens or 0,
         now_s=now_s,
         units=units,
-        price=exchange.endpoint.price_of(replica.version_id if replica is not None else exchange.begun_on),
+        price=price_of(exchange, replica.version_id if replica is not None else exchange.begun_on),
     )
 
 
@@ -117,7 +127,7 @@ def settle(
     replica = exchange.replica
     moved_to: tuple[str, Price] | tuple[()] = ()
     if replica is not None and replica.version_id != exchange.begun_on:
-        moved_to = (replica.version_id, endpoint.price_of(replica.version_id))
+        moved_to = (replica.version_id, price_of(exchange, replica.version_id))
     gateway.journal.settle(
         Settle(
             exchange.request_id,

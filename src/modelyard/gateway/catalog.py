@@ -77,6 +77,8 @@ class EndpointState(Generic[W]):
     """What was counted of each release, by version."""
     prices: dict[str, Price] = field(default_factory=dict)
     """Of the versions whose price is not the endpoint's."""
+    batch_lines: dict[W, None] = field(default_factory=dict)
+    """Lines of batches that are on a replica, the youngest last: they make way for everybody else."""
 
     def is_quiet(self, now_s: float) -> bool:
         """Say whether nothing has happened lately that needs to be looked at."""

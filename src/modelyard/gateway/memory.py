@@ -16,7 +16,7 @@ from modelyard.domain.usage import Price
 from modelyard.domain.why import Bound, Considered, Line, Move, RequestStory
 from modelyard.errors import ApiError
 from modelyard.gateway.accounts import KeyState
-from modelyard.gateway.billing import Outcome
+from modelyard.gateway.billing import Outcome, price_of
 from modelyard.gateway.sse import Usage
 from modelyard.gateway.tallies import ReleaseTally
 from modelyard.policy.job import Look, Looks
@@ -143,7 +143,7 @@ class RequestMemory:
                 exchange.arrived_unix_s, latency_s, exchange.queued_s, first_s, version_id, replica_id, job.beside,
                 outcome.http_status, outcome.code, usage.prompt_tokens,
                 usage.cached_tokens if usage.prompt_tokens_details is not None else 0,
-                completion, units, endpoint.price_of(version_id), reservation.tokens, exchange.attempts,
+                completion, units, price_of(exchange, version_id), reservation.tokens, exchange.attempts,
                 job.looks, exchange.moves, exchange.line, exchange.refusal, exchange.was_sent,
                 job.spilled,
             )
@@ -281,12 +281,12 @@ def moved(exchange: "Exchange", replica: ReplicaLoad, reason: str, service_s: fl
     tally.moved(service_s, now_s)
 
 
-def put_back(exchange: "Exchange", replica: ReplicaLoad, now_s: float) -> None:
-    """Note that a replica had no room for the request; that is nobody's failure."""
+def put_back(exchange: "Exchange", replica: ReplicaLoad, now_s: float, reason: str = "it was full") -> None:
+    """Note that a replica had no room for the request, or has none any more; that is nobody's failure."""
     if exchange.moves is None:
         exchange.moves = []
     if len(exchange.moves) < MOVES_MAX:
-        exchange.moves.append(Move(replica.route.id, replica.version_id, now_s - exchange.arrived_s, "it was full"))
+        exchange.moves.append(Move(replica.route.id, replica.version_id, now_s - exchange.arrived_s, reason))
 
 
 def joined(exchange: "Exchange", *, is_cold: bool) -> None:

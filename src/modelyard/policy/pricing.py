@@ -25,6 +25,18 @@ def cost(price: Price, prompt: int, cached: int, completion: int, micro_units: i
     return _rounded(total * MICRO_PER_UNIT + micro_units * price.unit, TOKENS_PER_PRICE * MICRO_PER_UNIT)
 
 
+def discounted(price: Price, factor_micro: int) -> Price:
+    """Return ``factor_micro`` millionths of a price, each of its parts rounded half to even."""
+    if factor_micro == MICRO_PER_UNIT:
+        return price
+    return Price(
+        _rounded(price.input * factor_micro, MICRO_PER_UNIT),
+        _rounded(price.cached_input * factor_micro, MICRO_PER_UNIT),
+        _rounded(price.output * factor_micro, MICRO_PER_UNIT),
+        _rounded(price.unit * factor_micro, MICRO_PER_UNIT),
+    )
+
+
 def dearest(one: Price, other: Price) -> Price:
     """Return a price that is below neither, whatever is used how much."""
     return Price(
