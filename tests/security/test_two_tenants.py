@@ -46,6 +46,8 @@ async def theirs(api: Management) -> Theirs:
     wanted = {"name": "their-model", "size_bytes": 1}
     upload_id = (await api.call(owner, "POST", "/v1/uploads/artifacts", wanted)).json()["id"]
     file_id = (await upload(api, owner))["id"]
+    order = {"input_file_id": file_id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    batch_id = (await api.call(owner, "POST", "/v1/batches", order)).json()["id"]
     version_id = (await api.context.store.versions())[0].id
     return Theirs(
         {
@@ -59,8 +61,9 @@ async def theirs(api: Management) -> Theirs:
             "number": ["1"],
             "pool": ["their-pool"],
             "file_id": [file_id],
+            "batch_id": [batch_id],
         },
-        [endpoint_id, version_id, upload_id, file_id, owner.key_id, tenant_id, request_id, "their-model"],
+        [endpoint_id, version_id, upload_id, file_id, batch_id, owner.key_id, tenant_id, request_id, "their-model"],
     )
 
 

@@ -35,6 +35,7 @@ _COMMANDS = {
     "tenants": "Create, list, show and change tenants.",
     "usage": "Show tokens and cost.",
     "forecast": "Show when requests are expected, and replay.",
+    "batch": "Submit, list, show and cancel batches.",
     "requests": "List, show or cancel detached requests.",
     "why": "Say why an endpoint or a request is as it is.",
     "logs": "Show the logs of an endpoint or of the platform.",

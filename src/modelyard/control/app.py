@@ -41,6 +41,7 @@ from modelyard.engines import Engines
 from modelyard.fleet import Fleet
 from modelyard.metering.delivery import Delivery
 from modelyard.stores import (
+    BatchStore,
     ControlStore,
     FileContents,
     FileStore,
@@ -87,6 +88,7 @@ class Given:
     usage: UsageStore
     requests: RequestStore
     uploads: UploadStore
+    batches: BatchStore
     files: FileStore
     contents: FileContents
     fetcher: Fetcher
@@ -121,13 +123,7 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
     loops = Loops(Parts(config, store, fleet, engines, artifacts, feed, publisher, clock, signals, forecasts))
     leases = LeaseOffice(feed=feed, table=lambda: publisher.table, workers=config.gateway.workers, clock=clock)
     tidings = TidingsPublisher(store=store, usage=given.usage, feed=feed, clock=clock, snapshots=loops.snapshots)
-    webhooks = WebhookSender(
-        store=given.requests,
-        fetcher=given.fetcher,
-        pepper=given.pepper,
-        clock=clock,
-        chance=random.Random().random,
-    )
+    webhooks = _webhooks(given)
     upload_desk, sweep = _keepers(given.uploads, store, artifacts, data, config, clock)
     context = Context(
         config=config,
@@ -137,6 +133,7 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
         requests=RequestDesk(store=given.requests, webhooks=webhooks, settings=config.control, clock=clock),
         webhooks=webhooks,
         uploads=upload_desk,
+        batches=given.batches,
         files=FileDesk(store=given.files, contents=given.contents, config=config, clock=clock),
         fleet=fleet,
         engines=engines,
@@ -203,6 +200,16 @@ def _rollouts(context: Context, loops: Loops, publisher: TablePublisher) -> Roll
         wake=context.wake,
         interval_s=context.config.control.rollout_interval_s,
         price=loops.price,
+    )
+
+
+def _webhooks(given: Given) -> WebhookSender:
+    return WebhookSender(
+        store=given.requests,
+        fetcher=given.fetcher,
+        pepper=given.pepper,
+        clock=given.clock,
+        chance=random.Random().random,
     )
 
 

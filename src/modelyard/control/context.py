@@ -26,7 +26,7 @@ from modelyard.fleet import Fleet
 from modelyard.observe.rounds import RoundStatus, RoundTimes
 from modelyard.policy import scaling
 from modelyard.policy.forecast import Profile
-from modelyard.stores import ControlStore, UsageStore
+from modelyard.stores import BatchStore, ControlStore, UsageStore
 
 
 @dataclass(slots=True)
@@ -42,6 +42,7 @@ class Context:
     webhooks: WebhookSender
     uploads: UploadDesk
     """Artifacts that clients send."""
+    batches: BatchStore
     files: FileDesk
     """Files of tenants."""
     fleet: Fleet
