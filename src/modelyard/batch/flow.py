@@ -86,6 +86,7 @@ class BatchPlane:
             folder=self.folder,
             line_bytes_max=self.body_bytes_max + ENVELOPE_BYTES,
             clock=self.clock,
+            free_bytes=self.contents.free_bytes,
             stop=stop,
             nudge=lambda: self._news,
         )
@@ -106,10 +107,14 @@ class BatchPlane:
     async def _look(self, group: asyncio.TaskGroup, tools: Tools) -> bool:
         """Lease what there is to do, if there are hands for it; say whether anything was found."""
         try:
-            return await self._lease_batch(group, tools.stop) or await self._lease_shard(group, tools)
-        except StoreUnavailableError as error:
-            _log.warning("the store cannot be asked: %s", error)
-            return False
+            if await self._lease_batch(group, tools.stop):
+                return True
+            if await self.contents.free_bytes() > 0:
+                return await self._lease_shard(group, tools)
+            _log.warning("the disk is full: no line is run before there is room for its answer")
+        except (StoreUnavailableError, OSError) as error:
+            _log.warning("no work can be looked for: %s", error)
+        return False
 
     async def _lease_batch(self, group: asyncio.TaskGroup, stop: asyncio.Event) -> bool:
         if len(self._stages) >= STAGES_MAX:

@@ -11,7 +11,7 @@ it or because nobody could be told in its time, nothing more is written.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -61,6 +61,8 @@ class Tools:
     """Of all batches."""
     line_bytes_max: int
     clock: Clock
+    free_bytes: Callable[[], Awaitable[int]]
+    """How much may still be written."""
     stop: asyncio.Event
     """The process is to end."""
     nudge: Callable[[], asyncio.Event]
@@ -80,6 +82,7 @@ class ShardRun:
         self._hold = Hold.HELD
         self._ending_s = float("inf")
         self._spool: Spool | None = None
+        self._has_room = True
 
     def __repr__(self) -> str:
         return f"<ShardRun {self.batch.id}/{self.shard.number}: {self._hold.value}, {self._spool}>"
@@ -122,6 +125,7 @@ class ShardRun:
         begun_s = tools.clock.monotonic_s()
         try:
             await asyncio.to_thread(spool.sync)
+            self._has_room = await tools.free_bytes() > 0
             until = tools.clock.unix_s() + lease_s
             hold = await tools.store.keep_shard(self.shard, self._token, progress, until=until)
         except (StoreUnavailableError, OSError) as error:
@@ -157,7 +161,8 @@ class ShardRun:
 
     def _is_over(self) -> bool:
         """Say whether no line may be begun any more."""
-        if self._hold is Hold.HELD and not self._tools.stop.is_set():
+        # On a full disk what is under way still finds its place in the spare room; more would be run for nothing.
+        if self._hold is Hold.HELD and self._has_room and not self._tools.stop.is_set():
             return self._tools.clock.unix_s() >= self.batch.expires_at
         return True
 
