@@ -228,6 +228,25 @@ def test_a_line_is_admitted_like_a_request_in_real_time_and_waits_for_its_limits
     assert check_whole(client, over, ids)[1] == [], "a limit is waited for"
 
 
+def test_what_an_engine_fails_is_tried_again_a_few_times_and_is_then_the_lines_error(yard: Yard) -> None:
+    client = client_of(yard)
+    lines = [
+        chat_line("good"),
+        chat_line("bad", "[[sim: http_error=500]]"),
+        chat_line("odd", "[[sim: http_error=422]]"),
+    ]
+    over = until(client, submit(client, lines).id)
+    assert over.status == "completed"
+    _, errors = check_whole(client, over, ["good", "bad", "odd"])
+    status = {line["custom_id"]: line["response"]["status_code"] for line in errors}
+    assert set(status) == {"bad", "odd"}
+    assert status["bad"] >= 500 > status["odd"]
+    failed = {line["custom_id"]: line["response"]["request_id"] for line in errors}
+    key_rows = yard.query("SELECT status, http_status FROM inference_requests WHERE http_status >= 500")
+    assert len(key_rows) == 4, "once, and three times again"
+    assert yard.row_of(failed["bad"])["cost_nanousd"] == 0
+
+
 def test_the_command_line_submits_follows_and_fetches(yard: Yard, tmp_path: Path) -> None:
     file = tmp_path / "requests.jsonl"
     file.write_text("\n".join(chat_line(f"line-{at}", f"say {at}") for at in range(30)))

@@ -4,8 +4,9 @@ import random
 import signal
 from pathlib import Path
 
+from tests.e2e.test_cli_commands import run
 from tests.support import processes
-from tests.support.batches import CHAT, chat_line, check_whole, client_of, submit, watch
+from tests.support.batches import CHAT, chat_line, check_whole, client_of, look, submit, watch
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
 
@@ -73,3 +74,19 @@ def test_a_batch_goes_on_though_gateway_and_controller_are_killed(tmp_path: Path
         eventually(lambda: yard.open_requests() == 0, 15, "all that was begun is settled")
         charged = yard.query("SELECT count(*) AS n FROM inference_requests WHERE cost_nanousd > 0")
         assert charged[0]["n"] == len(ids)
+
+
+def test_a_batch_goes_on_over_a_rolling_restart(tmp_path: Path) -> None:
+    with Yard(tmp_path, SETTINGS) as yard:
+        yard.deploy("sim", options={"slots": 4, "ttft_ms": 10, "itl_ms": 5})
+        client = client_of(yard)
+        ids = [f"line-{at}" for at in range(400)]
+        batch = submit(client, [chat_line(one, f"[[sim: tokens=10]] {one}") for one in ids])
+        eventually(lambda: (look(client, batch.id) or batch).request_counts.completed > 20, 20, "it is under way")
+        before = set(yard.plane_pids("batch"))
+        restarted = run(yard, "restart")
+        assert restarted.returncode == 0, restarted.stderr
+        over = watch(client, batch.id, lambda _: None)
+        assert over.status == "completed"
+        assert check_whole(client, over, ids)[1] == [], "nobody fails because the platform is renewed"
+        eventually(lambda: len(set(yard.plane_pids("batch")) - before) == 2, 15, "both workers are new")
