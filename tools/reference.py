@@ -201,7 +201,9 @@ def _default_of(function: Function, argument: str) -> str:
 
 def settings() -> list[Setting]:
     """Return every setting, in the order of ``config/``."""
-    parts = [node for name in ("billing.py", "__init__.py") for node in parse(SOURCE / "config" / name).body]
+    parts = [
+        node for name in ("batch.py", "billing.py", "__init__.py") for node in parse(SOURCE / "config" / name).body
+    ]
     classes = {node.name: node for node in parts if isinstance(node, ast.ClassDef)}
     return list(_settings_of(classes["Config"], classes, ""))
 

@@ -12,6 +12,7 @@ import os
 import secrets
 import signal
 import socket
+import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -19,16 +20,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from modelyard.clock import Clock, SystemClock
 from modelyard.config import Config, DataDirectory, FetchConfig, FleetConfig
+from modelyard.domain.usage import MICRO_PER_UNIT
 from modelyard.errors import StartupError
 
 if TYPE_CHECKING:
+    from modelyard.control.leadership import Leadership
     from modelyard.engines import Engine, Engines
     from modelyard.fleet import Fence, Fleet
+    from modelyard.stores.sql import Database
     from modelyard.web.fetcher import Fetcher
 
 BACKLOG = 2048
 UNSENT_BYTES = 32 * 1024
 """What the kernel keeps of an answer beyond what is on its way."""
+BATCH_LOOK_S = 0.1
+BATCH_ANSWER_S = 3600.0
+"""Longest answer to a line; gateways have bounds of their own, so this is for one that is frozen."""
 PLANE_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "134217728"}
 """What glibc is told at a plane's start: keep freed memory instead of giving it back and asking for it again at each
 large request (a tenth of the CPU of a 284 KB body)."""
@@ -141,6 +148,8 @@ def run_gateway_plane(
             pepper=shared.pepper,
             journal_root=data.journal,
             last_table=data.last_table,
+            caller_socket=data.caller_socket(name),
+            batch_factor_micro=round(config.batch.price_factor * MICRO_PER_UNIT),
             clock=SystemClock(),
             fetcher=_fetcher(config.fetch) if config.gateway.image_links else None,
         )
@@ -158,18 +167,17 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     """Run the controller until SIGTERM or SIGINT; engines go on running."""
     from modelyard.console.app import build_console
     from modelyard.control.app import Given, run_control
-    from modelyard.control.leadership import Candidate, Leadership
-    from modelyard.fleet import Fence, processes
+    from modelyard.fleet import Fence
     from modelyard.metering.delivery import Delivery
     from modelyard.observe.logs import setup_logging
     from modelyard.stores.contents import DiskContents
     from modelyard.stores.feed import FeedServer
     from modelyard.stores.mirror import MirroredStore
     from modelyard.stores.sql import (
+        SqlBatchStore,
         SqlBillingStore,
         SqlControlStore,
         SqlFileStore,
-        SqlLeaderStore,
         SqlRequestStore,
         SqlUploadStore,
         SqlUsageStore,
@@ -179,7 +187,6 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     setup_logging("control", data.logs / "control.log", level)
     shared = load_secrets(data)
     clock = SystemClock()
-    engines = _engines(config, data)
     url = config.control.database_url or f"sqlite:///{data.database}"
 
     fence = Fence()
@@ -189,17 +196,8 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     # Opening blocks and may migrate, so it comes before the loop; what it refuses becomes one line of ``up``.
     database = open_database(url, timeout_s=config.control.database_timeout_s, clock=clock)
 
-    candidate = Candidate(processes.identity(), processes.is_gone)
-
     async def serve(stop: asyncio.Event) -> None:
         usage = SqlUsageStore(database)
-        leadership = Leadership(
-            store=SqlLeaderStore(database),
-            candidate=candidate,
-            fence=fence,
-            clock=clock,
-            lease_s=config.control.lease_s,
-        )
         given = Given(
             config=config,
             data=data,
@@ -207,13 +205,14 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
             usage=usage,
             requests=SqlRequestStore(database),
             uploads=SqlUploadStore(database),
+            batches=SqlBatchStore(database),
             files=SqlFileStore(database),
             contents=DiskContents(data.files),
             billing=SqlBillingStore(database),
             fetcher=fetcher,
             fleet=fleet,
-            leadership=leadership,
-            engines=engines,
+            leadership=_leadership(config, database, fence, clock),
+            engines=_engines(config, data),
             feed=FeedServer(data.feed_socket, shared.internal_token),
             delivery=Delivery(data.journal, usage, config.control.delivery_interval_s),
             console=build_console,
@@ -222,6 +221,86 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
             clock=clock,
         )
         await run_control(given, stop)
+
+    _run(serve)
+
+
+def _leadership(config: Config, database: "Database", fence: "Fence", clock: Clock) -> "Leadership":
+    from modelyard.control.leadership import Candidate, Leadership
+    from modelyard.fleet import processes
+    from modelyard.stores.sql import SqlLeaderStore
+
+    return Leadership(
+        store=SqlLeaderStore(database),
+        candidate=Candidate(processes.identity(), processes.is_gone),
+        fence=fence,
+        clock=clock,
+        lease_s=config.control.lease_s,
+    )
+
+
+def run_batch_plane(config: Config, data: DataDirectory, *, name: str, level: str) -> None:
+    """Work on batches until SIGTERM or SIGINT. ``name`` is its own among those that live at the same time."""
+    from modelyard.observe.logs import setup_logging
+
+    setup_logging(name, data.logs / f"{name}.log", level)
+    if not config.control.database_url:
+        # Most installations have no batches: until the first one, this process is nothing but a file that it looks at.
+        while not data.batches_wanted.exists():
+            time.sleep(BATCH_LOOK_S)
+
+    from modelyard.batch.flow import BatchPlane
+    from modelyard.batch.gateways import Gateways
+    from modelyard.batch.sight import Sight
+    from modelyard.metering.prices import configured, micro_of
+    from modelyard.stores.contents import DiskContents
+    from modelyard.stores.sql import (
+        SqlBatchStore,
+        SqlBillingStore,
+        SqlControlStore,
+        SqlFileStore,
+        SqlUsageStore,
+        open_database,
+    )
+
+    shared = load_secrets(data)
+    clock = SystemClock()
+    url = config.control.database_url or f"sqlite:///{data.database}"
+    database = open_database(url, timeout_s=config.control.database_timeout_s, clock=clock)
+    store = SqlBatchStore(database)
+    sight = Sight(
+        store=store,
+        control=SqlControlStore(database),
+        usage=SqlUsageStore(database),
+        billing=SqlBillingStore(database),
+        configured=configured(config.prices),
+        factor_micro=micro_of(config.batch.price_factor),
+        concurrency=config.batch.concurrency,
+        clock=clock,
+    )
+
+    async def serve(stop: asyncio.Event) -> None:
+        try:
+            async with Gateways(
+                data.control_socket.parent, shared.internal_token, timeout_s=BATCH_ANSWER_S
+            ) as gateways:
+                plane = BatchPlane(
+                    holder=f"{name}.{secrets.token_hex(4)}",
+                    store=store,
+                    files=SqlFileStore(database),
+                    contents=DiskContents(data.files),
+                    gateways=gateways,
+                    sight=sight,
+                    settings=config.batch,
+                    folder=data.batches,
+                    wanted=data.batches_wanted,
+                    file_bytes_max=config.control.batch_file_bytes_max,
+                    body_bytes_max=config.gateway.body_bytes_max,
+                    clock=clock,
+                )
+                await plane.run(stop)
+        finally:
+            await database.close()
 
     _run(serve)
 

@@ -49,6 +49,8 @@ async def theirs(api: Management) -> Theirs:
     wanted = {"name": "their-model", "size_bytes": 1}
     upload_id = (await api.call(owner, "POST", "/v1/uploads/artifacts", wanted)).json()["id"]
     file_id = (await upload(api, owner))["id"]
+    order = {"input_file_id": file_id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    batch_id = (await api.call(owner, "POST", "/v1/batches", order)).json()["id"]
     version_id = (await api.context.store.versions())[0].id
     budget = await api.call(owner, "POST", "/v1/budgets", {"amount": 1, "name": "their-budget"})
     invoice_id, price_id = await money_of(api, tenant_id)
@@ -64,13 +66,15 @@ async def theirs(api: Management) -> Theirs:
             "number": ["1"],
             "pool": ["their-pool"],
             "file_id": [file_id],
+            "batch_id": [batch_id],
             "budget": [budget.json()["id"]],
             "invoice": [invoice_id, "INV-000001"],
             "price": [price_id],
         },
         [
             *(endpoint_id, version_id, upload_id, file_id, owner.key_id, tenant_id, request_id, "their-model"),
-            *(budget.json()["id"], "their-budget", invoice_id, "INV-000001", "CN-000001", price_id, "their-reason"),
+            *(batch_id, budget.json()["id"], "their-budget", invoice_id, "INV-000001", "CN-000001"),
+            *(price_id, "their-reason"),
         ],
     )
 

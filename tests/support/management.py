@@ -46,6 +46,7 @@ from modelyard.ids import hash_secret, new_api_key
 from modelyard.policy.addresses import networks
 from modelyard.stores.contents import DiskContents
 from modelyard.stores.sql import (
+    SqlBatchStore,
     SqlBillingStore,
     SqlControlStore,
     SqlFileStore,
@@ -191,6 +192,7 @@ async def management(folder: Path, config: Config | None = None) -> AsyncIterato
         requests=RequestDesk(store=requests, webhooks=webhooks, settings=settings.control, clock=clock),
         webhooks=webhooks,
         uploads=uploads,
+        batches=SqlBatchStore(database),
         files=FileDesk(store=SqlFileStore(database), contents=DiskContents(data.files), config=settings, clock=clock),
         fleet=LocalFleet(data.replicas, clock),
         engines={engine.name: engine for engine in engines},

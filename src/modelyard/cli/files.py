@@ -101,7 +101,7 @@ def get(file_id: str, *, output: Path | None, platform: Platform) -> None:
         if place is None:
             _print(response, platform)
         else:
-            _write(response, place, platform)
+            write_download(response, place, platform)
             remark(f"Wrote {place}.")
 
 
@@ -198,7 +198,7 @@ def _print(response: "BaseHTTPResponse", platform: Platform) -> None:
     sys.stdout.buffer.flush()
 
 
-def _write(response: "BaseHTTPResponse", place: Path, platform: Platform) -> None:
+def write_download(response: "BaseHTTPResponse", place: Path, platform: Platform) -> None:
     """Write to a draft beside the place, which becomes the file once it is whole."""
     draft = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
     bar = ByteBar(f"fetching {place.name}", int(response.headers.get("content-length", 0)))

@@ -39,6 +39,7 @@ _COMMANDS = {
     "budgets": "List, make and remove budgets.",
     "invoices": "List, show, issue and take back invoices.",
     "forecast": "Show when requests are expected, and replay.",
+    "batch": "Submit, list, show and cancel batches.",
     "requests": "List, show or cancel detached requests.",
     "why": "Say why an endpoint or a request is as it is.",
     "logs": "Show the logs of an endpoint or of the platform.",

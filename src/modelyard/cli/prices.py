@@ -53,7 +53,7 @@ def list_prices(*, platform: Platform, model: str | None, tenant: str | None, is
 @click.option("--output", metavar="AMOUNT", help="A million generated tokens, reasoning too.")
 @click.option("--unit", metavar="AMOUNT", help="A second, picture, character or search.")
 @click.option("--request", metavar="AMOUNT", help="One request.")
-@click.option("--batch-factor", metavar="SHARE", help="What lines of batches pay of it. [default: 1]")
+@click.option("--batch-factor", metavar="SHARE", help="What lines of batches pay of it. [default: batch.price_factor]")
 @click.option("--from", "effective_from", metavar="WHEN", help="A date or time, UTC. [default: now]")
 @click.option("--until", "effective_until", metavar="WHEN", help="The same. [default: for ever]")
 @connected
@@ -125,7 +125,7 @@ def _subject(price: Item) -> str:
 
 def _other(price: Item) -> str:
     parts = [f"{price[name]} a {name}" for name in ("unit", "request") if price[name] != "0"]
-    if price["batch_factor"] != "1":
+    if price["batch_factor"] is not None:
         parts.append(f"batches {price['batch_factor']}")
     return ", ".join(parts)
 

@@ -5,8 +5,9 @@ very same listening socket, so a connection that waits there is taken by either
 and lost by none; only when it serves is the older one told, which then takes no
 new connections and goes on until its last answer. At no time is there no
 worker. A worker that does not come up ends the restart, and the older ones
-stay. The controller comes last: it stops, and the next one starts; callers of
-the management API wait at the gateway meanwhile.
+stay. Then the controller stops, and the next one starts; callers of
+the management API wait at the gateway meanwhile. What works on batches comes
+last: the next one goes on where it was.
 
 The supervisor itself stays; it has no part in serving, and changes with the
 next ``up``.
@@ -36,6 +37,7 @@ def roll(supervisor: "Supervisor") -> str:
             return trouble
     if trouble := _renew_control(supervisor):
         return trouble
+    _renew_batches(supervisor)
     leaving = sum(plane.is_relieved for plane in supervisor.planes)
     remark("Restarted." + (f" {leaving} old workers finish their requests." if leaving else ""))
     return ""
@@ -97,14 +99,7 @@ def _renew_control(supervisor: "Supervisor") -> str:
 
     (control,) = [plane for plane in supervisor.planes if plane.name == "control"]
     clock = supervisor.clock
-    _signal(control, signal.SIGTERM)
-    kill_s = clock.monotonic_s() + CONTROL_STOP_S
-    while control.process is not None and not supervisor.stops_asked:
-        supervisor.sleep(PAUSE_S)
-        if clock.monotonic_s() > kill_s:
-            _signal(control, signal.SIGKILL)
-        for plane, _ in supervisor.reap():
-            plane.due_s = clock.monotonic_s()  # the controller, and what crashed just now
+    _stop(supervisor, control)
     give_up_s = clock.monotonic_s() + READY_TIMEOUT_S
     supervisor.revive()
     while not supervisor.stops_asked and supervisor.ask("/openapi.json")[0] != 200:
@@ -113,6 +108,26 @@ def _renew_control(supervisor: "Supervisor") -> str:
         supervisor.revive()
         supervisor.sleep(PAUSE_S)
     return ""
+
+
+def _renew_batches(supervisor: "Supervisor") -> None:
+    """Stop what works on batches, one after the other, and start the next: what one leaves, it goes on with."""
+    for plane in [plane for plane in supervisor.planes if plane.kind == "batch"]:
+        _stop(supervisor, plane)
+        supervisor.revive()
+
+
+def _stop(supervisor: "Supervisor", stopping: "Plane") -> None:
+    """Ask a plane to end, wait until it has, and have it started again."""
+    clock = supervisor.clock
+    _signal(stopping, signal.SIGTERM)
+    kill_s = clock.monotonic_s() + CONTROL_STOP_S
+    while stopping.process is not None and not supervisor.stops_asked:
+        supervisor.sleep(PAUSE_S)
+        if clock.monotonic_s() > kill_s:
+            _signal(stopping, signal.SIGKILL)
+        for plane, _ in supervisor.reap():
+            plane.due_s = clock.monotonic_s()  # this one, and what crashed just now
 
 
 def _signal(plane: "Plane", number: signal.Signals) -> None:

@@ -30,6 +30,8 @@ from modelyard.fleet.processes import become_subreaper
 
 READY_TIMEOUT_S = 60.0
 CONTROL_STOP_S = 20.0
+BATCH_STOP_S = 8.0
+"""What works on batches ends first, while there is a gateway to finish what is under way."""
 MARGIN_S = 5.0
 """What a plane gets beyond its own time-out before it is killed."""
 BACKOFF_FIRST_S = 0.1
@@ -49,6 +51,7 @@ class Plane:
     """
 
     name: str
+    kind: str
     arguments: list[str]
     descriptors: tuple[int, ...]
     log: Path
@@ -100,6 +103,11 @@ class Supervisor:
             if self.clock.monotonic_s() > give_up_s:
                 raise StartupError(f"Not ready after {READY_TIMEOUT_S:.0f} s. See the logs in {self.data.logs}.")
             self.sleep(0.02)
+        # Nobody waits for them to be there, so they do not hold up who does.
+        for number in range(self.config.batch.workers if not self.stops_asked else 0):
+            plane = self._plane(f"batch-{number}", "batch", ["--name", f"batch-{number}"], (), BACKOFF_FIRST_S)
+            self.planes.append(plane)
+            self.spawn(plane)
         self._note(is_ready=True)
 
     def watch(self) -> None:
@@ -138,9 +146,9 @@ class Supervisor:
         """Stop everything in order; a second request to stop kills what is left."""
         for listener in self.listeners:
             listener.close()
-        gateways = [plane for plane in self.planes if plane.name != "control"]
-        self._stop_planes(gateways, self.config.gateway.drain_timeout_s + MARGIN_S)
-        self._stop_planes([plane for plane in self.planes if plane.name == "control"], CONTROL_STOP_S)
+        self._stop_planes(self._of_kind("batch"), BATCH_STOP_S)
+        self._stop_planes(self._of_kind("gateway"), self.config.gateway.drain_timeout_s + MARGIN_S)
+        self._stop_planes(self._of_kind("control"), CONTROL_STOP_S)
         is_forced = self.stops_asked > 1
         compose.stop_engines(self.data, grace_s=0.0 if is_forced else self.config.control.replica_grace_s)
         # Python gives handled signals back to the kernel when it exits: one that comes then would kill us (code -2).
@@ -179,12 +187,15 @@ class Supervisor:
 
     # --- processes ---
 
+    def _of_kind(self, kind: str) -> list[Plane]:
+        return [plane for plane in self.planes if plane.kind == kind]
+
     def _plane(
         self, name: str, kind: str, options: list[str], descriptors: tuple[int, ...], first_pause_s: float
     ) -> Plane:
         arguments = [sys.executable, "-m", "modelyard", "up", kind, *self.plane_options, *options]
         arguments += ["--supervisor", str(os.getpid())]
-        return Plane(name, arguments, descriptors, self.data.logs / f"{name}.err", first_pause_s)
+        return Plane(name, kind, arguments, descriptors, self.data.logs / f"{name}.err", first_pause_s)
 
     def gateway(self, worker: int, name: str) -> Plane:
         """Return a gateway worker, not started yet; it listens on the socket of its number."""

@@ -1,8 +1,8 @@
 """``modelyard up``: everything, or one plane.
 
 Without an argument it prepares the data directory, the lock and the port, and
-hands over to the supervisor. ``up control`` and ``up gateway`` run one plane in
-this process: that is what the supervisor starts, and what one runs by hand on
+hands over to the supervisor. ``up control``, ``up gateway`` and ``up batch`` run one
+plane in this process: that is what the supervisor starts, and what one runs by hand on
 separate machines.
 """
 
@@ -62,7 +62,7 @@ class _Options(msgspec.Struct, frozen=True):
     epilog="\b\nExample:\n  modelyard up\n  modelyard up --simulate --port 9000 --data-dir ./yard",
     short_help="Start the platform on this machine.",
 )
-@click.argument("plane", required=False, type=click.Choice(["control", "gateway"]))
+@click.argument("plane", required=False, type=click.Choice(["control", "gateway", "batch"]))
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes a free one. [default: 8484]")
 @click.option("--host", metavar="ADDRESS", help="Address to listen on. [default: 127.0.0.1]")
 @click.option("--workers", type=click.IntRange(1, 64), help="Gateway processes. [default: 1]")
@@ -111,6 +111,9 @@ def _serve_plane(options: _Options, config: Config, data: DataDirectory) -> None
     if options.plane == "control":
         compose.run_control_plane(config, data, level=options.log_level)
         return
+    if options.plane == "batch":
+        compose.run_batch_plane(config, data, name=options.name or "batch-0", level=options.log_level)
+        return
     if options.listen_fd is not None:
         listener = socket.socket(fileno=options.listen_fd)
     else:
@@ -132,7 +135,7 @@ def _run_all(options: _Options) -> None:
     config = options.settings()
     data = data_directory(options.data_dir)
     data.create()
-    if len(os.fsencode(data.control_socket)) > _SOCKET_PATH_MAX:
+    if len(os.fsencode(data.caller_socket("gateway-10b"))) > _SOCKET_PATH_MAX:
         raise StartupError(f"The path of the data directory {data.root} is too long. Choose a shorter --data-dir.")
     with open_lock(data) as lock:
         _hold(lock, data)

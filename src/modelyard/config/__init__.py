@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 
+from modelyard.config.batch import BatchConfig
 from modelyard.config.billing import BillingConfig, PriceConfig
 from modelyard.config.directory import DataDirectory as DataDirectory
 from modelyard.errors import StartupError
@@ -275,6 +276,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How engines are called that are installed beside the platform."""
     fetch: FetchConfig = FetchConfig()
     """What is fetched from elsewhere: webhooks, artifacts."""
+    batch: BatchConfig = BatchConfig()
+    """Batches: their workers, and what they cost."""
     prices: dict[str, PriceConfig] = {}
     """Price of each model by its endpoint name, or of one version by ``"NAME@VERSION"``; ``"*"`` prices all others;
     without one, use is metered and free."""
@@ -405,6 +408,7 @@ def _did_you_mean(error: str) -> str:
 
     sections: dict[str, type[msgspec.Struct]] = {"": Config, "gateway": GatewayConfig, "control": ControlConfig}
     sections |= {"fleet": FleetConfig, "fetch": FetchConfig, "fetch.s3": S3Config}
+    sections |= {"batch": BatchConfig}
     section = sections.get(unknown[2] or "", PriceConfig)
     close = difflib.get_close_matches(unknown[1], section.__struct_fields__, n=1)
     return f" Did you mean '{close[0]}'?" if close else ""

@@ -28,8 +28,8 @@ class PriceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     per million."""
     request: Usd = 0.0
     """One request in which anything was counted."""
-    batch_factor: Share = 1.0
-    """What a line of a batch pays of all that: 0.5 is half."""
+    batch_factor: Share | None = None
+    """What a line of a batch pays of all that: 0.5 is half; unset: ``batch.price_factor``."""
 
 
 class SmtpConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

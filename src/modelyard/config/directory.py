@@ -94,6 +94,20 @@ class DataDirectory:
         return self.root / "files"
 
     @property
+    def batches(self) -> Path:
+        """One folder a batch that is not over; beside the contents of files, so that its own are made by a rename."""
+        return self.files / "batches"
+
+    @property
+    def batches_wanted(self) -> Path:
+        """Touched with each batch that is made or cancelled: its workers look at once."""
+        return self.batches / "wanted"
+
+    def caller_socket(self, name: str) -> Path:
+        """Unix socket of the gateway worker ``name`` for requests that other planes make for their owners."""
+        return self.root / "run" / f"c-{name}.sock"
+
+    @property
     def replicas(self) -> Path:
         """One folder a replica: its order, its process record, its log."""
         return self.root / "replicas"
@@ -118,6 +132,7 @@ class DataDirectory:
                 "journal",
                 "artifacts",
                 "files",
+                "files/batches",
                 "replicas",
                 "logs",
             ):

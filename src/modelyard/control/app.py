@@ -44,6 +44,7 @@ from modelyard.engines import Engines
 from modelyard.fleet import Fleet
 from modelyard.metering.delivery import Delivery
 from modelyard.stores import (
+    BatchStore,
     BillingStore,
     ControlStore,
     FileContents,
@@ -91,6 +92,7 @@ class Given:
     usage: UsageStore
     requests: RequestStore
     uploads: UploadStore
+    batches: BatchStore
     files: FileStore
     contents: FileContents
     billing: BillingStore
@@ -117,54 +119,13 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
     if not await given.leadership.acquire(stop):
         await given.store.close()
         return
-    config, data, clock = given.config, given.data, given.clock
-    store, fleet, engines, feed = given.store, given.fleet, given.engines, given.feed
-    artifacts = ArtifactStore(data.artifacts, Sources(given.fetcher, config.fetch, now_s=clock.unix_s))
-    terms = TermsDesk(given.billing, config.billing, clock)
-    publisher = TablePublisher(store=store, engines=engines, prices=config.prices, feed=feed, terms=terms)
-    signals = Signals(clock)
-    forecasts = Forecasts(store=store, reports=feed.reports, clock=clock)
-    loops = Loops(Parts(config, store, fleet, engines, artifacts, feed, publisher, clock, signals, forecasts))
-    leases = LeaseOffice(feed=feed, table=lambda: publisher.table, workers=config.gateway.workers, clock=clock)
-    tidings = TidingsPublisher(
-        store=store, usage=given.usage, feed=feed, clock=clock, snapshots=loops.snapshots, terms=terms
-    )
-    notices, billing = _billing(given, terms, lambda: _refresh(tidings, publisher))
-    webhooks = _webhooks(given)
-    upload_desk, sweep = _keepers(given.uploads, store, artifacts, data, config, clock)
-    context = Context(
-        config=config,
-        data=data,
-        store=store,
-        usage=given.usage,
-        requests=RequestDesk(store=given.requests, webhooks=webhooks, settings=config.control, clock=clock),
-        webhooks=webhooks,
-        uploads=upload_desk,
-        files=FileDesk(store=given.files, contents=given.contents, config=config, clock=clock),
-        fleet=fleet,
-        engines=engines,
-        artifacts=artifacts,
-        clock=clock,
-        pepper=given.pepper,
-        internal_token=given.internal_token,
-        wake=loops.wake,
-        refresh=lambda: _refresh(tidings, publisher),
-        health=loops.health,
-        billing=given.billing,
-        terms=terms,
-        billing_desk=billing,
-        gateways=feed.reports,
-        signals=signals,
-        recall=partial(feed.ask, timeout_s=RECALL_TIMEOUT_S),
-        size=loops.size,
-        nodes=loops.nodes,
-        forecast=forecasts.profile,
-        rounds=loops.rounds,
-    )
-    rollouts = _rollouts(context, loops, publisher)
-    keepers = (upload_desk, context.files, sweep)
-    others = (given.delivery, tidings, leases, context.requests, webhooks, forecasts, rollouts, *keepers)
-    runs = (*(one.run for one in others), billing.run, notices.run)
+    made = _made(given)
+    context = _context(given, made)
+    loops, store = made.loops, given.store
+    rollouts = _rollouts(context, loops, made.publisher)
+    works = (given.delivery, made.tidings, made.leases, context.requests, made.webhooks, made.forecasts, rollouts)
+    keepers = (made.uploads, context.files, made.sweep, made.billing, made.notices)
+    runs = [one.run for one in (*works, *keepers)]
     api = build_api(context, given.console(context))
     # Of thousands of endpoints and replicas a look at all objects takes a tenth of a second in which nothing else
     # happens, and every report of a gateway brought one about.
@@ -172,11 +133,96 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
     gc.set_threshold(*COLLECT_AFTER)
     keeping = partial(given.leadership.keep, stop)
     try:
-        await _live(context, api, feed, partial(loops.run, stop, keeping, *runs), stop)
+        await _live(context, api, given.feed, partial(loops.run, stop, keeping, *runs), stop)
         await _deliver_rest(given.delivery)
         await given.leadership.resign()
     finally:
         await store.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What the plane makes of what it is given, and runs."""
+
+    artifacts: ArtifactStore
+    terms: TermsDesk
+    publisher: TablePublisher
+    signals: Signals
+    forecasts: Forecasts
+    loops: Loops
+    leases: LeaseOffice
+    tidings: TidingsPublisher
+    webhooks: WebhookSender
+    notices: NoticeSender
+    billing: BillingDesk
+    uploads: UploadDesk
+    sweep: Sweep
+
+
+def _made(given: Given) -> _Made:
+    config, clock = given.config, given.clock
+    store, engines, feed = given.store, given.engines, given.feed
+    artifacts = ArtifactStore(given.data.artifacts, Sources(given.fetcher, config.fetch, now_s=clock.unix_s))
+    terms = TermsDesk(given.billing, config.billing, clock)
+    publisher = TablePublisher(store=store, engines=engines, prices=config.prices, feed=feed, terms=terms)
+    signals = Signals(clock)
+    forecasts = Forecasts(store=store, reports=feed.reports, clock=clock)
+    loops = Loops(Parts(config, store, given.fleet, engines, artifacts, feed, publisher, clock, signals, forecasts))
+    leases = LeaseOffice(feed=feed, table=lambda: publisher.table, workers=config.gateway.workers, clock=clock)
+    tidings = TidingsPublisher(
+        store=store, usage=given.usage, feed=feed, clock=clock, snapshots=loops.snapshots, terms=terms
+    )
+    notices, billing = _billing(given, terms, lambda: _refresh(tidings, publisher))
+    uploads, sweep = _keepers(given.uploads, store, artifacts, given.data, config, clock)
+    return _Made(
+        artifacts=artifacts,
+        terms=terms,
+        publisher=publisher,
+        signals=signals,
+        forecasts=forecasts,
+        loops=loops,
+        leases=leases,
+        tidings=tidings,
+        webhooks=_webhooks(given),
+        notices=notices,
+        billing=billing,
+        uploads=uploads,
+        sweep=sweep,
+    )
+
+
+def _context(given: Given, made: _Made) -> Context:
+    config, clock, loops = given.config, given.clock, made.loops
+    return Context(
+        config=config,
+        data=given.data,
+        store=given.store,
+        usage=given.usage,
+        requests=RequestDesk(store=given.requests, webhooks=made.webhooks, settings=config.control, clock=clock),
+        webhooks=made.webhooks,
+        uploads=made.uploads,
+        batches=given.batches,
+        files=FileDesk(store=given.files, contents=given.contents, config=config, clock=clock),
+        fleet=given.fleet,
+        engines=given.engines,
+        artifacts=made.artifacts,
+        clock=clock,
+        pepper=given.pepper,
+        internal_token=given.internal_token,
+        wake=loops.wake,
+        refresh=lambda: _refresh(made.tidings, made.publisher),
+        health=loops.health,
+        billing=given.billing,
+        terms=made.terms,
+        billing_desk=made.billing,
+        gateways=given.feed.reports,
+        signals=made.signals,
+        recall=partial(given.feed.ask, timeout_s=RECALL_TIMEOUT_S),
+        size=loops.size,
+        nodes=loops.nodes,
+        forecast=made.forecasts.profile,
+        rounds=loops.rounds,
+    )
 
 
 async def _live(

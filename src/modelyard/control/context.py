@@ -28,7 +28,7 @@ from modelyard.fleet import Fleet
 from modelyard.observe.rounds import RoundStatus, RoundTimes
 from modelyard.policy import scaling
 from modelyard.policy.forecast import Profile
-from modelyard.stores import BillingStore, ControlStore, UsageStore
+from modelyard.stores import BatchStore, BillingStore, ControlStore, UsageStore
 
 
 @dataclass(slots=True)
@@ -44,6 +44,7 @@ class Context:
     webhooks: WebhookSender
     uploads: UploadDesk
     """Artifacts that clients send."""
+    batches: BatchStore
     files: FileDesk
     """Files of tenants."""
     fleet: Fleet

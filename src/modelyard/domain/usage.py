@@ -50,8 +50,8 @@ class Price(msgspec.Struct, frozen=True, array_like=True):
     unit: int = 0
     request: int = 0
     """Nano-dollars of one request in which anything was counted."""
-    batch_micro: int = 1_000_000
-    """What a line of a batch pays of all that, in millionths."""
+    batch_micro: int | None = None
+    """What a line of a batch pays of all that, in millionths; None: what the platform says (``batch.price_factor``)."""
 
 
 class Intent(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -69,6 +69,10 @@ class Intent(msgspec.Struct, frozen=True, array_like=True, tag=1):
     prompt_estimate: int
     reserved_tokens: int
     price: Price
+    batch_line: str = ""
+    """Which line of which batch it is a run of (``batch_x/17``): the ledger charges a line once."""
+    factor_micro: int = MICRO_PER_UNIT
+    """Millionths of the usual price that ``price`` is, for whoever wants to show it."""
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True, tag=2):

@@ -8,6 +8,7 @@ every route. The message says what is wrong and what to do; nothing internal
 """
 
 from modelyard.errors.limits import (
+    batches_full,
     credit_exhausted,
     engine_busy,
     files_full,
@@ -46,6 +47,7 @@ from modelyard.errors.platform import (
 )
 from modelyard.errors.requests import (
     bad_request,
+    batch_key_gone,
     body_too_large,
     conflict,
     context_exceeded,
@@ -86,6 +88,8 @@ __all__ = [
     "auth_unavailable",
     "bad_engine_response",
     "bad_request",
+    "batch_key_gone",
+    "batches_full",
     "body_too_large",
     "conflict",
     "context_exceeded",

@@ -69,6 +69,19 @@ def files_full(reason: str) -> ApiError:
     )
 
 
+def batches_full(limit: int) -> ApiError:
+    """Return the error for a batch of a tenant that has as many under way as may be."""
+    return ApiError(
+        429,
+        code="batches_full",
+        type="rate_limit_error",
+        message=f"{limit} batches of this tenant are not over yet, and no more may be. Wait for one, or cancel one "
+        "(POST /v1/batches/{id}/cancel).",
+        retry_after_s=60,
+        should_retry=False,
+    )
+
+
 def queue_full(model: str, *, retry_after_s: float) -> ApiError:
     """Return the error for an endpoint whose waiting line is full."""
     return ApiError(

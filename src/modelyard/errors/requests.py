@@ -65,6 +65,17 @@ def invalid_api_key() -> ApiError:
     )
 
 
+def batch_key_gone() -> ApiError:
+    """Return the error for a line of a batch whose key was revoked, has expired, or has no tenant any more."""
+    return ApiError(
+        401,
+        code="invalid_api_key",
+        type="authentication_error",
+        message="The API key that made this batch was revoked or has expired, so this request was not run. "
+        "Submit it again with a key that is good.",
+    )
+
+
 def permission_denied(needed_scope: str) -> ApiError:
     """Return the error for a valid key that lacks a scope."""
     return ApiError(

@@ -6,13 +6,17 @@ import logging
 import random
 import socket
 import ssl
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from modelyard.clock import Clock
 from modelyard.config import GatewayConfig
+from modelyard.domain.usage import MICRO_PER_UNIT
 from modelyard.errors import StartupError, shutting_down
+from modelyard.gateway import callers
 from modelyard.gateway.catalog import Catalog, EndpointState
 from modelyard.gateway.clockwork import connections_limit, raise_file_limit, sweep
 from modelyard.gateway.exchange import Exchange
@@ -67,8 +71,10 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
     pepper: bytes,
     journal_root: Path,
     last_table: Path,
+    caller_socket: Path,
     clock: Clock,
     fetcher: Fetcher | None = None,
+    batch_factor_micro: int = MICRO_PER_UNIT,
 ) -> None:
     """Serve for one ``shift``, then drain. ``name`` is this process's own, also beside one of the same number.
 
@@ -91,17 +97,17 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
         source=name,
     )
     presence = ControllerPresence(follower=follower, catalog=catalog, last_table=last_table, clock=clock)
-    pool = UpstreamPool(clock=clock)
     gateway = Gateway(
         settings=settings,
         catalog=catalog,
-        pool=pool,
+        pool=UpstreamPool(clock=clock),
         journal=journal,
         presence=presence,
         control_socket=control_socket,
         internal_token=internal_token,
         pepper=pepper,
     )
+    gateway.batch_factor_micro = batch_factor_micro
     gateway.links = LinkFetcher(fetcher, bytes_max=settings.image_bytes_max, timeout_s=settings.image_timeout_s)
     _declare_gauges(gateway)
     catalog.accounts.attach(journal)
@@ -117,8 +123,9 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
     if settings.workers > 1:
         gateway.siblings = Siblings(last_table.parent, name, gateway.metrics.render)
         await gateway.siblings.start()
+    served = partial(_serve_callers, gateway, caller_socket, internal_token.encode())
     try:
-        await _work(gateway, shift, journal_root)
+        await _work(gateway, shift, journal_root, served)
     finally:
         await _close(gateway, follower)
 
@@ -137,7 +144,25 @@ async def _close(gateway: Gateway, follower: TableFollower) -> None:
     gateway.journal.close()
 
 
-async def _work(gateway: Gateway, shift: Shift, journal_root: Path) -> None:
+@asynccontextmanager
+async def _serve_callers(gateway: Gateway, place: Path, token: bytes) -> AsyncIterator[None]:
+    """Serve the planes of this machine, at ``place``, while the public port is served."""
+    listener = callers.listen(place)
+    try:
+        server = await asyncio.get_running_loop().create_unix_server(
+            lambda: callers.CallerConnection(gateway, token), sock=listener
+        )
+        try:
+            yield
+        finally:
+            server.close()
+    finally:
+        callers.close(place, listener)
+
+
+async def _work(
+    gateway: Gateway, shift: Shift, journal_root: Path, serve_callers: Callable[[], AbstractAsyncContextManager[None]]
+) -> None:
     """Serve while all that a worker does on its own goes on."""
     connections_max = connections_limit(gateway.settings, raise_file_limit())
     works = (
@@ -148,14 +173,20 @@ async def _work(gateway: Gateway, shift: Shift, journal_root: Path) -> None:
     )
     tasks = [asyncio.get_running_loop().create_task(work) for work in works]
     try:
-        await _serve(gateway, shift, tasks, connections_max)
+        await _serve(gateway, shift, tasks, connections_max, serve_callers)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _serve(gateway: Gateway, shift: Shift, tasks: list["asyncio.Task[None]"], connections_max: int) -> None:
+async def _serve(
+    gateway: Gateway,
+    shift: Shift,
+    tasks: list["asyncio.Task[None]"],
+    connections_max: int,
+    serve_callers: Callable[[], AbstractAsyncContextManager[None]],
+) -> None:
     if shift.on_ready is not None:
         await _first_to_end([_until_informed(gateway)], tasks)
     has_tls = shift.tls is not None
@@ -168,9 +199,10 @@ async def _serve(gateway: Gateway, shift: Shift, tasks: list["asyncio.Task[None]
         ssl_shutdown_timeout=CLOSE_NOTIFY_TIMEOUT_S if has_tls else None,
     )
     try:
-        if shift.on_ready is not None:
-            shift.on_ready()
-        await _first_to_end([shift.stop.wait(), shift.relieved.wait()], tasks)
+        async with serve_callers():
+            if shift.on_ready is not None:
+                shift.on_ready()
+            await _first_to_end([shift.stop.wait(), shift.relieved.wait()], tasks)
     finally:
         server.close()
     if not shift.stop.is_set():
@@ -248,6 +280,7 @@ def _declare_gauges(gateway: Gateway) -> None:
         return lambda: _sums(((endpoint.route.name,), read(endpoint)) for endpoint in catalog.endpoints)
 
     gauges["modelyard_in_flight"] = (("model",), by_model(lambda e: e.in_flight))
+    gauges["modelyard_batch_lines"] = (("model",), by_model(lambda e: len(e.batch_lines)))
     gauges["modelyard_queued"] = (("model",), by_model(lambda e: len(e.dispatcher.line)))
     gauges["modelyard_replicas"] = (
         ("model",),

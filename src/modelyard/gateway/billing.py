@@ -49,7 +49,13 @@ def intent_of(exchange: "Exchange", replica: ReplicaLoad) -> Intent:
         exchange.prompt_estimate,
         exchange.reservation.tokens,
         exchange.prices.of(replica.version_id),
+        *_of_batch(exchange, replica.version_id),
     )
+
+
+def _of_batch(exchange: "Exchange", version_id: str) -> tuple[str, int] | tuple[()]:
+    """Return the line of a batch, and the factor that its price has already; nothing for other requests."""
+    return (exchange.batch_line, exchange.prices.of(version_id).batch_micro or 0) if exchange.batch_line else ()
 
 
 def estimate(exchange: "Exchange", completion_tokens: int) -> Usage:
@@ -71,8 +77,10 @@ def partial_usage(exchange: "Exchange", outcome: Outcome) -> Usage:
     """Return what a request without its engine's final usage is billed: what the client can have seen.
 
     A request that failed before its first token is free; one whose client left is billed its prompt, since the engine
-    had it.
+    had it. A line of a batch whose worker left will be run again, and is billed then.
     """
+    if exchange.batch_line:
+        return Usage(completion_tokens=0)
     relay = exchange.relay
     tokens = relay.tokens if relay is not None else 0
     if relay is not None and exchange.reply is not None and (told := exchange.reply.usage(relay)) is not None:

@@ -79,6 +79,8 @@ class EndpointState(Generic[W]):
     """What was counted of each release, by version."""
     sheets: dict[str, Sheet] = field(default_factory=dict)
     """Prices by tenant, as they were for its last request; under "" where nobody has one of its own."""
+    batch_lines: dict[W, None] = field(default_factory=dict)
+    """Lines of batches that are on a replica, the youngest last: they make way for everybody else."""
 
     def is_quiet(self, now_s: float) -> bool:
         """Say whether nothing has happened lately that needs to be looked at."""

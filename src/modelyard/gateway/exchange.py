@@ -60,11 +60,11 @@ class Exchange:
     """The request, its way and its state. Times are monotonic seconds unless they say unix."""
 
     __slots__ = (
-        "_coalescer", "_waits_for", "arrived_s", "arrived_unix_s", "attempts", "begun_on", "body", "call", "client",
-        "comment_due_s", "connection", "deadline_s", "endpoint", "failed_on", "first_body", "gateway", "has_intent",
-        "is_over", "is_reopening", "job", "key", "line", "moves", "prices", "progress", "prompt_estimate", "queued_s",
-        "refusal", "relay", "replica", "reply", "request_id", "reservation", "route", "stalled_since_s",
-        "total_deadline_s", "was_sent",
+        "_coalescer", "_waits_for", "arrived_s", "arrived_unix_s", "attempts", "batch_line", "begun_on", "body", "call",
+        "client", "comment_due_s", "connection", "deadline_s", "endpoint", "failed_on", "first_body", "gateway",
+        "gave_way", "has_intent", "is_over", "is_reopening", "job", "key", "line", "moves", "prices", "progress",
+        "prompt_estimate", "queued_s", "refusal", "relay", "replica", "reply", "request_id", "reservation", "route",
+        "stalled_since_s", "total_deadline_s", "was_sent",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913, PLR0917 - the facts of one request; by position, which is twice as fast
@@ -95,11 +95,10 @@ class Exchange:
         self.arrived_s = now_s
         self.arrived_unix_s = reservation.at_unix_s
         self.queued_s = 0.0
-        self.attempts = 0
-        self.begun_on = ""
+        self.attempts = self.gave_way = 0
+        self.begun_on = self.batch_line = ""
         self.is_over = False
-        self.comment_due_s = NEVER_S
-        self.deadline_s = NEVER_S
+        self.comment_due_s = self.deadline_s = NEVER_S
         self.total_deadline_s = NEVER_S
         self.stalled_since_s = NEVER_S
         self._waits_for = recovery.ANSWER
@@ -128,6 +127,8 @@ class Exchange:
         self.replica = replica
         self.comment_due_s = NEVER_S
         self.attempts += 1
+        if self.batch_line:
+            self.endpoint.batch_lines[self] = None
         if self.has_intent:
             self._forward()
             return
@@ -441,18 +442,15 @@ class Exchange:
         gateway.memory.ended(self, outcome, usage, units, now_s)
         gateway.exchanges.discard(self)
         endpoint = self.endpoint
+        if self.batch_line:
+            endpoint.batch_lines.pop(self, None)
         endpoint.in_flight -= 1
         endpoint.last_request_s = now_s
         gateway.metrics.ended(self.route, endpoint.route.name, outcome.http_status, now_s - self.arrived_s)
         replica, self.replica = self.replica, None
         if replica is not None:
-            endpoint.dispatcher.finish(
-                replica,
-                self.job,
-                now_s=now_s,
-                prompt_tokens=usage.prompt_tokens,
-                output_tokens=usage.completion_tokens or 0,
-            )
+            prompt, output = usage.prompt_tokens, usage.completion_tokens or 0
+            endpoint.dispatcher.finish(replica, self.job, now_s=now_s, prompt_tokens=prompt, output_tokens=output)
         else:
             endpoint.dispatcher.leave(self, now_s=now_s)
         if not self.has_intent:

@@ -21,9 +21,20 @@ from modelyard.config import GatewayConfig
 from modelyard.domain.endpoints import Sticky
 from modelyard.domain.routing_table import Tidings
 from modelyard.domain.tenants import Scope
+from modelyard.domain.usage import MICRO_PER_UNIT
 from modelyard.domain.why import Ask, Told
 from modelyard.errors import ApiError
-from modelyard.gateway import answers, engine_request, inference_protocol, preferences, recovery, side_requests, waiting
+from modelyard.gateway import (
+    answers,
+    callers,
+    engine_request,
+    inference_protocol,
+    making_way,
+    preferences,
+    recovery,
+    side_requests,
+    waiting,
+)
 from modelyard.gateway.accounts import KeyState
 from modelyard.gateway.catalog import QUIET_S, Catalog, EndpointState
 from modelyard.gateway.control_proxy import ControlProxy
@@ -46,6 +57,7 @@ from modelyard.policy.dispatch import ReplicaLoad, Verdict
 from modelyard.policy.job import BANDS, NEVER_S, Job
 from modelyard.policy.overload import OverloadState, sheds
 from modelyard.policy.prefixes import chain
+from modelyard.policy.queueing import BATCH_BAND
 from modelyard.policy.routing import stable_hash
 from modelyard.policy.suspects import Suspects
 
@@ -77,6 +89,7 @@ class Gateway:
         pepper: bytes,
     ) -> None:
         self.settings = settings
+        self.batch_factor_micro = MICRO_PER_UNIT
         self.links = LinkFetcher(None, bytes_max=0, timeout_s=0)
         self.catalog = catalog
         self.pool = pool
@@ -162,8 +175,10 @@ class Gateway:
         Raises:
             ApiError: 401 for no good key, 403 for a missing scope, 503 when the key cannot be judged now.
         """
-        token = bearer_token(request)
         now_unix_s = self.clock.unix_s()
+        if request.caller is not None:
+            return callers.key_of(self, request.caller, now_unix_s)
+        token = bearer_token(request)
         state, is_known = self.catalog.accounts.key(token, self._pepper, now_unix_s=now_unix_s)
         if state is None:
             if not is_known and len(token) == KEY_LENGTH and not self.presence.is_authoritative:
@@ -216,6 +231,8 @@ class Gateway:
         job = self._job(request, key, call, endpoint, prompt, output)
         now_s, now_unix_s = self.clock.monotonic_s(), self.clock.unix_s()
         prices = endpoint.sheet(key.record.tenant_id, now_unix_s)
+        if request.caller is not None:
+            prices = prices.for_batch(self.batch_factor_micro)
         reservation = self.catalog.accounts.reserve(
             key,
             model=endpoint.route.name,
@@ -228,7 +245,11 @@ class Gateway:
             prompt_max=len(request.body),
             units=call.units_max,
         )
-        return Exchange(self, client, request_id, key, endpoint, call, request.path, job, reservation, prices, now_s)
+        exchange = Exchange(
+            self, client, request_id, key, endpoint, call, request.path, job, reservation, prices, now_s
+        )
+        exchange.batch_line = "" if request.caller is None else request.caller.line
+        return exchange
 
     def _job(
         self,
@@ -244,7 +265,7 @@ class Gateway:
         band = _TIERS.get(call.tier, 0)
         own = _BANDS[tenant.plan]
         # A caller may always be patient, but urgency is the plan's to give.
-        band = own if band <= own else band
+        band = BATCH_BAND if request.caller is not None else own if band <= own else band
         if self.overload.level and sheds(self.overload.level, band):
             raise errors.overloaded(retry_after_s=self.overload.retry_after_s)
         job = Job(tenant.id, tenant.weight, band, prompt, output, output, len(request.body))
@@ -341,6 +362,8 @@ class Gateway:
             exchange.fail(waiting.never_fits(exchange))
         elif exchange in endpoint.dispatcher.line:  # else it has been delivered already
             waiting.begin(exchange, is_cold=is_cold)
+            if endpoint.batch_lines and exchange.job.band < BATCH_BAND:
+                making_way.make_way(exchange)
 
     def _is_suspect(self, exchange: Exchange) -> bool:
         exchange.body = exchange.first_body = engine_request.body_of(exchange)

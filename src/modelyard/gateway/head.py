@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from modelyard import errors
 from modelyard.config import GatewayConfig
+from modelyard.domain.batches import Caller
 from modelyard.domain.files import FILES_PATH
 from modelyard.domain.tenants import Scope
 from modelyard.domain.uploads import PART_BYTES_MAX, UPLOADS_PATH
@@ -40,11 +41,13 @@ class Request:
     """A whole request as the client sent it; ``headers`` have lower-case names.
 
     ``preferences`` are those headers that say how it is to be answered (``preferences.py``), empty for nearly all.
-    ``cors`` are header lines for its answer, empty unless a page of an allowed origin asks.
+    ``cors`` are header lines for its answer, empty unless a page of an allowed origin asks. ``caller`` is whom another
+    plane asks for (``callers.py``), None for every client.
     """
 
     __slots__ = (
         "body",
+        "caller",
         "cors",
         "credentials",
         "expects",
@@ -67,6 +70,7 @@ class Request:
         self.headers: list[tuple[bytes, bytes]] = []
         self.credentials: list[tuple[bytes, bytes]] = []
         self.body = b""
+        self.caller: Caller | None = None
         self.cors = b""
         self.length = 0
         self.preferences: tuple[tuple[bytes, bytes], ...] = ()

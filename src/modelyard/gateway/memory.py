@@ -281,12 +281,12 @@ def moved(exchange: "Exchange", replica: ReplicaLoad, reason: str, service_s: fl
     tally.moved(service_s, now_s)
 
 
-def put_back(exchange: "Exchange", replica: ReplicaLoad, now_s: float) -> None:
-    """Note that a replica had no room for the request; that is nobody's failure."""
+def put_back(exchange: "Exchange", replica: ReplicaLoad, now_s: float, reason: str = "it was full") -> None:
+    """Note that a replica had no room for the request, or has none any more; that is nobody's failure."""
     if exchange.moves is None:
         exchange.moves = []
     if len(exchange.moves) < MOVES_MAX:
-        exchange.moves.append(Move(replica.route.id, replica.version_id, now_s - exchange.arrived_s, "it was full"))
+        exchange.moves.append(Move(replica.route.id, replica.version_id, now_s - exchange.arrived_s, reason))
 
 
 def joined(exchange: "Exchange", *, is_cold: bool) -> None:

@@ -11,9 +11,9 @@ from decimal import Decimal
 
 from modelyard.config.billing import PriceConfig
 from modelyard.domain.prices import ANY_MODEL, PriceEntry
-from modelyard.domain.usage import NANO_PER_USD, Price
+from modelyard.domain.usage import MICRO_PER_UNIT, NANO_PER_USD, Price
 from modelyard.errors import StartupError
-from modelyard.policy.pricing import FULL_PRICE_MICRO, TOKENS_PER_PRICE, cost, micro_units
+from modelyard.policy.pricing import TOKENS_PER_PRICE, cost, micro_units
 
 __all__ = ["ANY_MODEL", "USD_MAX", "configured", "cost", "exact_nano", "micro_units", "price_of"]
 
@@ -55,7 +55,7 @@ def price_of(prices: Mapping[str, PriceConfig], name: str) -> Price:
         output=_nano(chosen.output, f"prices.{name}.output"),
         unit=_nano(chosen.unit, f"prices.{name}.unit", most=UNIT_USD_MAX) * TOKENS_PER_PRICE,
         request=_nano(chosen.request, f"prices.{name}.request", most=REQUEST_USD_MAX),
-        batch_micro=micro_of(chosen.batch_factor),
+        batch_micro=None if chosen.batch_factor is None else micro_of(chosen.batch_factor),
     )
 
 
@@ -88,7 +88,7 @@ def nano_of(usd: float) -> int:
 
 def micro_of(share: float) -> int:
     """Return a configured share in whole millionths, by its shortest decimal text."""
-    return round(Decimal(str(share)) * FULL_PRICE_MICRO)
+    return round(Decimal(str(share)) * MICRO_PER_UNIT)
 
 
 def _nano(usd: float, setting: str, *, most: int = USD_MAX) -> int:

@@ -24,6 +24,7 @@ NAMES = {
     "modelyard_control_requests": "Requests forwarded to the controller.",
     "modelyard_in_flight": "Requests that have a replica or wait for one, by model.",
     "modelyard_queued": "Requests that wait for a replica, by model.",
+    "modelyard_batch_lines": "Lines of batches that are on a replica, by model.",
     "modelyard_predicted_wait_seconds": "How long a request that came now would wait, by model.",
     "modelyard_remembered_requests": "Requests that 'modelyard why' can tell of, by kind (served, refused).",
     "modelyard_replicas": "Replicas that the gateway may use, by model.",

@@ -195,6 +195,12 @@ class Dispatcher(ReplicaSet, Generic[W]):
         self._serve_all(now_s, replica.occupancy)
         return verdict
 
+    def step_aside(self, waiter: W, replica: ReplicaLoad, *, now_s: float, deadline_s: float) -> ReplicaLoad | Verdict:
+        """Take a request off its replica for whoever is next, and let it stand in line behind them."""
+        self._give_up(replica, waiter.job)
+        self._serve_all(now_s, replica.occupancy)
+        return self._arrive(waiter, now_s, deadline_s)
+
     def relieve(self, *, now_s: float) -> None:
         """Try replicas that were full with more; called a few times a second."""
         if not self.has_full and not self._seats.has_any:

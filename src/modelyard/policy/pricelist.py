@@ -39,10 +39,10 @@ class Sheet(NamedTuple):
         """Return what an answer of this version costs."""
         return self.by_version.get(version_id, self.base)
 
-    def for_batch(self) -> "Sheet":
-        """Return the same for lines of a batch."""
-        by_version = {version_id: batch_price(price) for version_id, price in self.by_version.items()}
-        base = batch_price(self.base)
+    def for_batch(self, factor_micro: int) -> "Sheet":
+        """Return the same for lines of a batch; prices without a factor of their own have this one."""
+        by_version = {version_id: batch_price(price, factor_micro) for version_id, price in self.by_version.items()}
+        base = batch_price(self.base, factor_micro)
         return Sheet(base, by_version, most_of(base, by_version), self.since, self.until)
 
 
@@ -79,6 +79,14 @@ def best(
         and in_force(entry, now_unix_s)
     )
     return max(fitting, key=strength, default=None)
+
+
+def line_price(
+    entries: Iterable[PriceEntry], *, tenant_id: str, model: str, factor_micro: int, now_unix_s: float
+) -> Price:
+    """Return what a line of a batch costs that would arrive now, whatever version answers it."""
+    entry = best(entries, tenant_id=tenant_id, model=model, version="", now_unix_s=now_unix_s)
+    return batch_price(Price() if entry is None else entry.price, factor_micro)
 
 
 def tariffs(

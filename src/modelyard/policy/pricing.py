@@ -11,9 +11,6 @@ TOKENS_PER_PRICE = 1_000_000
 TOKENS_MAX = 2**31 - 1
 """Most tokens of one kind in one row. A broken engine's number must neither be billed nor overflow a sum."""
 
-FULL_PRICE_MICRO = 1_000_000
-"""The ``batch_micro`` of a price that is the same for batches."""
-
 UNITS_MAX = 100_000_000.0
 """Most units of one row, for the same reason."""
 
@@ -41,17 +38,19 @@ def dearest(one: Price, other: Price) -> Price:
         max(one.output, other.output),
         max(one.unit, other.unit),
         max(one.request, other.request),
-        max(one.batch_micro, other.batch_micro),
     )
 
 
-def batch_price(price: Price) -> Price:
-    """Return what a line of a batch costs, as a price of its own: whole nano-dollars, so that costs stay exact."""
-    factor = price.batch_micro
-    if factor == FULL_PRICE_MICRO:
-        return price
+def batch_price(price: Price, factor_micro: int) -> Price:
+    """Return what a line of a batch costs, as a price of its own: whole nano-dollars, so that costs stay exact.
+
+    ``factor_micro`` applies where the price has no ``batch_micro`` of its own; what is returned has the one that it is
+    made with.
+    """
+    factor = factor_micro if price.batch_micro is None else price.batch_micro
     parts = (price.input, price.cached_input, price.output, price.unit, price.request)
-    return Price(*(_rounded(part * factor, FULL_PRICE_MICRO) for part in parts))
+    input_, cached, output, unit, request = (_rounded(part * factor, MICRO_PER_UNIT) for part in parts)
+    return Price(input_, cached, output, unit, request, factor)
 
 
 def micro_units(units: float) -> int:

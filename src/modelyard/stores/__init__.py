@@ -20,6 +20,7 @@ from modelyard.domain.tenants import ApiKey, Tenant
 from modelyard.domain.uploads import Upload
 from modelyard.domain.usage import JournalRecord, UsageBucket, UsageRow
 from modelyard.domain.why import Ask, RequestStory, Told
+from modelyard.stores.batches import BatchStore as BatchStore
 from modelyard.stores.billing import BillingStore as BillingStore
 from modelyard.stores.files import ContentMissingError as ContentMissingError
 from modelyard.stores.files import ContentWriter as ContentWriter

@@ -65,6 +65,8 @@ NO_MODEL = "Missing required parameter: 'model'"
 NO_DEFAULT = "asks without a model, and there is no default model"
 NOT_STORED = "answers are not stored here, so there are none to list, read, change or delete"
 NO_FILE = "No such file 'file_id'"
+NO_BATCH = "No batch found with id 'batch_id'"
+NEVER_MADE = "asks for the batch 'batch_id', which nobody has made"
 NEVER_SENT = "asks for the file 'file_id', which nobody has sent"
 OPENAI_REFUSALS = (
     Refusal(
@@ -128,7 +130,8 @@ OPENAI_REFUSALS = (
         for verb in ("retrieve", "retrieve_content", "delete")
     ),
     Refusal("test_files.py::*_list_with_all_params*", "Invalid 'limit'", "asks for 0 files; OpenAI names 1 to 10,000"),
-    Refusal("test_batches.py::*", NO_ROUTE, "batches are issue 6"),
+    *(Refusal(f"test_batches.py::*_{verb}[*", NO_BATCH, NEVER_MADE) for verb in ("retrieve", "cancel")),
+    Refusal("test_batches.py::*_list_with_all_params*", "Invalid 'limit'", "asks for 0 batches; OpenAI names 1 to 100"),
 )
 ANTHROPIC_FILES = ("test_messages.py", "test_models.py")
 ANTHROPIC_REFUSALS = (

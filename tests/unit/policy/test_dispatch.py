@@ -327,6 +327,19 @@ def test_a_more_urgent_request_is_served_first_and_takes_the_place_of_a_less_urg
     assert [name for name, _ in story.delivered] == ["urgent"]
 
 
+def test_one_that_steps_aside_gives_its_slot_to_the_first_in_line_and_stands_behind_it() -> None:
+    story = Story(("a", 1), places=4)
+    replica = story.arrive("line", band=BATCH)
+    assert isinstance(replica, ReplicaLoad)
+    assert story.arrive("another line", band=BATCH) is Verdict.WAIT
+    assert story.arrive("now") is Verdict.WAIT
+    verdict = story.dispatcher.step_aside(story.waiters["line"], replica, now_s=1.0, deadline_s=30.0)
+    assert (verdict, story.delivered) == (Verdict.WAIT, [("now", replica)])
+    story.finish("now", replica)
+    story.finish("another line", replica)
+    assert [name for name, _ in story.delivered] == ["now", "another line", "line"]
+
+
 def test_a_replica_takes_what_its_memory_holds_and_no_more() -> None:
     story = Story(("a", 8), places=9, kv_tokens=1000)
     first = start(story, "idle")
@@ -506,6 +519,17 @@ class DispatchMachine(RuleBasedStateMachine):
         got = self.dispatcher.put_back(waiter, replica, now_s=self.now_s, deadline_s=self.now_s + 5)
         if isinstance(got, ReplicaLoad):
             assert got is not replica, "it has just said that it is full"
+            self.running[waiter] = got
+        elif got is Verdict.WAIT and waiter not in self.running:
+            self.waiting.add(waiter)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def step_aside(self, data: st.DataObject) -> None:
+        waiter = self._one(data, self.running)
+        replica = self.running.pop(waiter)
+        got = self.dispatcher.step_aside(waiter, replica, now_s=self.now_s, deadline_s=self.now_s + 5)
+        if isinstance(got, ReplicaLoad):
             self.running[waiter] = got
         elif got is Verdict.WAIT and waiter not in self.running:
             self.waiting.add(waiter)

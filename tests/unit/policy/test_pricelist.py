@@ -1,6 +1,7 @@
 """The ladder of price lists: what applies to whom, when; gateways find the same as a plain search does."""
 
 import itertools
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from modelyard.domain.prices import PriceEntry
 from modelyard.domain.usage import Price
-from modelyard.policy.pricelist import best, sheet, tariffs
+from modelyard.policy.pricelist import NEVER, Sheet, best, line_price, sheet, tariffs
 
 NOW = 1_800_000_000
 OWNER = "ten-a"
@@ -16,7 +17,7 @@ OWNER = "ten-a"
 
 def an_entry(number: int, **more: object) -> PriceEntry:
     given: dict[str, object] = {"model": "chat", "effective_from": NOW - 10, **more}
-    return PriceEntry(id=f"price-{number}", price=Price(input=number), **given)  # type: ignore[arg-type]
+    return PriceEntry(id=f"price-{number}", **{"price": Price(input=number), **given})  # type: ignore[arg-type]
 
 
 LADDER = [
@@ -130,3 +131,19 @@ def test_gateways_find_what_a_plain_search_finds_at_every_second(
         last = min(told.until, NOW + 20) - 1
         again = sheet(listed, tenant_id=tenant, version_ids=["ver-1", "ver-2", "ver-3"], now_unix_s=last)
         assert [again.of(one) for one in ids] == [told.of(one) for one in ids]
+
+
+def test_lines_of_batches_pay_the_factor_of_their_price_else_the_platforms() -> None:
+    priced = [
+        an_entry(1, model="chat", price=Price(1_000, batch_micro=200_000)),
+        an_entry(2, model="*", price=Price(1_000)),
+    ]
+    ask = partial(line_price, priced, tenant_id=OWNER, factor_micro=500_000, now_unix_s=NOW)
+    assert ask(model="chat") == Price(200, batch_micro=200_000)
+    assert ask(model="other") == Price(500, batch_micro=500_000)
+
+
+def test_no_price_of_a_batch_is_above_its_most() -> None:
+    dear = Sheet(Price(1_000, batch_micro=900_000), {"ver-1": Price(1_200)}, Price(1_200), -NEVER, NEVER)
+    lines = dear.for_batch(500_000)
+    assert (lines.base.input, lines.of("ver-1").input, lines.most.input) == (900, 600, 900)

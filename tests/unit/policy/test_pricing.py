@@ -72,17 +72,18 @@ def test_a_request_is_priced_where_anything_was_counted_and_not_where_it_failed_
 
 
 parts = st.integers(0, 10**15)
-prices = st.builds(Price, parts, parts, parts, parts, parts, st.integers(0, 1_000_000))
+prices = st.builds(Price, parts, parts, parts, parts, parts, st.none() | st.integers(0, 1_000_000))
 
 
-@given(price=prices, prompt=counts, cached=counts, completion=counts)
+@given(price=prices, factor=st.integers(0, 1_000_000), prompt=counts, cached=counts, completion=counts)
 def test_a_batch_costs_its_share_to_the_nano_and_never_more(
-    price: Price, prompt: int, cached: int, completion: int
+    price: Price, factor: int, prompt: int, cached: int, completion: int
 ) -> None:
-    cheaper = batch_price(price)
-    assert batch_price(cheaper) is cheaper, "a factor is applied once"
+    cheaper = batch_price(price, factor)
+    share = factor if price.batch_micro is None else price.batch_micro
+    assert cheaper.batch_micro == share, "what it was made with can be read off it"
     for name in ("input", "cached_input", "output", "unit", "request"):
-        exact = Fraction(getattr(price, name) * price.batch_micro, 1_000_000)
+        exact = Fraction(getattr(price, name) * share, 1_000_000)
         assert getattr(cheaper, name) == round(exact)
     cached = min(cached, prompt)
     assert cost(cheaper, prompt, cached, completion) <= cost(price, prompt, cached, completion)
@@ -96,5 +97,3 @@ def test_the_dearest_of_two_is_below_neither(
     most = cost(dearest(one, other), prompt, cached, completion)
     assert most >= cost(one, prompt, cached, completion)
     assert most >= cost(other, prompt, cached, completion)
-    half = cost(batch_price(dearest(one, other)), prompt, cached, completion)
-    assert half >= cost(batch_price(one), prompt, cached, completion), "also for batches"

@@ -11,6 +11,7 @@ from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp
 
 import modelyard
+from modelyard.control.api.batches import Batches
 from modelyard.control.api.budgets import Budgets
 from modelyard.control.api.credits import Credits
 from modelyard.control.api.deploy import Deployments
@@ -87,6 +88,7 @@ def declared_routes(context: Context) -> list[AnyRoute]:
         Credits,
         Budgets,
         Invoices,
+        Batches,
     )
     return [route for noun in nouns for route in noun(context).routes()]
 

@@ -43,7 +43,10 @@ class PutPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output: Annotated[Amount, msgspec.Meta(description="Generated tokens, reasoning too.")] = 0
     unit: Annotated[Amount, msgspec.Meta(description="A second, picture, character or search; not per million.")] = 0
     request: Annotated[Amount, msgspec.Meta(description="One request in which anything was counted.")] = 0
-    batch_factor: Annotated[Amount, msgspec.Meta(description="What lines of batches pay of it, 0 to 1.")] = 1
+    batch_factor: Annotated[
+        Amount | None,
+        msgspec.Meta(description="What lines of batches pay of it, 0 to 1. Left out: ``batch.price_factor``."),
+    ] = None
     effective_from: Annotated[Moment | None, msgspec.Meta(description="Not in the past. Left out: now.")] = None
     effective_until: Annotated[Moment | None, msgspec.Meta(description="Left out: for ever.")] = None
 
@@ -65,7 +68,8 @@ class PriceView(msgspec.Struct, frozen=True, kw_only=True):
     output: str
     unit: str
     request: str
-    batch_factor: str
+    batch_factor: str | None
+    """None: ``batch.price_factor`` of the settings."""
     effective_from: int
     effective_until: int | None
     starts: str | None
@@ -237,7 +241,7 @@ class Prices:
             output=exact(price.output),
             unit=exact(price.unit // TOKENS_PER_PRICE),
             request=exact(price.request),
-            batch_factor=exact(price.batch_micro * 1000),
+            batch_factor=None if price.batch_micro is None else exact(price.batch_micro * 1000),
             effective_from=entry.effective_from,
             effective_until=entry.effective_until,
             starts=instant(entry.effective_from) if entry.effective_from else None,
@@ -264,8 +268,8 @@ def _subject(body: PutPrice) -> tuple[str, str]:
 def _price(body: PutPrice) -> Price:
     amount = money.nano("input", body.input, most=USD_MAX)
     cached = amount if body.cached_input is None else money.nano("cached_input", body.cached_input, most=USD_MAX)
-    factor = money.nano("batch_factor", body.batch_factor, most=1)
-    if factor % 1000:
+    factor = None if body.batch_factor is None else money.nano("batch_factor", body.batch_factor, most=1)
+    if factor is not None and factor % 1000:
         raise invalid_value("batch_factor", "at most six digits behind the point")
     return Price(
         input=amount,
@@ -273,5 +277,5 @@ def _price(body: PutPrice) -> Price:
         output=money.nano("output", body.output, most=USD_MAX),
         unit=money.nano("unit", body.unit, most=UNIT_USD_MAX) * TOKENS_PER_PRICE,
         request=money.nano("request", body.request, most=REQUEST_USD_MAX),
-        batch_micro=factor * MICRO_PER_UNIT // 10**9,
+        batch_micro=None if factor is None else factor * MICRO_PER_UNIT // 10**9,
     )

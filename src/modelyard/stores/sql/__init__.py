@@ -2,10 +2,11 @@
 
 ``database.py`` holds the connection and its threads, ``schema.py`` the tables,
 ``migrate.py`` their change over time, ``mapping.py`` nouns to rows and back,
-``control.py``, ``leader.py``, ``usage.py``, ``requests.py``, ``uploads.py``, ``files.py`` and ``billing/``
-the contracts.
+``control.py``, ``leader.py``, ``usage.py``, ``requests.py``, ``uploads.py``, ``files.py``, ``batches.py`` and
+``billing/`` the contracts.
 """
 
+from modelyard.stores.sql.batches import SqlBatchStore
 from modelyard.stores.sql.billing import SqlBillingStore
 from modelyard.stores.sql.control import SqlControlStore
 from modelyard.stores.sql.database import Database, open_database
@@ -17,6 +18,7 @@ from modelyard.stores.sql.usage import SqlUsageStore
 
 __all__ = [
     "Database",
+    "SqlBatchStore",
     "SqlBillingStore",
     "SqlControlStore",
     "SqlFileStore",

@@ -378,6 +378,78 @@ controller_leases = sa.Table(
     _count("beat"),
 )
 
+batches = sa.Table(
+    "batches",
+    metadata,
+    sa.Column("batch_id", sa.Text, primary_key=True),
+    _owner(),
+    _text("api_key_id"),
+    _text("route"),
+    _text("input_file_id"),
+    _text("completion_window"),
+    _instant("created_at"),
+    _instant("expires_at"),
+    _text("output_file_id"),
+    _text("error_file_id"),
+    _flag("has_output"),
+    _flag("has_errors"),
+    _text("status"),
+    _text("model_name"),
+    _text("metadata"),
+    sa.Column("output_expires_s", sa.BigInteger),
+    _text("errors"),
+    _count("total"),
+    _count("completed"),
+    _count("failed"),
+    _text("tokens"),
+    _text("forecast"),
+    sa.Column("idempotency_key", sa.Text),
+    _text("fingerprint"),
+    sa.Column("in_progress_at", sa.Double),
+    sa.Column("finalizing_at", sa.Double),
+    sa.Column("completed_at", sa.Double),
+    sa.Column("failed_at", sa.Double),
+    sa.Column("expired_at", sa.Double),
+    sa.Column("cancelling_at", sa.Double),
+    sa.Column("cancelled_at", sa.Double),
+    _text("holder"),
+    _count("token"),
+    _instant("lease_until"),
+    # Nulls are distinct in both dialects: batches without such a key do not meet.
+    sa.UniqueConstraint("owner_id", "api_key_id", "idempotency_key"),
+    sa.Index(None, "owner_id", "created_at"),
+    sa.Index(None, "status", "created_at"),
+)
+
+batch_shards = sa.Table(
+    "batch_shards",
+    metadata,
+    sa.Column("batch_id", sa.Text, sa.ForeignKey("batches.batch_id", ondelete="CASCADE"), nullable=False),
+    sa.Column("number", sa.Integer, nullable=False),
+    _count("first"),
+    _count("lines"),
+    sa.Column("offset", sa.BigInteger, nullable=False),
+    _count("size"),
+    _flag("is_done"),
+    _text("holder"),
+    _count("token"),
+    _instant("lease_until"),
+    _count("completed"),
+    _count("failed"),
+    _text("tokens"),
+    sa.PrimaryKeyConstraint("batch_id", "number"),
+)
+
+batch_charges = sa.Table(
+    "batch_charges",
+    metadata,
+    # Of the ledger: which run of a line was charged, so that a line that had to be run again is charged once.
+    sa.Column("line", sa.Text, primary_key=True),
+    _text("batch_id"),
+    _text("request_id"),
+    sa.Index(None, "batch_id"),
+)
+
 alembic_version = sa.Table(
     "alembic_version",
     sa.MetaData(),  # Alembic's own table, as Alembic makes it; not part of our schema.

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from modelyard.domain.usage import Intent, JournalRecord, Mark, Settle, UsageBucket, UsageRow
 from modelyard.policy.pricing import cost, micro_units
 from modelyard.stores import JournalPosition, SpentRow
-from modelyard.stores.sql import schema, spending, usage_reports
+from modelyard.stores.sql import batch_charges, schema, spending, usage_reports
 from modelyard.stores.sql.billing import sums as billing_sums
 from modelyard.stores.sql.database import CHUNK, Database, insert
 from modelyard.stores.sql.mapping import Values
@@ -140,7 +140,9 @@ def _apply(connection: sa.Connection, records: Sequence[JournalRecord], position
     for record in records:
         batch.add(record)
     intents = batch.intents | _opened(connection, [rid for rid in batch.settles if rid not in batch.intents])
-    billed = _bill(connection, [_row(intents[rid], settle) for rid, settle in batch.settles.items() if rid in intents])
+    rows = [_row(intents[rid], settle) for rid, settle in batch.settles.items() if rid in intents]
+    batch_charges.charge_once(connection, rows, intents)
+    billed = _bill(connection, rows)
     _roll_up(connection, billed)
     _roll_up_units(connection, billed)
     spending.add(connection, billed, position.source)

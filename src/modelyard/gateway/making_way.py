@@ -1,0 +1,67 @@
+"""Lines of batches give up their slots to everybody else.
+
+They fill what is idle, so there may be no slot left when somebody comes who
+does not wait for hours. Then the youngest line on a replica is cut off: its
+engine drops it within a step, its slot goes to whoever waits, and it stands in
+line again, to begin anew. What it had generated is lost and costs nobody
+anything; who is youngest loses least. A plane that sees its lines make way
+sends fewer (``policy/batch_pace.py``).
+"""
+
+from typing import TYPE_CHECKING
+
+from modelyard.gateway import memory, waiting
+from modelyard.policy.dispatch import ReplicaLoad, Verdict
+
+if TYPE_CHECKING:
+    from modelyard.gateway.exchange import Exchange
+
+CUTS_OF_LINE_MAX = 8
+"""Times that one line gives up its slot. Where slots are asked for without a pause, batches have a reserved share of
+them, and what is always cut off would only heat the room."""
+CUTS_MAX = 8
+"""Most lines that are cut off for one request: more memory than theirs would not come free at once anyway."""
+NEVER_S = float("inf")
+
+
+def make_way(exchange: "Exchange") -> None:
+    """Cut off lines until ``exchange``, which waits, has a replica, or nothing is left to be cut off."""
+    endpoint = exchange.endpoint
+    for _ in range(CUTS_MAX):
+        if exchange not in endpoint.dispatcher.line:
+            return
+        victim = next((one for one in reversed(endpoint.batch_lines) if _can_stop(one)), None)
+        if victim is None:
+            return
+        _step_aside(victim)
+
+
+def _can_stop(line: "Exchange") -> bool:
+    """Say whether a line is with an engine that may take another instead, and nobody has seen any of its answer."""
+    if line.connection is None or line.replica is None or line.is_over or line.gave_way >= CUTS_OF_LINE_MAX:
+        return False  # still on its way: what opens a connection for it, or writes its intent, would come back for it
+    return not line.replica.is_draining and not line.has_begun
+
+
+def _step_aside(line: "Exchange") -> None:
+    replica = line.replica
+    assert replica is not None, "it was on one"
+    dispatcher, gateway = line.endpoint.dispatcher, line.gateway
+    now_s = gateway.clock.monotonic_s()
+    line.endpoint.batch_lines.pop(line, None)
+    line.gave_way += 1
+    line.drop_connection()
+    line.replica = line.relay = None
+    line.is_reopening = False
+    line.deadline_s = NEVER_S
+    # It begins anew, with all of its time.
+    line.total_deadline_s = now_s + gateway.settings.queue_wait_s + line.endpoint.patience.total_s
+    memory.put_back(line, replica, now_s, "it made way for a request in real time")
+    deadline_s = now_s + gateway.settings.queue_wait_s
+    verdict = dispatcher.step_aside(line, replica, now_s=now_s, deadline_s=deadline_s)
+    if isinstance(verdict, ReplicaLoad):
+        line.dispatch(verdict)
+    elif verdict is not Verdict.WAIT:
+        waiting.turned_away(line, verdict)
+    elif line in dispatcher.line:
+        waiting.begin(line, is_cold=False)

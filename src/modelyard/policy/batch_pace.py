@@ -1,0 +1,87 @@
+"""How many lines of a batch may be with the gateway at once: as many as fill what is idle, and no more.
+
+A *pace* is kept for each model of a tenant. It grows while answers come back
+soon, since then there is room; it halves where a line waited long at the
+gateway or was turned away, and shrinks by one for each that gave way to a
+request in real time, since then others need the room. What was turned away says when to come again, and nothing is
+sent before. A fold without I/O; seconds are monotonic.
+"""
+
+from dataclasses import dataclass
+
+START = 4.0
+GROWN_BY = 1.0
+"""Added for each answer, as long as nothing has been turned away; then for as many answers as are out at once."""
+FEELING = 16
+"""Rounds for one more, where it was too much before."""
+SHRUNK_TO = 0.5
+QUEUED_S_LONG = 2.0
+"""A line that waited longer at the gateway was one too many."""
+SHRINK_PAUSE_S = 1.0
+"""Not smaller again before this: one jam turns many away."""
+PAUSE_S_DEFAULT = 1.0
+PAUSE_S_MAX = 60.0
+
+
+@dataclass(slots=True)
+class Pace:
+    """The pace of one model of a tenant. ``running`` lines are out now, at most ``limit`` of them, and ``most``."""
+
+    most: int
+    limit: float = START
+    running: int = 0
+    paused_until_s: float = 0.0
+    shrunk_at_s: float = float("-inf")
+    ceiling: float = float("inf")
+    """Where it was too much the last time: up to there it grows by one a round, and then only feels its way."""
+    is_used_up: bool = False
+    """As many were out as may be, a moment ago; a batch with little to send says nothing of the room there is."""
+
+    def __repr__(self) -> str:
+        return f"<Pace {self.running}/{self.limit:.1f}>"
+
+    def has_room(self, now_s: float) -> bool:
+        """Say whether another line may be sent now."""
+        return now_s >= self.paused_until_s and self.running < max(1, int(min(self.limit, self.most)))
+
+    def sent(self) -> None:
+        """Note that a line is on its way."""
+        self.running += 1
+        if self.running >= int(self.limit):
+            self.is_used_up = True
+
+    def answered(self, now_s: float, *, queued_s: float = 0.0, gave_way: bool = False) -> None:
+        """Note an answer: how long its line waited at the gateway, and whether it had to begin again for others."""
+        self.running -= 1
+        if gave_way:
+            # One too many, and that one is begun anew already: less by one, not by half.
+            self.limit = max(1.0, self.limit - 1)
+        elif queued_s > QUEUED_S_LONG:
+            self._shrink(now_s)
+        elif self.is_used_up:
+            self.limit = min(float(self.most), self.limit + self._step())
+        if self.running <= self.limit / 2:
+            self.is_used_up = False
+
+    def turned_away(self, now_s: float, retry_after_s: float | None) -> None:
+        """Note that there was no room, and when there may be."""
+        self.running -= 1
+        self._shrink(now_s)
+        pause_s = PAUSE_S_DEFAULT if retry_after_s is None else min(retry_after_s, PAUSE_S_MAX)
+        self.paused_until_s = max(self.paused_until_s, now_s + pause_s)
+
+    def dropped(self) -> None:
+        """Note a line that got no answer, which says nothing of room."""
+        self.running -= 1
+
+    def _step(self) -> float:
+        """Return by how much an answer makes it grow."""
+        if self.ceiling == float("inf"):
+            return GROWN_BY
+        return GROWN_BY / self.limit if self.limit < self.ceiling - 1 else GROWN_BY / (FEELING * self.limit)
+
+    def _shrink(self, now_s: float) -> None:
+        if now_s - self.shrunk_at_s >= SHRINK_PAUSE_S:
+            self.ceiling = self.limit
+            self.limit = max(1.0, self.limit * SHRUNK_TO)
+            self.shrunk_at_s = now_s

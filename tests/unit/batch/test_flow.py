@@ -1,0 +1,256 @@
+"""A batch that is cut off after any step of its life is brought to its end by whoever comes next, exactly once.
+
+Stores, contents and spools are the real ones; the gateway is a server on a unix socket that answers at once. A cut is a
+process that stops between two calls: nothing of it runs on, and its leases have to end by themselves.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from tests.support.waiting import eventually_async
+
+from modelyard.batch import flow
+from modelyard.batch.flow import BatchPlane
+from modelyard.batch.gateways import Gateways
+from modelyard.batch.sight import Sight
+from modelyard.clock import SystemClock
+from modelyard.config import BatchConfig
+from modelyard.domain.batches import Batch, BatchStatus
+from modelyard.domain.files import File, FilePurpose
+from modelyard.domain.tenants import Tenant
+from modelyard.stores.contents import DiskContents
+from modelyard.stores.sql import (
+    Database,
+    SqlBatchStore,
+    SqlBillingStore,
+    SqlControlStore,
+    SqlFileStore,
+    SqlUsageStore,
+    open_database,
+)
+
+CHAT = "/v1/chat/completions"
+LINES = 5
+ENTRY, OUTPUT, ERRORS = ("file-" + letter * 26 for letter in "abc")
+SETTINGS = BatchConfig(lease_s=0.4, shard_lines=2, concurrency=4)
+
+
+class Knife:
+    """Wraps stores and contents; after the n-th call of any of them the process is gone, and so is every later one."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+        self.gone = asyncio.Event()
+
+    def wrap(self, whole: Any) -> Any:
+        knife = self
+
+        class Cut:
+            def __getattr__(self, name: str) -> Any:
+                found = getattr(whole, name)
+                if not asyncio.iscoroutinefunction(found) or name == "free_bytes":
+                    return found
+
+                async def call(*args: Any, **fields: Any) -> Any:
+                    if knife.gone.is_set():
+                        raise asyncio.CancelledError
+                    result = await found(*args, **fields)
+                    knife.left -= 1
+                    if not knife.left:
+                        knife.gone.set()
+                    if knife.gone.is_set():
+                        raise asyncio.CancelledError
+                    return result
+
+                return call
+
+        return Cut()
+
+
+@asynccontextmanager
+async def gateway(folder: Path) -> AsyncIterator[list[str]]:
+    """Serve what a gateway does for callers; yields the lines that it was asked, in order."""
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        caller = json.loads(request.headers["x-modelyard-caller"])
+        assert request.headers["x-modelyard-internal-token"] == "token"
+        asked.append(caller["line"])
+        body = await request.json()
+        if body["messages"] == "bad":
+            return web.json_response({"error": {"message": "no", "code": "bad_messages"}}, status=400)
+        return web.json_response({"usage": {"prompt_tokens": 2, "completion_tokens": 1}})
+
+    async def model(_: web.Request) -> web.Response:
+        return web.json_response({"id": "smol"})
+
+    app = web.Application()
+    app.router.add_post(CHAT, answer)
+    app.router.add_get("/v1/models/smol", model)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.UnixSite(runner, str(folder / "c-gateway-0.sock")).start()
+    try:
+        yield asked
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def database_in(folder: Path) -> AsyncIterator[Database]:
+    """Open a database in which a batch of ``LINES`` waits to be checked; one of its lines is bad at execution."""
+    database = await asyncio.to_thread(open_database, f"sqlite:///{folder / 'control.sqlite'}", timeout_s=5.0)
+    await SqlControlStore(database).add_tenant(Tenant("ten", "acme", 1))
+    bodies = [{"model": "smol", "messages": "bad" if at == 3 else "good"} for at in range(LINES)]
+    lines = [
+        json.dumps({"custom_id": f"id-{at}", "method": "POST", "url": CHAT, "body": body})
+        for at, body in enumerate(bodies)
+    ]
+    writer = await DiskContents(folder / "files").create(ENTRY)
+    await writer.write("\n".join(lines).encode())
+    await writer.keep()
+    now = SystemClock.unix_s()
+    file = File(
+        id=ENTRY, tenant_id="ten", key_id="key", filename="in.jsonl", purpose=FilePurpose.BATCH, bytes=9, created_at=now
+    )
+    await SqlFileStore(database).add_file(file)
+    await SqlBatchStore(database).add_batch(
+        Batch("batch_1", "ten", "key", CHAT, ENTRY, "24h", now, now + 86_400, OUTPUT, ERRORS)
+    )
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+def a_plane(folder: Path, database: Database, gateways: Gateways, wrap: Callable[[Any], Any], name: str) -> BatchPlane:
+    batches = SqlBatchStore(database)
+    return BatchPlane(
+        holder=name,
+        store=wrap(batches),
+        files=wrap(SqlFileStore(database)),
+        contents=wrap(DiskContents(folder / "files")),
+        gateways=gateways,
+        sight=Sight(
+            store=batches,
+            control=SqlControlStore(database),
+            usage=SqlUsageStore(database),
+            billing=SqlBillingStore(database),
+            configured=(),
+            factor_micro=500_000,
+            concurrency=4,
+            clock=SystemClock(),
+        ),
+        settings=SETTINGS,
+        folder=folder / "files" / "batches",
+        wanted=folder / "wanted",
+        file_bytes_max=1_000_000,
+        body_bytes_max=10_000,
+        clock=SystemClock(),
+    )
+
+
+async def run_until_cut(plane: BatchPlane, knife: Knife) -> None:
+    """Run a plane until it is cut; then nothing of it is left."""
+    running = asyncio.get_running_loop().create_task(plane.run(asyncio.Event()))
+    gone = asyncio.get_running_loop().create_task(knife.gone.wait())
+    await asyncio.wait((running, gone), timeout=20, return_when=asyncio.FIRST_COMPLETED)
+    running.cancel()
+    gone.cancel()
+    await asyncio.gather(running, gone, return_exceptions=True)
+    assert knife.gone.is_set(), "it was never cut"
+
+
+async def run_to_its_end(plane: BatchPlane, store: SqlBatchStore) -> Batch:
+    stop = asyncio.Event()
+    running = asyncio.get_running_loop().create_task(plane.run(stop))
+
+    async def over() -> Batch | None:
+        batch = await store.batch("batch_1", tenant_id=None)
+        return batch if batch is not None and batch.status.is_over else None
+
+    try:
+        return await eventually_async(over, 20, "the batch is over")
+    finally:
+        stop.set()
+        await running
+
+
+def ids(folder: Path, file_id: str) -> list[str]:
+    text = DiskContents(folder / "files").path_of(file_id).read_text()
+    return [json.loads(line)["custom_id"] for line in text.splitlines()]
+
+
+@pytest.fixture(autouse=True)
+def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow, "LOOK_S", 0.1)
+
+
+@pytest.mark.parametrize("cut_at", range(1, 29))
+async def test_a_batch_cut_off_after_any_step_ends_with_each_line_once(tmp_path: Path, cut_at: int) -> None:
+    async with (
+        gateway(tmp_path),
+        database_in(tmp_path) as database,
+        Gateways(tmp_path, "token", timeout_s=10) as gateways,
+    ):
+        knife = Knife(cut_at)
+        await run_until_cut(a_plane(tmp_path, database, gateways, knife.wrap, "first"), knife)
+        store = SqlBatchStore(database)
+        batch = await run_to_its_end(a_plane(tmp_path, database, gateways, lambda whole: whole, "second"), store)
+        assert batch.status is BatchStatus.COMPLETED
+        assert (batch.counts.total, batch.counts.completed, batch.counts.failed) == (LINES, LINES - 1, 1)
+        assert (ids(tmp_path, OUTPUT), ids(tmp_path, ERRORS)) == (["id-0", "id-1", "id-2", "id-4"], ["id-3"])
+        files = await SqlFileStore(database).files(tenant_id="ten", now=SystemClock.unix_s(), limit=10)
+        assert sorted(file.id for file in files) == sorted([ENTRY, OUTPUT, ERRORS])
+        place = DiskContents(tmp_path / "files").path_of(OUTPUT)
+        assert next(file for file in files if file.id == OUTPUT).bytes == place.stat().st_size
+        assert not list((tmp_path / "files" / "batches").glob("batch_*/*")), "nothing of it is left"
+
+
+async def test_on_a_full_disk_nothing_is_run_until_there_is_room(tmp_path: Path) -> None:
+    free = 0
+
+    class Contents(DiskContents):
+        async def free_bytes(self) -> int:
+            return free
+
+    async with (
+        gateway(tmp_path) as asked,
+        database_in(tmp_path) as database,
+        Gateways(tmp_path, "token", timeout_s=10) as gateways,
+    ):
+        store = SqlBatchStore(database)
+        plane = a_plane(tmp_path, database, gateways, lambda whole: whole, "only")
+        plane.contents = Contents(tmp_path / "files")
+        ending = asyncio.get_running_loop().create_task(run_to_its_end(plane, store))
+
+        async def begun() -> bool:
+            batch = await store.batch("batch_1", tenant_id=None)
+            return batch is not None and batch.status is BatchStatus.IN_PROGRESS
+
+        await eventually_async(begun, 10, "the batch is checked")
+        assert asked == []
+        free = 1_000_000
+        assert (await ending).status is BatchStatus.COMPLETED
+        assert len(asked) == LINES
+
+
+async def test_without_cuts_every_line_is_asked_once(tmp_path: Path) -> None:
+    async with (
+        gateway(tmp_path) as asked,
+        database_in(tmp_path) as database,
+        Gateways(tmp_path, "token", timeout_s=10) as gateways,
+    ):
+        store = SqlBatchStore(database)
+        knife = Knife(10_000)
+        batch = await run_to_its_end(a_plane(tmp_path, database, gateways, knife.wrap, "only"), store)
+        assert 10_000 - knife.left >= 28, "as many steps as are cut above"
+        assert batch.status is BatchStatus.COMPLETED
+        assert sorted(asked) == [f"batch_1/{at}" for at in range(LINES)]
+        assert (batch.tokens.input, batch.tokens.output) == (2 * (LINES - 1), LINES - 1)

@@ -1,0 +1,43 @@
+"""A forecast is made from what was seen, and says where that is little."""
+
+from modelyard.domain.usage import Price
+from modelyard.policy.batch_forecast import OUTPUT_DEFAULT, Seen, Work, forecast
+from modelyard.policy.pricing import discounted
+
+PRICE = Price(input=1_000_000, output=2_000_000)
+"""One nano-dollar a prompt token, two a generated one."""
+
+
+def test_a_model_that_is_known_tells_length_and_time() -> None:
+    seen = Seen(answers=50, output_tokens=30.0, seconds=2.0, slots=4, lines_ahead=100)
+    found = forecast(Work(100, 40_000, None), seen, PRICE, concurrency=64)
+    assert (found.input_tokens, found.output_tokens) == (10_000, 3_000)
+    assert found.cost_nanousd == 10_000 + 6_000
+    assert found.seconds == 200 * 2.0 / 4
+    assert found.basis == "its last 50 answers, 2 s each, 4 at once, behind 100 lines of other batches"
+
+
+def test_a_model_that_nobody_has_asked_gets_a_guess_and_no_time() -> None:
+    found = forecast(Work(10, 400, None), Seen(answers=2, output_tokens=1.0, slots=4), PRICE, concurrency=8)
+    assert (found.output_tokens, found.seconds) == (10 * OUTPUT_DEFAULT, None)
+    assert found.basis == "the text alone: the model has answered 2 requests lately"
+
+
+def test_no_more_is_expected_than_is_allowed_and_nothing_where_answers_have_no_tokens() -> None:
+    seen = Seen(answers=50, output_tokens=30.0, seconds=2.0, slots=4)
+    assert forecast(Work(100, 400, 200), seen, PRICE, concurrency=8).output_tokens == 200
+    embeddings = forecast(Work(100, 400, None, generates=False), seen, PRICE, concurrency=8)
+    assert (embeddings.output_tokens, embeddings.cost_nanousd) == (0, 100)
+
+
+def test_a_model_without_replicas_or_with_more_than_lines_may_be_out() -> None:
+    seen = Seen(answers=50, output_tokens=30.0, seconds=2.0, slots=0)
+    assert forecast(Work(100, 400, None), seen, PRICE, concurrency=8).seconds is None
+    many = Seen(answers=50, output_tokens=30.0, seconds=2.0, slots=1000)
+    assert forecast(Work(100, 400, None), many, PRICE, concurrency=8).seconds == 25.0
+
+
+def test_a_price_is_discounted_in_each_part_half_to_even() -> None:
+    assert discounted(Price(3, 5, 10, 1), 500_000) == Price(2, 2, 5, 0)
+    assert discounted(PRICE, 1_000_000) is PRICE
+    assert discounted(PRICE, 0) == Price()
