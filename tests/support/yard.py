@@ -279,7 +279,7 @@ class Yard:
         """Return the totals of the hourly roll-ups, which bills are made from."""
         wanted = ("requests", "prompt_tokens", "completion_tokens", "cost_nanousd")
         sums = ", ".join(f"coalesce(sum({name}), 0) AS {name}" for name in wanted)
-        return dict(self.query(f"SELECT {sums} FROM usage_hourly")[0])
+        return dict(self.query(f"SELECT {sums} FROM usage_rollup_hourly")[0])
 
     def journal(self) -> Iterator[dict[str, Any]]:
         """Yield every record of every engine's journal, dead ones too; a torn last line is skipped."""

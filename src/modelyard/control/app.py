@@ -39,6 +39,7 @@ from modelyard.control.webhooks import WebhookSender
 from modelyard.engines import Engines
 from modelyard.fleet import Fleet
 from modelyard.metering.delivery import Delivery
+from modelyard.metering.retention import Retention
 from modelyard.stores import ControlStore, RequestStore, StoreUnavailableError, TableFeed, UploadStore, UsageStore
 from modelyard.web.fetcher import Fetcher
 
@@ -143,6 +144,7 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
         rounds=loops.rounds,
     )
     rollouts = _rollouts(context, loops, publisher)
+    rows_kept = Retention(given.usage, clock, given.delivery.backlog, keep_days=config.control.usage_rows_days)
     others = (given.delivery, tidings, leases, context.requests, webhooks, upload_desk, forecasts, rollouts, sweep)
     api = build_api(context, given.console(context))
     # Of thousands of endpoints and replicas a look at all objects takes a tenth of a second in which nothing else
@@ -151,7 +153,9 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
     gc.set_threshold(*COLLECT_AFTER)
     keeping = partial(given.leadership.keep, stop)
     try:
-        await _live(context, api, feed, partial(loops.run, stop, keeping, *(one.run for one in others)), stop)
+        await _live(
+            context, api, feed, partial(loops.run, stop, keeping, *(one.run for one in (*others, rows_kept))), stop
+        )
         await _deliver_rest(given.delivery)
         await given.leadership.resign()
     finally:
