@@ -32,7 +32,7 @@ _COMMANDS = {
     "run": "Chat with a model.",
     "keys": "Create, list, limit, revoke and rotate API keys.",
     "tenants": "Create, list, show and change tenants.",
-    "usage": "Show tokens and cost.",
+    "usage": "Show tokens and cost, or export them.",
     "forecast": "Show when requests are expected, and replay.",
     "requests": "List, show or cancel detached requests.",
     "why": "Say why an endpoint or a request is as it is.",
