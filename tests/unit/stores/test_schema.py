@@ -203,8 +203,14 @@ def test_roll_ups_of_what_was_used_before_are_made_from_the_rows(engine: sa.Engi
 
         later, day = noon + 50_000 - (noon + 50_000) % 3600, noon - noon % 86_400
         hours = [(noon, "", 2, 20, 0, 14), (noon, "seconds", 1, 10, 2_500_000, 7), (later, "", 1, 10, 0, 7)]
-        assert sums("usage_rollup_hourly") == sums("usage_rollup_platform") == hours
-        assert sums("usage_rollup_daily") == [(day, *row[1:]) for row in hours[:2]] + [(day + 86_400, *hours[2][1:])]
+        days = [(day, *row[1:]) for row in hours[:2]] + [(day + 86_400, *hours[2][1:])]
+        november = 1_793_491_200
+        assert sums("usage_rollup_hourly") == sums("usage_rollup_platform_hourly") == hours
+        assert sums("usage_rollup_daily") == sums("usage_rollup_platform_daily") == days
+        assert sums("usage_rollup_monthly") == [
+            (november, "", 3, 30, 0, 21),
+            (november, "seconds", 1, 10, 2_500_000, 7),
+        ]
         key = "SELECT customer_id, api_key_id, model_name, endpoint_id, model_id, route, status, is_batch"
         found = connection.execute(sa.text(f"{key} FROM usage_rollup_daily")).fetchall()
         assert {tuple(row) for row in found} == {("t", "k", "smol", "ep", "ver", "/v1/x", "success", 0)}

@@ -5,11 +5,13 @@ dimensions; a question goes to the smallest that knows all that it names.
 """
 
 from collections.abc import Collection, Sequence
+from enum import IntEnum
 from operator import itemgetter
 from typing import NamedTuple
 
 import sqlalchemy as sa
 
+from modelyard.policy.utc import first_of_month
 from modelyard.stores.sql import schema
 from modelyard.stores.sql.database import insert
 from modelyard.stores.sql.mapping import Values
@@ -32,11 +34,29 @@ COUNTS = ("requests", *SUMS)
 _owners_and_kinds = itemgetter("customer_id", "api_key_id", "model_name", "endpoint_id", "model_id", "route", "status")
 
 
+class Step(IntEnum):
+    """What a row of a roll-up spans, in UTC; longer ones are greater."""
+
+    HOUR = 1
+    DAY = 2
+    MONTH = 3
+
+    def start_of(self, hour: int) -> int:
+        """Return where the span of this hour begins, as unix seconds."""
+        match self:
+            case Step.HOUR:
+                return hour
+            case Step.DAY:
+                return hour - hour % DAY_S
+            case Step.MONTH:
+                return first_of_month(hour // DAY_S) * DAY_S
+
+
 class Rollup(NamedTuple):
-    """A table and the seconds that each of its rows spans."""
+    """A table, and the span of each of its rows."""
 
     table: sa.Table
-    step_s: int
+    step: Step
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -44,16 +64,19 @@ class Rollup(NamedTuple):
         return tuple(column.name for column in self.table.primary_key)
 
 
-HOURLY = Rollup(schema.usage_rollup_hourly, HOUR_S)
-DAILY = Rollup(schema.usage_rollup_daily, DAY_S)
-PLATFORM = Rollup(schema.usage_rollup_platform, HOUR_S)
+HOURLY = Rollup(schema.usage_rollup_hourly, Step.HOUR)
+DAILY = Rollup(schema.usage_rollup_daily, Step.DAY)
+MONTHLY = Rollup(schema.usage_rollup_monthly, Step.MONTH)
+PLATFORM_HOURLY = Rollup(schema.usage_rollup_platform_hourly, Step.HOUR)
+PLATFORM_DAILY = Rollup(schema.usage_rollup_platform_daily, Step.DAY)
+ROLLUPS = (HOURLY, DAILY, MONTHLY, PLATFORM_HOURLY, PLATFORM_DAILY)
+_SMALLEST_FIRST = (PLATFORM_DAILY, MONTHLY, PLATFORM_HOURLY, DAILY, HOURLY)
 
 
-def answering(columns: Collection[str], *, by_day: bool) -> sa.Table:
-    """Return the table that answers for whole UTC hours, or ``by_day``, of what the ledger's ``columns`` name."""
-    if set(columns) <= set(PLATFORM.keys):
-        return PLATFORM.table
-    return DAILY.table if by_day else HOURLY.table
+def answering(columns: Collection[str], step: Step) -> sa.Table:
+    """Return the smallest table that knows the ledger's ``columns`` and tells spans of ``step`` apart."""
+    wanted = set(columns)
+    return next(one.table for one in _SMALLEST_FIRST if one.step <= step and wanted <= set(one.keys))
 
 
 def add(connection: sa.Connection, rows: Sequence[Values]) -> None:
@@ -67,7 +90,7 @@ def add(connection: sa.Connection, rows: Sequence[Values]) -> None:
         total[0] += 1
         for at, name in enumerate(SUMS, 1):
             total[at] += row[name]
-    for rollup in (HOURLY, DAILY, PLATFORM):
+    for rollup in ROLLUPS:
         _upsert(connection, rollup, _folded(hours, rollup))
 
 
@@ -79,7 +102,7 @@ def _folded(hours: dict[tuple[object, ...], list[int]], rollup: Rollup) -> dict[
     for key, total in hours.items():
         hour = key[0]
         assert isinstance(hour, int), "hours are whole seconds"
-        shorter = (hour - hour % rollup.step_s, *(key[place] for place in places))
+        shorter = (rollup.step.start_of(hour), *(key[place] for place in places))
         sums = found.setdefault(shorter, [0] * len(COUNTS))
         for at, value in enumerate(total):
             sums[at] += value

@@ -251,7 +251,7 @@ inference_requests = sa.Table(
 
 
 def _rolled(name: str, *dimensions: str) -> sa.Table:
-    """A roll-up: sums by the start of a UTC hour or day, and by dimensions. Its rows lie in the order of time."""
+    """A roll-up: sums by the start of a UTC hour, day or month, and by dimensions. Its rows lie in order of time."""
     keys = ("period", *dimensions)
     return sa.Table(
         name,
@@ -278,8 +278,10 @@ _OWNERS = ("customer_id", "api_key_id", "model_name", "endpoint_id", "model_id")
 _KINDS = ("route", "status", "is_batch", "unit")
 usage_rollup_hourly = _rolled("usage_rollup_hourly", *_OWNERS, *_KINDS)
 usage_rollup_daily = _rolled("usage_rollup_daily", *_OWNERS, *_KINDS)
-# By hour too, so that days of every time zone can be made of it; small, because it knows no tenants.
-usage_rollup_platform = _rolled("usage_rollup_platform", "model_name", *_KINDS)
+usage_rollup_monthly = _rolled("usage_rollup_monthly", *_OWNERS, *_KINDS)
+# Small, because they know no tenants. By hour too, so that days of every time zone can be made of it.
+usage_rollup_platform_hourly = _rolled("usage_rollup_platform_hourly", "model_name", *_KINDS)
+usage_rollup_platform_daily = _rolled("usage_rollup_platform_daily", "model_name", *_KINDS)
 
 usage_rows_kept = sa.Table(
     "usage_rows_kept",

@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from modelyard.domain.usage import MICRO_PER_UNIT, Moment, UsageBucket, UsageFilter, UsageRow
 from modelyard.stores import TooManyGroupsError
 from modelyard.stores.sql import mapping, retention, schema, usage_time
-from modelyard.stores.sql.rollups import COUNTS, HOUR_S, PLATFORM, SUMS, answering
-from modelyard.stores.sql.usage_time import Piece, Source
+from modelyard.stores.sql.rollups import COUNTS, HOUR_S, PLATFORM_HOURLY, SUMS, answering
+from modelyard.stores.sql.usage_time import Piece
 
 TEN_MINUTES_S = 600
 TENTHS = range(TEN_MINUTES_S, HOUR_S, TEN_MINUTES_S)
@@ -79,10 +79,9 @@ class _Total:
         self.units: dict[str, int] = {}
 
     def add(self, unit: str, counts: Sequence[Any]) -> None:
-        for at, value in enumerate(counts):
-            self.counts[at] += int(value or 0)  # Postgres sums to a decimal
+        self.counts = [had + int(more) for had, more in zip(self.counts, counts, strict=True)]  # Postgres: decimals
         if unit:
-            self.units[unit] = self.units.get(unit, 0) + int(counts[_MICRO] or 0)
+            self.units[unit] = self.units.get(unit, 0) + int(counts[_MICRO])
 
 
 _MICRO = COUNTS.index("units_micro")
@@ -106,21 +105,38 @@ def buckets(connection: sa.Connection, asked: Question) -> list[UsageBucket]:
     Raises:
         TooManyGroupsError: there are more than ``GROUPS_MAX``.
     """
-    totals: dict[tuple[str, ...], _Total] = {}
+    totals: dict[tuple[Any, ...], _Total] = {}
     if not asked.by:
         totals[()] = _Total()
-    names: dict[int, tuple[str, ...]] = {}
-    times = [name for name in asked.by if name in usage_time.TIMES]
+    width = len(asked.columns)
+    is_sqlite = connection.dialect.name == "sqlite"
     for piece in _pieces(connection, asked):
-        for at, unit, *found in connection.execute(_query(piece, asked, is_sqlite=_is_sqlite(connection))):
-            moment = int(at)
-            if moment not in names:
-                names[moment] = tuple(usage_time.label(name, moment, asked.zone) for name in times)
-            group = _group(asked.by, names[moment], found)
-            totals.setdefault(group, _Total()).add(unit, found[len(asked.columns) :])
-            if len(totals) > GROUPS_MAX:
-                raise TooManyGroupsError(f"there are more than {GROUPS_MAX:,} groups")
-    return [_bucket(dict(zip(asked.by, group, strict=True)), total) for group, total in sorted(totals.items())]
+        for row in connection.execute(_query(piece, asked, is_sqlite=is_sqlite)):
+            key = (*row[2 : 2 + width], int(row[0])) if asked.time else tuple(row[2 : 2 + width])
+            total = totals.get(key)
+            if total is None:
+                total = totals[key] = _Total()
+                if len(totals) > GROUPS_MAX:
+                    raise TooManyGroupsError(f"there are more than {GROUPS_MAX:,} groups")
+            total.add(row[1], row[2 + width :])
+    return _named(asked, totals)
+
+
+def _named(asked: Question, totals: dict[tuple[Any, ...], _Total]) -> list[UsageBucket]:
+    """Return the buckets in the order of their groups, which are tuples of columns and, where asked, a moment."""
+    columns = [name for name in asked.by if name in _COLUMNS]
+    times = [name for name in asked.by if name in usage_time.TIMES]
+    order = [(*columns, *times).index(name) for name in asked.by]
+    labels: dict[int, tuple[str, ...]] = {}
+    found: dict[tuple[str, ...], _Total] = {}
+    for key, total in totals.items():
+        values = key[: len(columns)] if "batch" not in columns else tuple(map(_text, columns, key))
+        if times:
+            if (label := labels.get(key[-1])) is None:
+                label = labels[key[-1]] = tuple(usage_time.label(name, key[-1], asked.zone) for name in times)
+            values = (*values, *label)
+        found[tuple(values[place] for place in order)] = total
+    return [_bucket(dict(zip(asked.by, group, strict=True)), total) for group, total in sorted(found.items())]
 
 
 def rows(
@@ -168,7 +184,7 @@ def _pieces(connection: sa.Connection, asked: Question) -> Iterator[Piece]:
     since, until = asked.since, asked.until
     if asked.time in ("day", "month"):
         # Every day or month of the span is looked at, also of one that begins in 1970 or never ends.
-        ends = sa.select(sa.func.min(PLATFORM.table.c.period), sa.func.max(PLATFORM.table.c.period))
+        ends = sa.select(sa.func.min(PLATFORM_HOURLY.table.c.period), sa.func.max(PLATFORM_HOURLY.table.c.period))
         first, last = connection.execute(ends).one()
         if first is None:
             return iter(())
@@ -179,8 +195,8 @@ def _pieces(connection: sa.Connection, asked: Question) -> Iterator[Piece]:
 
 def _query(piece: Piece, asked: Question, *, is_sqlite: bool) -> sa.Select[*tuple[Any, ...]]:
     """Return the question to one table: bucket, unit, groups, counts."""
-    is_rows = piece.source is Source.ROWS
-    table = _LEDGER if is_rows else answering(asked.named, by_day=piece.source is Source.DAYS)
+    is_rows = piece.source is None
+    table = _LEDGER if piece.source is None else answering(asked.named, piece.source)
     when = table.c.created_at if is_rows else table.c.period
     groups = [_column(table, name) for name in asked.columns]
     bucket = _start_of(when, piece, is_float=is_rows, is_sqlite=is_sqlite)
@@ -228,13 +244,6 @@ def _column(table: sa.Table, name: str) -> sa.ColumnElement[Any]:
     return table.c[name]
 
 
-def _group(by: tuple[str, ...], times: tuple[str, ...], found: Sequence[Any]) -> tuple[str, ...]:
-    """Return the values of the dimensions in the order that was asked."""
-    named, labels = iter(found), iter(times)
-    values = ((next(labels) if name in usage_time.TIMES else _text(name, next(named))) for name in by)
-    return tuple(values)
-
-
 def _text(name: str, value: Any) -> str:
     return ("true" if value else "false") if name == "batch" else str(value)
 
@@ -245,7 +254,3 @@ def _bucket(group: dict[str, str], total: _Total) -> UsageBucket:
     micro = {unit: amount for unit, amount in sorted(total.units.items()) if amount}
     units = {unit: amount / MICRO_PER_UNIT for unit, amount in micro.items()}
     return UsageBucket(group, **counts, units=units, units_micro=micro)
-
-
-def _is_sqlite(connection: sa.Connection) -> bool:
-    return connection.dialect.name == "sqlite"

@@ -1,7 +1,7 @@
 """How a span of time is divided among the ledger's rows and its roll-ups.
 
-Whole UTC hours come from a roll-up, and whole UTC days from one by days; what
-is left at the ends comes from the rows. So a year costs as little as a day and
+Whole UTC hours, days and months come from roll-ups; what is left at the ends
+comes from the rows. So a year costs as little as a day and
 all agree to the token. Days and months of a time zone are made of hours. Where
 its days begin within an hour (India, Nepal, Newfoundland) that one hour of each
 day comes from the rows. Before rows were removed nothing can divide an hour any
@@ -12,12 +12,12 @@ one another still add up.
 import math
 from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
-from enum import Enum, auto
 from itertools import pairwise
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
-from modelyard.stores.sql.rollups import DAY_S, HOUR_S
+from modelyard.policy.utc import first_of_month, next_month
+from modelyard.stores.sql.rollups import DAY_S, HOUR_S, Step
 
 MINUTE_S = 60
 LAST_S = 253_370_764_800
@@ -33,14 +33,6 @@ TIMES = tuple(_FORMATS)
 """Dimensions of time, the finest first."""
 
 
-class Source(Enum):
-    """Who answers for a piece."""
-
-    ROWS = auto()
-    HOURS = auto()
-    DAYS = auto()
-
-
 class Piece(NamedTuple):
     """A span and who answers for it.
 
@@ -48,7 +40,8 @@ class Piece(NamedTuple):
     ``phase``.
     """
 
-    source: Source
+    source: Step | None
+    """The span of the roll-up's rows; None: the ledger's own rows."""
     since: float
     until: float
     step: int
@@ -77,7 +70,7 @@ def pieces(since: float, until: float, by: str | None, zone: ZoneInfo, kept_sinc
         case None:
             yield from _whole(since, until, 0)
         case "minute":
-            yield Piece(Source.ROWS, since, until, MINUTE_S, 0)
+            yield Piece(None, since, until, MINUTE_S, 0)
         case "hour":
             yield from _hours(since, until, HOUR_S, 0)
         case "day":
@@ -102,24 +95,42 @@ def _whole(since: float, until: float, start: int) -> Iterator[Piece]:
         return
     first, last = math.ceil(since / HOUR_S) * HOUR_S, hour_of(until)
     if first >= last:
-        yield Piece(Source.ROWS, since, until, 0, start)
+        yield Piece(None, since, until, 0, start)
         return
-    days = math.ceil(first / DAY_S) * DAY_S, last // DAY_S * DAY_S
-    if days[0] >= days[1]:
-        parts: list[tuple[Source, float, float]] = [(Source.HOURS, first, last)]
-    else:
-        parts = [(Source.HOURS, first, days[0]), (Source.DAYS, *days), (Source.HOURS, days[1], last)]
-    for source, begin, end in [(Source.ROWS, since, first), *parts, (Source.ROWS, last, until)]:
+    for source, begin, end in [(None, since, first), *_rolled(first, last), (None, last, until)]:
         if begin < end:
             yield Piece(source, begin, end, 0, start)
 
 
+def _rolled(first: int, last: int) -> Iterator[tuple[Step, int, int]]:
+    """Divide whole hours: whole months, the days beside them, and the hours beside those."""
+    begin, end = math.ceil(first / DAY_S), last // DAY_S
+    if begin >= end:
+        yield Step.HOUR, first, last
+        return
+    month = begin if begin == first_of_month(begin) else next_month(begin)
+    months = (month, first_of_month(end)) if month < first_of_month(end) else (end, end)
+    yield Step.HOUR, first, begin * DAY_S
+    yield Step.DAY, begin * DAY_S, months[0] * DAY_S
+    yield Step.MONTH, months[0] * DAY_S, months[1] * DAY_S
+    yield Step.DAY, months[1] * DAY_S, end * DAY_S
+    yield Step.HOUR, end * DAY_S, last
+
+
 def _hours(since: float, until: float, step: int, phase: int) -> Iterator[Piece]:
-    """Buckets that begin at whole hours."""
-    for piece in _whole(since, until, 0):
-        is_rolled = piece.source is not Source.ROWS
-        source = Source.HOURS if is_rolled and (phase or step < DAY_S) else piece.source
-        yield Piece(source, piece.since, piece.until, step, phase)
+    """Buckets that begin at whole hours; the longest rows that tell them apart answer."""
+    if since >= until:
+        return
+    first, last = math.ceil(since / HOUR_S) * HOUR_S, hour_of(until)
+    if first >= last:
+        yield Piece(None, since, until, step, phase)
+        return
+    parts: list[tuple[Step | None, float, float]] = [(Step.HOUR, first, last)]
+    if not phase and step >= DAY_S and (days := (math.ceil(first / DAY_S) * DAY_S, last // DAY_S * DAY_S))[0] < days[1]:
+        parts = [(Step.HOUR, first, days[0]), (Step.DAY, *days), (Step.HOUR, days[1], last)]
+    for source, begin, end in [(None, since, first), *parts, (None, last, until)]:
+        if begin < end:
+            yield Piece(source, begin, end, step, phase)
 
 
 def _days(since: float, until: float, zone: ZoneInfo, kept_since: int) -> Iterator[Piece]:
@@ -149,13 +160,13 @@ def _run(start: int, end: int, since: float, until: float) -> Iterator[Piece]:
         return
     cut = phase - phase % HOUR_S
     for piece in _hours(begin, finish, DAY_S, phase):
-        if piece.source is Source.ROWS:
+        if piece.source is None:
             yield piece
             continue
         yield piece._replace(without=cut)
         first = math.ceil((piece.since - cut) / DAY_S) * DAY_S + cut
         for hour in range(int(first), int(piece.until), DAY_S):
-            yield Piece(Source.ROWS, hour, hour + HOUR_S, DAY_S, phase)
+            yield Piece(None, hour, hour + HOUR_S, DAY_S, phase)
 
 
 def _between(starts: Sequence[int], kept_since: int) -> Iterator[tuple[int, int]]:

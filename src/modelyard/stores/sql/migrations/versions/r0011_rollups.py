@@ -1,4 +1,4 @@
-"""Roll-ups by hour and by day with all dimensions; tokens of thought and of sound; rows that are kept for a time.
+"""Roll-ups by hour, day and month with all dimensions; tokens of thought and of sound; rows that are kept for a time.
 
 The roll-ups take the place of two tables, which go. A controller of the release
 before this one, should it still lead, can then not deliver: what it would have
@@ -26,7 +26,9 @@ def upgrade() -> None:
         requests.add_column(sa.Column("batch_id", sa.Text(), nullable=False, server_default=""))
     _roll_up("usage_rollup_hourly", "hour", _OWNERS)
     _roll_up("usage_rollup_daily", "hour - hour % 86400", _OWNERS)
-    _roll_up("usage_rollup_platform", "hour", ("model_name",))
+    _roll_up("usage_rollup_monthly", _month(), _OWNERS)
+    _roll_up("usage_rollup_platform_hourly", "hour", ("model_name",))
+    _roll_up("usage_rollup_platform_daily", "hour - hour % 86400", ("model_name",))
     op.drop_table("usage_hourly")
     op.drop_table("usage_units_hourly")
     op.create_table(
@@ -35,6 +37,13 @@ def upgrade() -> None:
         sa.Column("since", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_usage_rows_kept")),
     )
+
+
+def _month() -> str:
+    """Return the start of an hour's month as unix seconds, in SQL."""
+    if op.get_bind().dialect.name == "sqlite":
+        return "CAST(strftime('%s', hour, 'unixepoch', 'start of month') AS BIGINT)"
+    return "CAST(extract(epoch FROM date_trunc('month', to_timestamp(hour) AT TIME ZONE 'UTC')) AS BIGINT)"
 
 
 def _roll_up(name: str, period: str, owners: tuple[str, ...]) -> None:
