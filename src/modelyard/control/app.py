@@ -117,7 +117,7 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
         clock=clock,
         chance=random.Random().random,
     )
-    upload_desk, sweep = _keepers(given.uploads, store, artifacts, data, config, clock)
+    uploads, sweep, rows = _keepers(given, artifacts)
     context = Context(
         config=config,
         data=data,
@@ -125,7 +125,7 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
         usage=given.usage,
         requests=RequestDesk(store=given.requests, webhooks=webhooks, settings=config.control, clock=clock),
         webhooks=webhooks,
-        uploads=upload_desk,
+        uploads=uploads,
         fleet=fleet,
         engines=engines,
         artifacts=artifacts,
@@ -144,8 +144,7 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
         rounds=loops.rounds,
     )
     rollouts = _rollouts(context, loops, publisher)
-    rows_kept = Retention(given.usage, clock, given.delivery.backlog, keep_days=config.control.usage_rows_days)
-    others = (given.delivery, tidings, leases, context.requests, webhooks, upload_desk, forecasts, rollouts, sweep)
+    others = (given.delivery, tidings, leases, context.requests, webhooks, uploads, forecasts, rollouts, sweep, rows)
     api = build_api(context, given.console(context))
     # Of thousands of endpoints and replicas a look at all objects takes a tenth of a second in which nothing else
     # happens, and every report of a gateway brought one about.
@@ -153,9 +152,7 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
     gc.set_threshold(*COLLECT_AFTER)
     keeping = partial(given.leadership.keep, stop)
     try:
-        await _live(
-            context, api, feed, partial(loops.run, stop, keeping, *(one.run for one in (*others, rows_kept))), stop
-        )
+        await _live(context, api, feed, partial(loops.run, stop, keeping, *(one.run for one in others)), stop)
         await _deliver_rest(given.delivery)
         await given.leadership.resign()
     finally:
@@ -196,18 +193,15 @@ def _rollouts(context: Context, loops: Loops, publisher: TablePublisher) -> Roll
     )
 
 
-def _keepers(
-    uploads: UploadStore,
-    store: ControlStore,
-    artifacts: ArtifactStore,
-    data: DataDirectory,
-    config: Config,
-    clock: Clock,
-) -> tuple[UploadDesk, Sweep]:
-    """Return who takes artifacts in, and who removes those that nobody needs."""
-    settings, files = config.control, PartFiles(data.uploads)
-    desk = UploadDesk(store=uploads, versions=store, artifacts=artifacts, files=files, settings=settings, clock=clock)
-    return desk, Sweep(artifacts.contents, store, settings, clock, spared=desk.kept_digests)
+def _keepers(given: Given, artifacts: ArtifactStore) -> tuple[UploadDesk, Sweep, Retention]:
+    """Return who takes artifacts in, who removes those that nobody needs, and who removes old rows of the ledger."""
+    settings, clock, store = given.config.control, given.clock, given.store
+    files = PartFiles(given.data.uploads)
+    desk = UploadDesk(
+        store=given.uploads, versions=store, artifacts=artifacts, files=files, settings=settings, clock=clock
+    )
+    sweep = Sweep(artifacts.contents, store, settings, clock, spared=desk.kept_digests)
+    return desk, sweep, Retention(given.usage, clock, given.delivery.backlog, keep_days=settings.usage_rows_days)
 
 
 async def _refresh(tidings: TidingsPublisher, publisher: TablePublisher) -> None:
