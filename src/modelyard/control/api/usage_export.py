@@ -29,9 +29,10 @@ PAGE_ROWS = 5_000
 class ExportQuery(Selection, frozen=True, forbid_unknown_fields=True):
     """What the file has."""
 
-    format: Annotated[Format, msgspec.Meta(description="parquet needs the extra `export` in the controller.")] = (
-        Format.CSV
-    )
+    format: Annotated[
+        Literal["csv", "json", "jsonl", "parquet"],
+        msgspec.Meta(description="parquet needs the extra `export` in the controller."),
+    ] = "csv"
     of: Annotated[Literal["requests", "sums"], msgspec.Meta(description="A row each, or sums by 'group_by'.")] = (
         "requests"
     )
@@ -68,14 +69,15 @@ class UsageExport:
             buckets = await sums_of(self._context.usage, chosen, groups)
             values = [export.values_of_bucket(bucket, groups) for bucket in buckets if bucket.requests]
             sheet, pages = export.sheet_of_buckets(groups), _parts(values)
-        name = f"usage-{query.of}-{int(chosen.since)}-{int(chosen.until)}.{query.format.value}"
+        format = Format(query.format)
+        name = f"usage-{query.of}-{int(chosen.since)}-{int(chosen.until)}.{format.value}"
         headers = {
             "cache-control": "no-store",
             "content-disposition": f'attachment; filename="{name}"',
             "x-content-type-options": "nosniff",
         }
-        media_type = export.MEDIA_TYPES[query.format]
-        encoder = await _encoder(query.format, sheet)
+        media_type = export.MEDIA_TYPES[format]
+        encoder = await _encoder(format, sheet)
         return StreamingResponse(_encoded(encoder, pages), headers=headers, media_type=media_type)
 
 
