@@ -61,7 +61,7 @@ def a_request(number: int, at: float, chance: random.Random) -> Sequence[Journal
             f"r{number:05}", at, tenant, f"k{tenant}{chance.choice('12')}", chance.choice(["ep-1", "ep-2"]),
             chance.choice(["smol", "big"]), chance.choice(["ver-1", "ver-2"]),
             chance.choice(["/v1/chat/completions", "/v1/embeddings"]), True, 9, 99, PRICE,
-            batch_id=chance.choice(["", "", "batch_1"]),
+            batch_line=chance.choice(["", "", "batch_1/7"]),
         ),
         Settle(
             f"r{number:05}", at + 1, prompt, chance.randrange(prompt + 1), completion, chance.choice(list(UsageStatus)),

@@ -65,8 +65,10 @@ class Intent(msgspec.Struct, frozen=True, array_like=True, tag=1):
     prompt_estimate: int
     reserved_tokens: int
     price: Price
-    batch_id: str = ""
-    """The batch that it is a line of."""
+    batch_line: str = ""
+    """Which line of which batch it is a run of (``batch_x/17``): the ledger charges a line once."""
+    factor_micro: int = MICRO_PER_UNIT
+    """Millionths of the usual price that ``price`` is, for whoever wants to show it."""
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True, tag=2):

@@ -49,11 +49,11 @@ async def rows(api: Management, manager: Identity) -> list[UsageRow]:
         prompt = 0 if unit in (Unit.IMAGES, Unit.CHARACTERS, Unit.SECONDS) else chance.randrange(1, 500)
         completion = chance.randrange(1, 300) if "completions" in route else 0
         at = NOON - 40 * DAY + chance.random() * 40 * DAY
-        batch = chance.choice(["", "batch_7"])
+        batch = chance.choice(["", f"batch_7/{number}"])
         records.append(
             Intent(
                 f"r{number:03}", at, who.tenant_id, who.key_id, "ep-1", chance.choice(["smol", "=big"]), "ver-1", route,
-                False, 1, 1, PRICE, batch_id=batch,
+                False, 1, 1, PRICE, batch_line=batch,
             )
         )  # fmt: skip
         records.append(

@@ -293,7 +293,7 @@ def _row(intent: Intent, settle: Settle) -> Values:
         "reasoning_tokens": min(_tokens(settle.reasoning_tokens), completion),
         "audio_input_tokens": min(_tokens(settle.audio_input_tokens), prompt),
         "audio_output_tokens": min(_tokens(settle.audio_output_tokens), completion),
-        "batch_id": intent.batch_id,
+        "batch_id": intent.batch_line.partition("/")[0],
     }
 
 
