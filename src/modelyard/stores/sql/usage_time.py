@@ -90,7 +90,7 @@ def label(name: str, at: int, zone: ZoneInfo) -> str:
 
 
 def _whole(since: float, until: float, start: int) -> Iterator[Piece]:
-    """One bucket: whole days, the hours beside them, and the rows at the ends."""
+    """One bucket: whole months, days and hours, and the rows at the ends."""
     if since >= until:
         return
     first, last = math.ceil(since / HOUR_S) * HOUR_S, hour_of(until)
