@@ -194,9 +194,13 @@ class Organization:
         span = _span(query, now=math.ceil(self._context.clock.unix_s()), kept=kept, most=most)
         by = dict.fromkeys([span.dimension, *(name for group in groups if (name := _GROUPS[group]))])
         found: dict[int, list[dict[str, Any]]] = {}
+        lists: dict[str, list[dict[str, Any]]] = {}
         for bucket in await sums_within(self._context.usage, where, span.since, span.until, tuple(by)):
-            start = int(datetime.fromisoformat(f"{bucket.group[span.dimension]}{_REST[span.dimension]}").timestamp())
-            found.setdefault(max(start, span.since), []).append(result(bucket, groups))
+            name = bucket.group[span.dimension]
+            if (results := lists.get(name)) is None:
+                start = int(datetime.fromisoformat(f"{name}{_REST[span.dimension]}").timestamp())
+                results = lists[name] = found.setdefault(max(start, span.since), [])
+            results.append(result(bucket, groups))
         data = [Bucket(start_time=start, end_time=end, results=found.get(start, [])) for start, end in span.buckets()]
         more = span.until < span.end
         return BucketPage(data=data, has_more=more, next_page=f"{PAGE}{span.until}" if more else None)

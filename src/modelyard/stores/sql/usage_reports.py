@@ -85,6 +85,7 @@ class _Total:
 
 
 _MICRO = COUNTS.index("units_micro")
+assert COUNTS[4:] == ("reasoning_tokens", "audio_input_tokens", "audio_output_tokens", "units_micro", "cost_nanousd")
 
 
 def dimensions(group_by: Sequence[str]) -> tuple[str, ...]:
@@ -249,8 +250,11 @@ def _text(name: str, value: Any) -> str:
 
 
 def _bucket(group: dict[str, str], total: _Total) -> UsageBucket:
-    counts = dict(zip(COUNTS, total.counts, strict=True))
-    del counts["units_micro"]
-    micro = {unit: amount for unit, amount in sorted(total.units.items()) if amount}
-    units = {unit: amount / MICRO_PER_UNIT for unit, amount in micro.items()}
-    return UsageBucket(group, **counts, units=units, units_micro=micro)
+    # By position and without what is not there: an answer may have many ten thousand of them.
+    requests, prompt, cached, completion, reasoning, heard, said, _, cost = total.counts
+    units: dict[str, float] = {}
+    micro: dict[str, int] = {}
+    if total.units:
+        micro = {unit: amount for unit, amount in sorted(total.units.items()) if amount}
+        units = {unit: amount / MICRO_PER_UNIT for unit, amount in micro.items()}
+    return UsageBucket(group, requests, prompt, cached, completion, cost, units, reasoning, heard, said, micro)
