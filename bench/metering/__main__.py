@@ -16,6 +16,7 @@ import logging
 import random
 import shutil
 import sqlite3
+import sys
 import tempfile
 import time
 from contextlib import closing
@@ -175,10 +176,15 @@ def main() -> None:
     if options.reconcile:
         with _scratch() as scratch:
             books, took_s = reconciled(scratch, options.reconcile, chunk=2_000)
-        result["reconciled"] = {**asdict(books), "seconds": took_s}
+        result["reconciled"] = {**asdict(books), "by_status": dict(books.by_status), "seconds": took_s}
     if options.json:
         print(json.dumps(result))
-        return
+    else:
+        _show(result)
+    sys.exit(bool(options.reconcile and result["reconciled"]["flaws"]))
+
+
+def _show(result: dict[str, dict[str, Any]]) -> None:
     for title, figures in result.items():
         print(f"| {title} | |\n|---|---:|")
         for name, figure in figures.items():
