@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
@@ -234,6 +235,34 @@ def test_usage_agrees_with_the_ledger_in_every_format(served: Yard) -> None:
     assert table.splitlines()[0].split()[:2] == ["MODEL", "DAY"]
     sheet = list(csv.DictReader(io.StringIO(out(served, "usage", "--by", "model", "--since", "1h", "--csv"))))
     assert sum(int(line["cost_nanousd"]) for line in sheet) == report["total"]["cost_nanousd"]
+    assert [line["units_seconds"] for line in sheet] == ["0"] * len(sheet)
+    monthly = json.loads(
+        out(served, "usage", "show", "--by", "month", "--since", "1h", "--tz", "Asia/Kolkata", "--json")
+    )
+    assert (monthly["tz"], monthly["total"]["requests"]) == ("Asia/Kolkata", len(rows))
+    assert run(served, "usage", "--tz", "Mars/Phobos").returncode == 2
+
+
+def test_an_export_is_the_ledger_and_there_only_when_it_is_whole(served: Yard, tmp_path: Path) -> None:
+    out(served, "run", "sim", "count me")
+    eventually(lambda: served.open_requests() == 0, 10, "all is booked")
+    rows = {row.request_id: row for row in served.rows()}
+    sheet = list(csv.DictReader(io.StringIO(out(served, "usage", "export", "--since", "1h"))))
+    assert {line["request_id"]: int(line["cost_nanousd"]) for line in sheet} == {
+        rid: row.cost_nanousd for rid, row in rows.items()
+    }
+    file = tmp_path / "all.jsonl"
+    assert run(served, "usage", "export", "--since", "1h", "-o", str(file)).returncode == 0
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["request_id"] for line in lines] == [line["request_id"] for line in sheet]
+    columns = tmp_path / "sums.parquet"
+    assert run(served, "usage", "export", "--by", "model,day", "--since", "1h", "-o", str(columns)).returncode == 0
+    table = pyarrow.parquet.read_table(columns).to_pylist()
+    assert sum(line["cost_nanousd"] for line in table) == sum(row.cost_nanousd for row in rows.values())
+    refused = run(served, "usage", "export", "--tz", "Mars/Phobos", "-o", str(tmp_path / "none.csv"))
+    assert refused.returncode == 2
+    assert "time zone" in refused.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["all.jsonl", "sums.parquet"]
 
 
 # --- logs ---

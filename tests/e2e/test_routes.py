@@ -49,13 +49,17 @@ def test_a_ranking_is_billed_as_a_search_with_its_tokens(yard: Yard, path: str) 
 def test_scores_classes_and_tensors_pass_through(yard: Yard) -> None:
     scores = post(yard, "/v1/score", {"model": MODEL, "text_1": "a b", "text_2": ["a", "b a"]})
     assert [entry["score"] for entry in scores.json()["data"]] == [0.5, 1.0]
+    row = billed(yard, scores.headers["x-request-id"])
+    assert (row["unit"], row["units_micro"]) == ("pairs", 2_000_000)
+    assert row["prompt_tokens"] > 0, "the tokens that were read count beside the pairs"
     classes = post(yard, "/classify", {"model": MODEL, "input": ["a", "b"]})
     assert len(classes.json()["data"]) == 2
     tensor = {"name": "x", "shape": [2], "datatype": "FP32", "data": [1.5, 2]}
     reply = post(yard, f"/v2/models/{MODEL}/infer", {"inputs": [tensor]})
     assert reply.status == 200, reply.body
     assert reply.json()["outputs"] == [tensor]
-    assert billed(yard, reply.headers["x-request-id"])["cost_nanousd"] == 0
+    row = billed(yard, reply.headers["x-request-id"])
+    assert (row["cost_nanousd"], row["unit"], row["units_micro"]) == (0, "requests", 1_000_000)
     assert post(yard, "/v2/models/nobody/infer", {"inputs": [tensor]}).status == 404
 
 
@@ -139,3 +143,29 @@ def test_logprobs_have_their_keys(client: OpenAI) -> None:
     assert [entry.token for entry in entries] == ["a", " b"]
     assert entries[0].top_logprobs[-1].logprob == -9999.0
     assert json.loads(answer.model_dump_json())
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+def test_tokens_of_thought_and_of_sound_come_from_the_engine_to_the_books(
+    yard: Yard, route: str, is_stream: bool
+) -> None:
+    """On every API that chats, streamed or not, in the row, in the sums and in OpenAI's usage."""
+    text = "one two three four five six [[sim: tokens=9 reasoning=5 sound=3]]"
+    asked = {"input": text} if route == "/v1/responses" else {"messages": [{"role": "user", "content": text}]}
+    length = "max_output_tokens" if route == "/v1/responses" else "max_tokens"
+    reply = post(yard, route, {"model": MODEL, length: 50, "stream": is_stream, **asked})
+    assert reply.status == 200, reply.body
+    row = billed(yard, reply.headers["x-request-id"])
+    found = [
+        row[name] for name in ("completion_tokens", "reasoning_tokens", "audio_input_tokens", "audio_output_tokens")
+    ]
+    assert found == [9, 5, 3, 3]
+    since = f"since={row['created_at'] - 0.001:.6f}&until={row['created_at'] + 0.001:.6f}"
+    [entry] = yard.get(f"/v1/usage?group_by=route&{since}")["data"]
+    assert (entry["route"], entry["reasoning_tokens"], entry["audio_input_tokens"]) == (route, 5, 3)
+    second = int(row["created_at"])
+    page = yard.get(f"/v1/organization/usage/completions?start_time={second}&end_time={second + 1}&bucket_width=1m")
+    [result] = page["data"][0]["results"]
+    assert result["output_reasoning_tokens"] >= 5
+    assert result["input_audio_tokens"] >= 3

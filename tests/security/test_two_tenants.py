@@ -158,8 +158,11 @@ async def test_lists_show_nothing_of_another_tenant(api: Management, theirs: The
     for route in declared_routes(api.context):
         if route.method != "GET" or "{" in route.path or route.scope is Scope.ADMIN:
             continue
-        answer = await api.call(stranger, "GET", route.path)
-        assert answer.status_code == 200
+        # OpenAI's usage has no default for its beginning.
+        must_begin = any(field.name == "start_time" for field in msgspec.structs.fields(route.query))
+        query = f"?start_time={int(api.clock.unix_s()) - 86_400}" if must_begin else ""
+        answer = await api.call(stranger, "GET", route.path + query)
+        assert answer.status_code == 200, answer.text
         for secret in theirs.secrets:
             assert secret not in answer.text, f"{route.path} shows {secret}"
 

@@ -90,6 +90,8 @@ class Yard:
     admin_key: str = ""
     options: tuple[str, ...] = ()
     """More of the command line of ``up``."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """More of the environment of ``up`` and all that it starts."""
     process: subprocess.Popen[bytes] | None = None
 
     # --- life -------------------------------------------------------------------
@@ -118,6 +120,7 @@ class Yard:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MODELYARD")}
         for name, value in {**SETTINGS, **self.settings}.items():
             environment["MODELYARD__" + name.upper().replace(".", "__")] = str(value)
+        environment.update(self.environment)
         command = [sys.executable, "-m", "modelyard", "up", "--port", "0", "--data-dir", str(self.data)]
         command += self.options
         with self.output.open("ab") as output:
@@ -279,7 +282,7 @@ class Yard:
         """Return the totals of the hourly roll-ups, which bills are made from."""
         wanted = ("requests", "prompt_tokens", "completion_tokens", "cost_nanousd")
         sums = ", ".join(f"coalesce(sum({name}), 0) AS {name}" for name in wanted)
-        return dict(self.query(f"SELECT {sums} FROM usage_hourly")[0])
+        return dict(self.query(f"SELECT {sums} FROM usage_rollup_hourly")[0])
 
     def journal(self) -> Iterator[dict[str, Any]]:
         """Yield every record of every engine's journal, dead ones too; a torn last line is skipped."""

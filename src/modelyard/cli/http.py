@@ -173,6 +173,12 @@ class Platform:
         with self._open(method, path, body, query, timeout_s=STREAM_TIMEOUT_S) as response:
             yield _lines(response, self)
 
+    @contextmanager
+    def pieces(self, path: str, **query: object) -> Iterator[Iterator[bytes]]:
+        """Open what GET answers and give it piece by piece; one that is cut off fails."""
+        with self._open("GET", path, None, query, timeout_s=STREAM_TIMEOUT_S) as response:
+            yield _pieces(response, self)
+
     def _json(self, method: str, path: str, body: Item | None, query: dict[str, object]) -> Any:
         with self._open(method, path, body, query, timeout_s=READ_TIMEOUT_S) as response:
             content = response.read()
@@ -271,6 +277,15 @@ def _lines(response: "BaseHTTPResponse", platform: Platform) -> Iterator[str]:
         raise platform.unreachable(error) from error
     if rest:
         yield rest.decode("utf-8", "replace")
+
+
+def _pieces(response: "BaseHTTPResponse", platform: Platform) -> Iterator[bytes]:
+    import urllib3
+
+    try:
+        yield from response.stream(65_536)
+    except urllib3.exceptions.HTTPError as error:
+        raise platform.unreachable(error) from error
 
 
 def segment(text: str) -> str:

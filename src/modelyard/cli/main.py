@@ -33,7 +33,7 @@ _COMMANDS = {
     "files": "Upload, list, fetch and remove files.",
     "keys": "Create, list, limit, revoke and rotate API keys.",
     "tenants": "Create, list, show and change tenants.",
-    "usage": "Show tokens and cost.",
+    "usage": "Show tokens and cost, or export them.",
     "prices": "Show, set and end prices of models.",
     "credits": "Show and give credit; set how tenants pay.",
     "budgets": "List, make and remove budgets.",

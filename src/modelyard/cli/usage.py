@@ -1,19 +1,27 @@
 """``modelyard usage``: tokens and cost from the ledger."""
 
+import contextlib
 import csv
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
+from modelyard.cli.exits import Exit, Failure
 from modelyard.cli.http import Platform, connected
 from modelyard.cli.nouns import DURATION
 from modelyard.cli.output import Item, clean, dollars, moment, remark, show_json, show_table
 from modelyard.clock import SystemClock
 
-_GROUPS = ("tenant", "key", "model", "hour", "day", "status")
+_GROUPS = (
+    "tenant", "key", "model", "endpoint", "version", "route", "status", "batch", "minute", "hour", "day", "month",
+)  # fmt: skip
 _SUMS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
+_PARTS = ("reasoning_tokens", "audio_input_tokens", "audio_output_tokens")
+_UNITS = ("seconds", "images", "characters", "searches", "pairs", "requests")
+_FORMATS = ("csv", "json", "jsonl", "parquet")
 
 
 class Groups(click.ParamType[tuple[str, ...]]):
@@ -30,39 +38,69 @@ class Groups(click.ParamType[tuple[str, ...]]):
         return groups
 
 
-@click.command(
+class _Usage(click.Group):
+    """Shows sums without a verb: ``usage --by key`` is ``usage show --by key``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put in the verb where there is none."""
+        if not args or (args[0].startswith("-") and args[0] not in {"-h", "--help"}):
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(
     "usage",
+    cls=_Usage,
     epilog="\b\nExample:\n  modelyard usage\n  modelyard usage --by model,day --since 30d\n"
+    "  modelyard usage export --since 2026-11-01 --format parquet -o november.parquet",
+    short_help="Show tokens and cost, or export them.",
+)
+def command() -> None:
+    """Show requests, tokens and cost from the ledger; without a verb as 'usage show', which has all options."""
+
+
+def _spanned(function: Any) -> Any:
+    for option in (
+        click.option("--of-key", "key_id", metavar="ID", help="Only this key's."),
+        click.option("--model", help="Only this model's."),
+        click.option(
+            "--tz", default="UTC", show_default=True, help="Time zone of days, months and dates, like Asia/Kolkata."
+        ),
+        click.option("--until", metavar="WHEN", help="The same. [default: now]"),
+        click.option(
+            "--since", metavar="WHEN", default="24h", show_default=True, help="2h, 30d, or a date like 2026-11-29."
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+@command.command(
+    "show",
+    epilog="\b\nExample:\n  modelyard usage show --by model,day --since 30d\n"
+    "  modelyard usage --by month --since 2026-01-01 --tz Europe/Berlin\n"
     "  modelyard usage --by key --since 2026-11-01 --csv > november.csv",
-    short_help="Show tokens and cost.",
 )
 @click.option("--by", "groups", type=Groups(), default="model", show_default=True, help=f"Any of {','.join(_GROUPS)}.")
-@click.option("--since", metavar="WHEN", default="24h", show_default=True, help="2h, 30d, or a date like 2026-11-29.")
-@click.option("--until", metavar="WHEN", help="The same. [default: now]")
-@click.option("--model", help="Only this model's.")
-@click.option("--of-key", "key_id", metavar="ID", help="Only this key's.")
+@_spanned
 @click.option("--json", "is_json", is_flag=True, help="Print JSON.")
 @click.option("--csv", "is_csv", is_flag=True, help="Print CSV; cost in whole nano-dollars.")
 @connected
-def command(*, platform: Platform, is_json: bool, is_csv: bool, **given: Any) -> None:
-    """Show requests, tokens and cost, summed from the ledger; times are UTC."""
+def show(*, platform: Platform, is_json: bool, is_csv: bool, **given: Any) -> None:
+    """Show requests, tokens and cost, summed from the ledger."""
     groups: tuple[str, ...] = given["groups"]
-    report: Item = platform.get(
-        "/v1/usage",
-        group_by=",".join(groups),
-        since=_moment(given["since"]),
-        until=_moment(given["until"]) if given["until"] else None,
-        model=given["model"],
-        key=given["key_id"],
-    )
+    report: Item = platform.get("/v1/usage", group_by=",".join(groups), **_span(given))
     if is_json:
         show_json(report)
         return
     rows: list[Item] = report["data"]
     if is_csv:
+        names = [*groups, *_SUMS, "cost_nanousd", *_PARTS]
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow([*groups, *_SUMS, "cost_nanousd"])
-        writer.writerows([_inert(row[name]) for name in (*groups, *_SUMS, "cost_nanousd")] for row in rows)
+        writer.writerow([*names, *(f"units_{unit}" for unit in _UNITS)])
+        for row in rows:
+            units = [row["units"].get(unit, 0) for unit in _UNITS]
+            writer.writerow([*(_inert(row[name]) for name in names), *units])
         return
     headings = [*(group.upper() for group in groups), "REQUESTS", "PROMPT", "CACHED", "COMPLETION", "COST"]
     total = report["total"]
@@ -73,8 +111,76 @@ def command(*, platform: Platform, is_json: bool, is_csv: bool, **given: Any) ->
         show_table(headings, lines)
     else:
         remark(f"No usage since {moment(report['since'])}.")
+    if parts := _parts_of(total):
+        remark(f"Of these, or beside them: {', '.join(parts)}.")
     if report["data_up_to"] < int(SystemClock.unix_s()) - 2:
         remark(f"Complete up to {moment(report['data_up_to'])}; newer requests are still being booked.")
+
+
+@command.command(
+    "export",
+    epilog="\b\nExample:\n  modelyard usage export --since 2026-11-01 --until 2026-12-01 -o november.csv\n"
+    "  modelyard usage export --by tenant,model,day --since 2026-01-01 --format parquet -o 2026.parquet",
+    short_help="Write rows or sums of the ledger to a file.",
+)
+@click.option("--by", "groups", type=Groups(), help="Sums by any of these, instead of a row for each request.")
+@_spanned
+@click.option("--format", type=click.Choice(_FORMATS), help="[default: by the name of the file, else csv]")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File. [default: standard output]"
+)
+@connected
+def export(*, platform: Platform, format: str | None, output: Path | None, **given: Any) -> None:
+    """Write the ledger's rows, or sums of them, as CSV, JSON, JSON lines or Parquet.
+
+    The file is there when it is whole. What is exported adds up to what 'usage' and the bill say.
+    """
+    named = output.suffix.removeprefix(".") if output is not None else ""
+    format = format or (named if named in _FORMATS else "csv")
+    if output is None and format == "parquet" and sys.stdout.isatty():
+        raise click.UsageError("Parquet is no text: give a file with -o, or send the output somewhere.")
+    groups: tuple[str, ...] | None = given["groups"]
+    asked = {"of": "requests" if groups is None else "sums", "group_by": ",".join(groups or ()) or None}
+    pieces = platform.pieces("/v1/usage/export", format=format, **asked, **_span(given))
+    if output is None:
+        with pieces as stream:
+            for piece in stream:
+                sys.stdout.buffer.write(piece)
+            sys.stdout.buffer.flush()
+        return
+    size = _save(pieces, output)
+    remark(f"Wrote {size:,} bytes to {output}.")
+
+
+def _save(pieces: contextlib.AbstractContextManager[Any], output: Path) -> int:
+    """Write a file, which gets its name when it is whole; return its size."""
+    draft, size = output.with_name(f".{output.name}.part"), 0
+    try:
+        with pieces as stream, draft.open("wb") as file:
+            for piece in stream:
+                size += file.write(piece)
+        draft.replace(output)
+    except OSError as error:
+        raise Failure(f"Cannot write {output}: {error.strerror}.", Exit.FAILURE) from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return size
+
+
+def _span(given: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "since": _moment(given["since"]),
+        "until": _moment(given["until"]) if given["until"] else None,
+        "tz": given["tz"],
+        "model": given["model"],
+        "key": given["key_id"],
+    }
+
+
+def _parts_of(total: Item) -> list[str]:
+    """Return what the table has no column for."""
+    parts = [f"{total[name]:,} {name.replace('_', ' ')}" for name in _PARTS if total[name]]
+    return parts + [f"{amount:,g} {unit}" for unit, amount in total["units"].items()]
 
 
 def _cells(sums: Item) -> list[object]:

@@ -133,6 +133,8 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Longest wait for a locked database before a write is refused with 503."""
     delivery_interval_s: Positive = 0.2
     """Pause between two deliveries of the journal into the ledger."""
+    usage_rows_days: Count = 90
+    """Days that the ledger keeps the row of each request; sums by hour and day are kept for good. 0: rows too."""
     replica_grace_s: Positive = 10.0
     """Time a replica gets between SIGTERM and SIGKILL, after it was drained."""
     drain_timeout_s: Positive = 120.0

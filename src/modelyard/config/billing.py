@@ -1,4 +1,4 @@
-"""The settings of money: prices, the currency, invoices, notices. A part of ``config.py``, which see."""
+"""The settings of money: prices, the currency, invoices, notices. A part of ``config``, which see."""
 
 from typing import Annotated, Literal
 

@@ -43,6 +43,7 @@ from modelyard.control.webhooks import WebhookSender
 from modelyard.engines import Engines
 from modelyard.fleet import Fleet
 from modelyard.metering.delivery import Delivery
+from modelyard.metering.retention import Retention
 from modelyard.stores import (
     BatchStore,
     BillingStore,
@@ -124,7 +125,7 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
     loops, store = made.loops, given.store
     rollouts = _rollouts(context, loops, made.publisher)
     works = (given.delivery, made.tidings, made.leases, context.requests, made.webhooks, made.forecasts, rollouts)
-    keepers = (made.uploads, context.files, made.sweep, made.billing, made.notices)
+    keepers = (made.uploads, context.files, made.sweep, made.retention, made.billing, made.notices)
     runs = [one.run for one in (*works, *keepers)]
     api = build_api(context, given.console(context))
     # Of thousands of endpoints and replicas a look at all objects takes a tenth of a second in which nothing else
@@ -157,6 +158,7 @@ class _Made:
     billing: BillingDesk
     uploads: UploadDesk
     sweep: Sweep
+    retention: Retention
 
 
 def _made(given: Given) -> _Made:
@@ -173,7 +175,7 @@ def _made(given: Given) -> _Made:
         store=store, usage=given.usage, feed=feed, clock=clock, snapshots=loops.snapshots, terms=terms
     )
     notices, billing = _billing(given, terms, lambda: _refresh(tidings, publisher))
-    uploads, sweep = _keepers(given.uploads, store, artifacts, given.data, config, clock)
+    uploads, sweep, retention = _keepers(given, artifacts)
     return _Made(
         artifacts=artifacts,
         terms=terms,
@@ -188,6 +190,7 @@ def _made(given: Given) -> _Made:
         billing=billing,
         uploads=uploads,
         sweep=sweep,
+        retention=retention,
     )
 
 
@@ -295,18 +298,15 @@ def _billing(
     return notices, desk
 
 
-def _keepers(
-    uploads: UploadStore,
-    store: ControlStore,
-    artifacts: ArtifactStore,
-    data: DataDirectory,
-    config: Config,
-    clock: Clock,
-) -> tuple[UploadDesk, Sweep]:
-    """Return who takes artifacts in, and who removes those that nobody needs."""
-    settings, files = config.control, PartFiles(data.uploads)
-    desk = UploadDesk(store=uploads, versions=store, artifacts=artifacts, files=files, settings=settings, clock=clock)
-    return desk, Sweep(artifacts.contents, store, settings, clock, spared=desk.kept_digests)
+def _keepers(given: Given, artifacts: ArtifactStore) -> tuple[UploadDesk, Sweep, Retention]:
+    """Return who takes artifacts in, who removes those that nobody needs, and who removes old rows of the ledger."""
+    settings, clock, store = given.config.control, given.clock, given.store
+    files = PartFiles(given.data.uploads)
+    desk = UploadDesk(
+        store=given.uploads, versions=store, artifacts=artifacts, files=files, settings=settings, clock=clock
+    )
+    sweep = Sweep(artifacts.contents, store, settings, clock, spared=desk.kept_digests)
+    return desk, sweep, Retention(given.usage, clock, given.delivery.backlog, keep_days=settings.usage_rows_days)
 
 
 async def _refresh(tidings: TidingsPublisher, publisher: TablePublisher) -> None:

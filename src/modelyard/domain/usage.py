@@ -25,6 +25,10 @@ class Unit(StrEnum):
     IMAGES = "images"
     CHARACTERS = "characters"
     SEARCHES = "searches"
+    PAIRS = "pairs"
+    """Two texts that were compared."""
+    REQUESTS = "requests"
+    """Calls of models that have nothing else to count: tensors in, tensors out."""
 
 
 class UsageStatus(StrEnum):
@@ -106,6 +110,12 @@ class Settle(msgspec.Struct, frozen=True, array_like=True, tag=3):
     unit: Unit = Unit.NONE
     version_id: str = ""
     price: Price | None = None
+    reasoning_tokens: int = 0
+    """Of the completion tokens."""
+    audio_input_tokens: int = 0
+    """Of the prompt tokens."""
+    audio_output_tokens: int = 0
+    """Of the completion tokens."""
 
 
 JournalRecord = Intent | Mark | Settle
@@ -138,6 +148,31 @@ class UsageRow(msgspec.Struct, frozen=True):
     settled_at: float
     units: float = 0.0
     unit: Unit = Unit.NONE
+    reasoning_tokens: int = 0
+    audio_input_tokens: int = 0
+    audio_output_tokens: int = 0
+    batch_id: str = ""
+
+
+class UsageFilter(msgspec.Struct, frozen=True):
+    """Which rows; every field that is given must match, and an empty one matches all."""
+
+    tenant_ids: tuple[str, ...] = ()
+    key_ids: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    endpoint_ids: tuple[str, ...] = ()
+    routes: tuple[str, ...] = ()
+    is_batch: bool | None = None
+
+
+EVERYTHING = UsageFilter()
+
+
+class Moment(msgspec.Struct, frozen=True, order=True):
+    """A place in the ledger's order of time: when a request arrived, and its id."""
+
+    at: float
+    request_id: str = ""
 
 
 class UsageBucket(msgspec.Struct, frozen=True):
@@ -151,3 +186,8 @@ class UsageBucket(msgspec.Struct, frozen=True):
     completion_tokens: int
     cost_nanousd: int
     units: dict[str, float] = {}
+    reasoning_tokens: int = 0
+    audio_input_tokens: int = 0
+    audio_output_tokens: int = 0
+    units_micro: dict[str, int] = {}
+    """``units`` in whole millionths, which add up exactly."""

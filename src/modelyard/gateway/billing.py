@@ -9,7 +9,7 @@ favour.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from modelyard.domain.usage import Intent, Price, Settle, Unit, UsageStatus
+from modelyard.domain.usage import Intent, Settle, Unit, UsageStatus
 from modelyard.gateway import engine_errors
 from modelyard.gateway.sse import Usage
 from modelyard.policy.dispatch import ReplicaLoad
@@ -123,13 +123,14 @@ def settle(
     first_s = exchange.progress.first_token_s
     seconds = now_s - exchange.arrived_s
     replica = exchange.replica
-    moved_to: tuple[str, Price] | tuple[()] = ()
+    moved_to, moved_price = "", None
     if replica is not None and replica.version_id != exchange.begun_on:
-        moved_to = (replica.version_id, exchange.prices.of(replica.version_id))
+        moved_to, moved_price = replica.version_id, exchange.prices.of(replica.version_id)
     gateway.journal.settle(
         Settle(
             exchange.request_id,
-            gateway.clock.unix_s(),
+            # By the clock that never jumps: a wall clock that is set meanwhile makes no request end before it began.
+            exchange.arrived_unix_s + seconds,
             prompt,
             cached,
             completion,
@@ -143,7 +144,11 @@ def settle(
             is_estimated,
             units,
             unit,
-            *moved_to,
+            moved_to,
+            moved_price,
+            usage.reasoning_tokens if usage.completion_tokens_details is not None else 0,
+            usage.audio_input_tokens if usage.prompt_tokens_details is not None else 0,
+            usage.audio_output_tokens if usage.completion_tokens_details is not None else 0,
         ),
         then,
     )

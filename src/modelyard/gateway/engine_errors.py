@@ -21,7 +21,7 @@ from modelyard.gateway.sse import Usage
 LARGE_BODY = 16 * 1024
 TAIL = 1024
 MESSAGE_LENGTH_MAX = 500
-_READERS = (Unit.NONE, Unit.SEARCHES)
+_READERS = (Unit.NONE, Unit.SEARCHES, Unit.PAIRS, Unit.REQUESTS)
 """Units of routes that read tokens and generate none."""
 
 

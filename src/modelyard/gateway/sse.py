@@ -35,17 +35,31 @@ class Usage(msgspec.Struct):
         details = self.completion_tokens_details
         return min(details.reasoning_tokens or 0, self.completion_tokens or 0) if details is not None else 0
 
+    @property
+    def audio_input_tokens(self) -> int:
+        """Prompt tokens that were sound."""
+        details = self.prompt_tokens_details
+        return min(details.audio_tokens or 0, self.prompt_tokens) if details is not None else 0
+
+    @property
+    def audio_output_tokens(self) -> int:
+        """Generated tokens that are sound."""
+        details = self.completion_tokens_details
+        return min(details.audio_tokens or 0, self.completion_tokens or 0) if details is not None else 0
+
 
 class PromptDetails(msgspec.Struct):
     """Where prompt tokens came from."""
 
     cached_tokens: Tokens | None = None
+    audio_tokens: Tokens | None = None
 
 
 class CompletionDetails(msgspec.Struct):
     """What generated tokens were for."""
 
     reasoning_tokens: Tokens | None = None
+    audio_tokens: Tokens | None = None
 
 
 class Kind(enum.Enum):

@@ -122,7 +122,7 @@ def interrupted(request_id: str, intent: Intent | None, mark: Mark | None, *, no
     """Return the settlement of a request whose gateway died: its last mark, nothing without one."""
     return Settle(
         request_id=request_id,
-        at=now_s,
+        at=max(now_s, intent.at) if intent else now_s,  # the clock may have been set back meanwhile
         prompt_tokens=mark.prompt_tokens if mark else 0,
         cached_tokens=0,
         completion_tokens=mark.completion_tokens if mark else 0,

@@ -91,6 +91,13 @@ def micro_of(share: float) -> int:
     return round(Decimal(str(share)) * MICRO_PER_UNIT)
 
 
+def usd(nanousd: int) -> str:
+    """Return nano-dollars as an exact decimal number of dollars, without trailing zeros."""
+    whole, rest = divmod(abs(nanousd), NANO_PER_USD)
+    text = f"{whole}.{rest:09d}".rstrip("0").rstrip(".")
+    return f"-{text}" if nanousd < 0 else text
+
+
 def _nano(usd: float, setting: str, *, most: int = USD_MAX) -> int:
     if not 0 <= usd <= most:
         raise StartupError(f"Bad setting '{setting}': {usd} is not between 0 and {most} US dollars.")

@@ -18,7 +18,7 @@ from modelyard.domain.requests import Finish, KeptRequest, Webhook, WebhookSecre
 from modelyard.domain.routing_table import Heartbeat, RoutingTable, Tidings
 from modelyard.domain.tenants import ApiKey, Tenant
 from modelyard.domain.uploads import Upload
-from modelyard.domain.usage import JournalRecord, UsageBucket, UsageRow
+from modelyard.domain.usage import EVERYTHING, JournalRecord, Moment, UsageBucket, UsageFilter, UsageRow
 from modelyard.domain.why import Ask, RequestStory, Told
 from modelyard.stores.batches import BatchStore as BatchStore
 from modelyard.stores.billing import BillingStore as BillingStore
@@ -39,6 +39,10 @@ class SupersededError(StoreUnavailableError):
 
 class AlreadyExistsError(Exception):
     """A row with this id or name exists. Becomes 409."""
+
+
+class TooManyGroupsError(ValueError):
+    """More groups than an answer should have. Becomes 400."""
 
 
 EventData = dict[str, str | int | float | bool | None]
@@ -270,11 +274,19 @@ class UsageStore(Protocol):
         since: float,
         until: float,
         group_by: Sequence[str],
+        where: UsageFilter = EVERYTHING,
+        tz: str = "UTC",
     ) -> list[UsageBucket]:
         """Return sums over rows with ``since`` <= created_at < ``until`` (unix seconds, filters ANDed).
 
-        ``group_by`` has any of ``tenant``, ``key``, ``model``, ``hour``, ``day``, ``status`` (hour and day as ISO 8601
-        UTC: ``2026-11-29T14:00:00Z``, ``2026-11-29``); ordered by the groups; one total bucket when empty.
+        ``group_by`` has any of ``tenant``, ``key``, ``model``, ``endpoint``, ``version``, ``route``, ``status``,
+        ``batch`` (``true``, ``false``), ``minute``, ``hour`` (``2026-11-29T14:00:00Z``, UTC's), ``day`` and ``month``
+        (``2026-11-29``, ``2026-11``, those of ``tz``, an IANA time zone); ordered by the groups; one total bucket when
+        empty. Minutes are of rows that are kept. Where rows are not kept any more, ``since``, ``until`` and the starts
+        of days that are no whole hours move down to the start of theirs.
+
+        Raises:
+            TooManyGroupsError: the answer would have hundreds of thousands of groups.
         """
         ...
 
@@ -299,6 +311,28 @@ class UsageStore(Protocol):
         self, *, tenant_id: str | None, since: float, limit: int, request_id: str | None = None
     ) -> list[UsageRow]:
         """Return ledger rows, newest first."""
+        ...
+
+    async def rows_between(
+        self, where: UsageFilter, *, since: float, until: float, after: Moment | None, limit: int
+    ) -> list[UsageRow]:
+        """Return ledger rows with ``since`` <= created_at < ``until``, oldest first, those after a moment."""
+        ...
+
+    async def kept_since(self) -> int:
+        """Return the hour (unix seconds) from which on all rows are there; 0 if none was ever removed."""
+        ...
+
+    async def oldest_row(self) -> float | None:
+        """Return when the oldest row arrived that is there."""
+        ...
+
+    async def forget_rows(self, *, before: int, limit: int) -> int:
+        """Remove at most ``limit`` rows that arrived before that hour, oldest first; return how many.
+
+        Roll-ups keep what they have. From then on records of requests that arrived before are not applied: they were,
+        and their rows may be gone.
+        """
         ...
 
 

@@ -7,8 +7,9 @@ module and does without it.
 """
 
 import re
-from collections.abc import Iterable
-from typing import Protocol, TypeVar
+from collections.abc import Hashable
+from functools import cache
+from typing import Any, Protocol, TypeVar, get_origin
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -70,6 +71,8 @@ def refusal(error: msgspec.ValidationError) -> ApiError:
 def decode_query(type: type[T], query: bytes) -> T:
     """Return the query string as a struct; numbers and booleans are read from their text.
 
+    A field that is a tuple may be given several times, as ``name`` or ``name[]`` (OpenAI's SDKs), or with commas.
+
     Raises:
         ApiError: 400 for an unknown, repeated or bad parameter.
     """
@@ -79,9 +82,18 @@ def decode_query(type: type[T], query: bytes) -> T:
         )
     except ValueError:
         raise invalid_value("query", "it is no valid query string") from None
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise invalid_value(_repeated(name for name, _ in pairs), "it is given more than once")
+    struct: Any = type
+    lists = _lists_of(struct)
+    found: dict[str, str | list[str]] = {}
+    for name, value in pairs:
+        if (plain := name.removesuffix("[]")) in lists:
+            values = found.setdefault(plain, [])
+            assert isinstance(values, list), "only lists are kept under the names of lists"
+            values += [part for part in value.split(",") if part]
+        elif name in found:
+            raise invalid_value(name[:_PARAM_LENGTH_MAX], "it is given more than once")
+        else:
+            found[name] = value
     try:
         return msgspec.convert(found, type, strict=False)
     except msgspec.ValidationError as error:
@@ -106,10 +118,12 @@ def _short(text: str, most: int = 200) -> str:
     return text if len(text) <= most else text[:most] + "…"
 
 
-def _repeated(names: Iterable[str]) -> str:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            return name[:_PARAM_LENGTH_MAX]
-        seen.add(name)
-    return "query"
+@cache
+def _lists_of(kind: Hashable) -> frozenset[str]:
+    """Return the names of a struct's fields that are tuples."""
+    assert isinstance(kind, type), "a struct's class"
+    return frozenset(field.encode_name for field in msgspec.structs.fields(kind) if _is_tuple(field.type))
+
+
+def _is_tuple(kind: Any) -> bool:
+    return get_origin(getattr(kind, "__origin__", kind) if hasattr(kind, "__metadata__") else kind) is tuple

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 import pytest
 from tests.support.management import Management
 
-from modelyard.control.api.usage import usd
 from modelyard.domain.tenants import PLATFORM, Identity, Scope
 from modelyard.domain.usage import Intent, JournalRecord, Price, Settle, UsageStatus
+from modelyard.metering.prices import usd
 from modelyard.stores import JournalPosition
 
 PRICE = Price(input=150_000_000_000, cached_input=75_000_000_000, output=600_000_000_000)

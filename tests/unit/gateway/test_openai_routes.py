@@ -113,7 +113,9 @@ def test_a_search_is_a_query_over_a_hundred_documents(documents: int, searches: 
 
 
 def test_pairs_of_texts_and_texts_to_classify_pass_as_they_are() -> None:
-    assert sent(ask("/score", text_1="a", text_2=["b", "c"]))["text_2"] == ["b", "c"]
+    scores = ask("/score", text_1="a", text_2=["b", "c"])
+    assert sent(scores)["text_2"] == ["b", "c"]
+    assert (scores.units_of(b""), scores.units_max) == ((2, Unit.PAIRS), 2)
     call = ask("/v1/classify", input=["a", "b"])
     assert (call.engine_route, call.choices, call.units_of(b"{}")) == ("/v1/classify", 2, (0.0, Unit.NONE))
     assert sent(ask("/v1/moderations", input="x")) == {"model": "m", "input": "x"}
@@ -374,6 +376,7 @@ def test_the_model_of_an_inference_is_in_the_path(path: str, model: str) -> None
     assert decoder is not None
     call = decoder(Asked(path, json.dumps({"id": "1", "inputs": [TENSOR], "outputs": [{"name": "y"}]}).encode()))
     assert (call.model, call.engine_route) == (model, "/v2/models/{model}/infer")
+    assert (call.units_of(b"{}"), call.units_max) == ((1, Unit.REQUESTS), 1)
     assert json.loads(call.payload or b"") == {"id": "1", "inputs": [TENSOR], "outputs": [{"name": "y"}]}
 
 

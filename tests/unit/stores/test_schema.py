@@ -164,3 +164,53 @@ def test_what_was_spent_before_the_daily_sums_is_taken_over(engine: sa.Engine) -
                 "INSERT INTO tenants (tenant_id, name, created_at, limits, is_suspended) VALUES ('u','u',1,'{}',false)"
             )
         )
+
+
+def test_roll_ups_of_what_was_used_before_are_made_from_the_rows(engine: sa.Engine) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.set_main_option("path_separator", "os")
+    noon = 1_795_953_600
+    columns = (
+        "request_id, endpoint_id, customer_id, api_key_id, model_name, model_id, replica_id, route, is_stream, "
+        "prompt_tokens, cached_tokens, completion_tokens, total_tokens, cost_nanousd, status, http_status, error_code, "
+        "latency_ms, attempts, is_estimated, created_at, hour, settled_at, units_micro, unit"
+    )
+    rows = [
+        ("r1", noon + 5, 0, ""),
+        ("r2", noon + 9, 0, ""),
+        ("r3", noon + 9, 2_500_000, "seconds"),
+        ("r4", noon + 50_000, 0, ""),
+    ]
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0008")
+        for request_id, at, micro, unit in rows:
+            connection.execute(
+                sa.text(
+                    f"INSERT INTO inference_requests ({columns}) VALUES (:id, 'ep', 't', 'k', 'smol', 'ver', 'rep', "
+                    "'/v1/x', true, 10, 4, 5, 15, 7, 'success', 200, '', 1.5, 1, false, :at, :hour, :at, :micro, :unit)"
+                ),
+                {"id": request_id, "at": at, "hour": at - at % 3600, "micro": micro, "unit": unit},
+            )
+        command.upgrade(config, "0011")
+
+        def sums(table: str) -> list[tuple[object, ...]]:
+            query = (
+                f"SELECT period, unit, requests, prompt_tokens, units_micro, cost_nanousd FROM {table} ORDER BY 1, 2"
+            )
+            return [tuple(row) for row in connection.execute(sa.text(query))]
+
+        later, day = noon + 50_000 - (noon + 50_000) % 3600, noon - noon % 86_400
+        hours = [(noon, "", 2, 20, 0, 14), (noon, "seconds", 1, 10, 2_500_000, 7), (later, "", 1, 10, 0, 7)]
+        days = [(day, *row[1:]) for row in hours[:2]] + [(day + 86_400, *hours[2][1:])]
+        november = 1_793_491_200
+        assert sums("usage_rollup_hourly") == sums("usage_rollup_platform_hourly") == hours
+        assert sums("usage_rollup_daily") == sums("usage_rollup_platform_daily") == days
+        assert sums("usage_rollup_monthly") == [
+            (november, "", 3, 30, 0, 21),
+            (november, "seconds", 1, 10, 2_500_000, 7),
+        ]
+        key = "SELECT customer_id, api_key_id, model_name, endpoint_id, model_id, route, status, is_batch"
+        found = connection.execute(sa.text(f"{key} FROM usage_rollup_daily")).fetchall()
+        assert {tuple(row) for row in found} == {("t", "k", "smol", "ep", "ver", "/v1/x", "success", 0)}

@@ -29,6 +29,8 @@ class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
     follow: bool = False
     name: str = ""
+    ids: tuple[str, ...] = ()
+    kinds: Annotated[tuple[str, ...], msgspec.Meta(description="Kinds.")] = ()
 
 
 DECODER = msgspec.json.Decoder(Body)
@@ -109,6 +111,15 @@ def test_query_is_read_from_text() -> None:
 
 
 @pytest.mark.parametrize(
+    "query", [b"ids=a&ids=b", b"ids[]=a&ids[]=b", b"ids%5B%5D=a&ids=b", b"ids=a,b", b"ids=a,&ids[]=b"]
+)
+def test_a_list_is_given_many_times_or_with_commas(query: bytes) -> None:
+    assert decode_query(Query, query) == Query(ids=("a", "b"))
+    assert decode_query(Query, query.replace(b"ids", b"kinds") + b"&limit=3") == Query(3, kinds=("a", "b"))
+    assert decode_query(Query, b"ids=") == Query()
+
+
+@pytest.mark.parametrize(
     ("query", "param"),
     [
         (b"limit=0", "limit"),
@@ -117,6 +128,7 @@ def test_query_is_read_from_text() -> None:
         (b"follow=maybe", "follow"),
         (b"nope=1", "nope"),
         (b"limit=1&limit=2", "limit"),
+        (b"name[]=x", "name[]"),
         (b"name=%ff", "query"),
         (b"name=\xff", "query"),
         (b"&".join(b"a%d=1" % n for n in range(1000)), "query"),

@@ -25,6 +25,7 @@ from modelyard.control.api.invoices import Invoices
 from modelyard.control.api.keys import Keys
 from modelyard.control.api.logs import Logs
 from modelyard.control.api.nodes import Nodes
+from modelyard.control.api.organization import Organization
 from modelyard.control.api.plan import Plans
 from modelyard.control.api.pools import WarmPools
 from modelyard.control.api.prices import Prices
@@ -36,6 +37,7 @@ from modelyard.control.api.status import StatusPage
 from modelyard.control.api.tenants import Tenants
 from modelyard.control.api.uploads import Uploads
 from modelyard.control.api.usage import Usage
+from modelyard.control.api.usage_export import UsageExport
 from modelyard.control.api.webhooks import Webhooks
 from modelyard.control.api.why import Why
 from modelyard.control.context import Context
@@ -78,6 +80,8 @@ def declared_routes(context: Context) -> list[AnyRoute]:
         Keys,
         Tenants,
         Usage,
+        UsageExport,
+        Organization,
         StatusPage,
         Requests,
         Webhooks,

@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 import msgspec
 
 from modelyard.control.api.access import missing
-from modelyard.control.api.usage import usd
 from modelyard.control.context import Context
 from modelyard.domain.tenants import Identity, Scope
 from modelyard.domain.usage import UsageRow
 from modelyard.domain.why import REQUEST_ID_LENGTH_MAX, Bound, Considered, Fact, Line, Move, RequestStory
+from modelyard.metering.prices import usd
 from modelyard.policy.stories import next_step, words
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
 

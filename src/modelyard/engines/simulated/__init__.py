@@ -49,6 +49,8 @@ Faults
     ``garbage=invalid_json``  broken JSON; ``garbage=error_200`` status 200 with an error body; ``garbage=content_type``
                           an HTML page with status 200
     ``no_usage``          no usage at all; ``null_usage`` usage is null
+    ``reasoning=N``       the usage says that N of the tokens were thought; ``sound=N`` that N of the prompt's and N of
+                          the answer's are sound
     ``huge_line=N``       N bytes without a line end
     ``missing_role``      no role chunk; ``no_finish`` no finish chunk; ``no_done`` no ``[DONE]``
     ``usage_every_chunk`` running usage in each chunk; ``ping`` a comment before each token

@@ -31,6 +31,8 @@ class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     huge_line: Annotated[int, msgspec.Meta(ge=1)] | None = None
     no_usage: bool = False
     null_usage: bool = False
+    reasoning: Tokens = 0
+    sound: Tokens = 0
     missing_role: bool = False
     no_finish: bool = False
     no_done: bool = False

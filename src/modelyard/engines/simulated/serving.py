@@ -42,7 +42,13 @@ class Answer:
     def usage(self) -> dict[str, Any]:
         """Return the usage so far."""
         generation = self.generation
-        return usage_of(generation.prompt_tokens, generation.cached_tokens, generation.made)
+        faults, made = self.faults, generation.made
+        usage = usage_of(generation.prompt_tokens, generation.cached_tokens, made)
+        if faults.reasoning or faults.sound:
+            usage["prompt_tokens_details"]["audio_tokens"] = min(faults.sound, generation.prompt_tokens)
+            thought, said = min(faults.reasoning, made), min(faults.sound, made)
+            usage["completion_tokens_details"] = {"reasoning_tokens": thought, "audio_tokens": said}
+        return usage
 
 
 class Serving:

@@ -12,7 +12,7 @@ import msgspec
 from modelyard import errors
 from modelyard.domain.usage import Unit
 from modelyard.gateway.dialects import StreamTranslation
-from modelyard.gateway.openai.call import Call, Incoming, Meter, ModelName, decode_strict, not_counted
+from modelyard.gateway.openai.call import Call, Incoming, Meter, ModelName, decode_strict
 from modelyard.gateway.sse import Usage
 
 DOCUMENTS_MAX = 2048
@@ -116,7 +116,7 @@ def decode_score(incoming: Incoming) -> Call:
         output_tokens=0,
         ignored=ignored,
         engine_route="/v1/score",
-        meter=not_counted(),
+        meter=Meter(Unit.PAIRS, pairs, lambda _answer: pairs),
     )
 
 

@@ -13,7 +13,8 @@ from urllib.parse import unquote
 import msgspec
 
 from modelyard import errors
-from modelyard.gateway.openai.call import MODEL_LENGTH_MAX, Call, Incoming, decode_strict, not_counted
+from modelyard.domain.usage import Unit
+from modelyard.gateway.openai.call import MODEL_LENGTH_MAX, Call, Incoming, Meter, decode_strict
 
 PREFIX, SUFFIX = "/v2/models/", "/infer"
 ROUTE = "/v2/models/{model}/infer"
@@ -106,7 +107,7 @@ def decode_infer(incoming: Incoming) -> Call:
         engine_route=ROUTE,
         payload=body,
         payload_for=lambda _name: body,
-        meter=not_counted(),
+        meter=Meter(Unit.REQUESTS, 1, lambda _answer: 1),
     )
 
 

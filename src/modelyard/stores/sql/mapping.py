@@ -346,4 +346,8 @@ def usage_of(row: sa.RowMapping) -> UsageRow:
         settled_at=row["settled_at"],
         units=row["units_micro"] / MICRO_PER_UNIT,
         unit=Unit(row["unit"]),
+        reasoning_tokens=row["reasoning_tokens"],
+        audio_input_tokens=row["audio_input_tokens"],
+        audio_output_tokens=row["audio_output_tokens"],
+        batch_id=row["batch_id"],
     )

@@ -31,6 +31,11 @@ metadata = columns.metadata
 BILLING = schema_billing
 """The tables of money, which are of the same schema."""
 
+
+def _tokens_added(*names: str) -> list[sa.Column[int]]:
+    return [sa.Column(name, sa.BigInteger, nullable=False, server_default="0") for name in names]
+
+
 tenants = sa.Table(
     "tenants",
     metadata,
@@ -208,24 +213,52 @@ inference_requests = sa.Table(
     # What is not counted in tokens; written by a release before this one too, which does not know it.
     sa.Column("units_micro", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("unit", sa.Text, nullable=False, server_default=""),
+    *_tokens_added("reasoning_tokens", "audio_input_tokens", "audio_output_tokens"),
+    _added("batch_id"),
     sa.Index(None, "created_at"),
     sa.Index(None, "customer_id", "created_at"),
 )
 
-usage_hourly = sa.Table(
-    "usage_hourly",
+
+def _rolled(name: str, *dimensions: str) -> sa.Table:
+    """A roll-up: sums by the start of a UTC hour, day or month, and by dimensions. Its rows lie in order of time."""
+    keys = ("period", *dimensions)
+    return sa.Table(
+        name,
+        metadata,
+        _count("period"),
+        *(_flag(key) if key == "is_batch" else _text(key) for key in dimensions),
+        _count("requests"),
+        _count("prompt_tokens"),
+        _count("cached_tokens"),
+        _count("completion_tokens"),
+        _count("reasoning_tokens"),
+        _count("audio_input_tokens"),
+        _count("audio_output_tokens"),
+        _count("units_micro"),
+        _count("cost_nanousd"),
+        sa.PrimaryKeyConstraint(*keys),
+        *([sa.Index(None, "customer_id", "period")] if "customer_id" in keys else []),
+        # SQLite would keep all of the long key twice, in the table and in an index.
+        sqlite_with_rowid=False,
+    )
+
+
+_OWNERS = ("customer_id", "api_key_id", "model_name", "endpoint_id", "model_id")
+_KINDS = ("route", "status", "is_batch", "unit")
+usage_rollup_hourly = _rolled("usage_rollup_hourly", *_OWNERS, *_KINDS)
+usage_rollup_daily = _rolled("usage_rollup_daily", *_OWNERS, *_KINDS)
+usage_rollup_monthly = _rolled("usage_rollup_monthly", *_OWNERS, *_KINDS)
+# Small, because they know no tenants. By hour too, so that days of every time zone can be made of it.
+usage_rollup_platform_hourly = _rolled("usage_rollup_platform_hourly", "model_name", *_KINDS)
+usage_rollup_platform_daily = _rolled("usage_rollup_platform_daily", "model_name", *_KINDS)
+
+usage_rows_kept = sa.Table(
+    "usage_rows_kept",
     metadata,
-    _count("hour"),
-    _text("customer_id"),
-    _text("api_key_id"),
-    _text("model_name"),
-    _text("status"),
-    _count("requests"),
-    _count("prompt_tokens"),
-    _count("cached_tokens"),
-    _count("completion_tokens"),
-    _count("cost_nanousd"),
-    sa.PrimaryKeyConstraint("hour", "customer_id", "api_key_id", "model_name", "status"),
+    # One row, once rows of the ledger were removed: those of requests that arrived before are gone.
+    sa.Column("name", sa.Text, primary_key=True),
+    _count("since"),
 )
 
 usage_daily = sa.Table(
@@ -239,19 +272,6 @@ usage_daily = sa.Table(
     _count("tokens"),
     _count("cost_nanousd"),
     sa.PrimaryKeyConstraint("customer_id", "api_key_id", "day", "source"),
-)
-
-usage_units_hourly = sa.Table(
-    "usage_units_hourly",
-    metadata,
-    _count("hour"),
-    _text("customer_id"),
-    _text("api_key_id"),
-    _text("model_name"),
-    _text("status"),
-    _text("unit"),
-    _count("units_micro"),
-    sa.PrimaryKeyConstraint("hour", "customer_id", "api_key_id", "model_name", "status", "unit"),
 )
 
 usage_open = sa.Table(

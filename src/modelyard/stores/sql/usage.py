@@ -9,14 +9,25 @@ added to only for rows that were really inserted, in the same transaction. Readi
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from zoneinfo import ZoneInfo
 
 import msgspec
 import sqlalchemy as sa
 
-from modelyard.domain.usage import Intent, JournalRecord, Mark, Settle, UsageBucket, UsageRow
+from modelyard.domain.usage import (
+    EVERYTHING,
+    Intent,
+    JournalRecord,
+    Mark,
+    Moment,
+    Settle,
+    UsageBucket,
+    UsageFilter,
+    UsageRow,
+)
 from modelyard.policy.pricing import cost, micro_units
 from modelyard.stores import JournalPosition, SpentRow
-from modelyard.stores.sql import batch_charges, schema, spending, usage_reports
+from modelyard.stores.sql import batch_charges, retention, rollups, schema, spending, usage_reports, usage_time
 from modelyard.stores.sql.billing import sums as billing_sums
 from modelyard.stores.sql.database import CHUNK, Database, insert
 from modelyard.stores.sql.mapping import Values
@@ -29,12 +40,9 @@ _to_json = msgspec.json.Encoder().encode
 _to_intent = msgspec.json.Decoder(Intent).decode
 
 _LEDGER = schema.inference_requests
-_HOURLY = schema.usage_hourly
-_UNITS = schema.usage_units_hourly
 _OPEN = schema.usage_open
 _POSITIONS = schema.journal_positions
 _MARKED = ("prompt_tokens", "completion_tokens")
-_SUMS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "cost_nanousd")
 
 
 @dataclass(slots=True)
@@ -97,11 +105,14 @@ class SqlUsageStore:
         since: float,
         until: float,
         group_by: Sequence[str],
+        where: UsageFilter = EVERYTHING,
+        tz: str = "UTC",
     ) -> list[UsageBucket]:
         """Return sums over rows with ``since`` <= created_at < ``until``; see the contract."""
         dimensions = usage_reports.dimensions(group_by)
-        filters = usage_reports.Filters(tenant_id, key_id, model)
-        return await self._database.read(lambda c: usage_reports.buckets(c, filters, since, until, dimensions))
+        chosen = _narrowed(where, tenant_id, key_id, model)
+        asked = usage_reports.Question(chosen, since, until, dimensions, ZoneInfo(tz))
+        return await self._database.read(lambda c: usage_reports.buckets(c, asked))
 
     async def arrivals(self, endpoint_id: str, *, since: float, until: float) -> dict[int, int]:
         """Return the requests of an endpoint by ten minutes; see the contract."""
@@ -128,6 +139,30 @@ class SqlUsageStore:
         """Return ledger rows, newest first."""
         return await self._database.read(lambda c: usage_reports.rows(c, tenant_id, since, limit, request_id))
 
+    async def rows_between(
+        self, where: UsageFilter, *, since: float, until: float, after: Moment | None, limit: int
+    ) -> list[UsageRow]:
+        """Return ledger rows, oldest first; see the contract."""
+        return await self._database.read(lambda c: usage_reports.rows_between(c, where, since, until, after, limit))
+
+    async def kept_since(self) -> int:
+        """Return the hour from which on all rows are there; 0 if none was ever removed."""
+        return await self._database.read(retention.kept_since)
+
+    async def oldest_row(self) -> float | None:
+        """Return when the oldest row arrived that is there."""
+        return await self._database.read(retention.oldest)
+
+    async def forget_rows(self, *, before: int, limit: int) -> int:
+        """Remove rows that arrived before an hour; see the contract."""
+        assert before % rollups.HOUR_S == 0, "what is left of an hour cannot be told from its roll-up"
+        return await self._database.write(lambda c: retention.forget(c, before, limit))
+
+
+def _narrowed(where: UsageFilter, tenant_id: str | None, key_id: str | None, model: str | None) -> UsageFilter:
+    given = {"tenant_ids": tenant_id, "key_ids": key_id, "models": model}
+    return msgspec.structs.replace(where, **{name: (value,) for name, value in given.items() if value is not None})
+
 
 def _positions(connection: sa.Connection) -> list[JournalPosition]:
     query = sa.select(_POSITIONS.c.source, _POSITIONS.c.segment, _POSITIONS.c.offset).order_by(_POSITIONS.c.source)
@@ -140,15 +175,17 @@ def _apply(connection: sa.Connection, records: Sequence[JournalRecord], position
     for record in records:
         batch.add(record)
     intents = batch.intents | _opened(connection, [rid for rid in batch.settles if rid not in batch.intents])
-    rows = [_row(intents[rid], settle) for rid, settle in batch.settles.items() if rid in intents]
+    kept_since = retention.kept_since(connection)
+    settled = [(intents[rid], settle) for rid, settle in batch.settles.items() if rid in intents]
+    # Of a request from before the rows that are kept nobody could see that it was billed already.
+    rows = [_row(intent, settle) for intent, settle in settled if intent.at >= kept_since]
     batch_charges.charge_once(connection, rows, intents)
     billed = _bill(connection, rows)
-    _roll_up(connection, billed)
-    _roll_up_units(connection, billed)
+    rollups.add(connection, billed)
     spending.add(connection, billed, position.source)
     billing_sums.add(connection, billed, intents, batch.settles, position.source)
     _close(connection, [rid for rid in batch.settles if rid in intents])
-    _open(connection, batch)
+    _open(connection, batch, kept_since)
     _remember(connection, position)
     orphans = [rid for rid in batch.settles if rid not in intents]
     settled_before = _settled(connection, orphans)
@@ -180,47 +217,14 @@ def _bill(connection: sa.Connection, rows: list[Values]) -> list[Values]:
     return [row for row in rows if row["request_id"] in new]
 
 
-def _roll_up(connection: sa.Connection, rows: list[Values]) -> None:
-    totals: dict[tuple[int, str, str, str, str], list[int]] = {}
-    for row in rows:
-        key = (row["hour"], row["customer_id"], row["api_key_id"], row["model_name"], row["status"])
-        total = totals.setdefault(key, [0, 0, 0, 0, 0])
-        total[0] += 1
-        for at, name in enumerate(_SUMS[1:], 1):
-            total[at] += row[name]
-    if not totals:
-        return
-    keys = [column.name for column in _HOURLY.primary_key]
-    # Sorted, so that two controllers on Postgres lock the rows in one order.
-    values = [dict(zip((*keys, *_SUMS), (*key, *total), strict=True)) for key, total in sorted(totals.items())]
-    statement = insert(connection, _HOURLY)
-    sums = {name: _HOURLY.c[name] + statement.excluded[name] for name in _SUMS}
-    connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=sums), values)
-
-
-def _roll_up_units(connection: sa.Connection, rows: list[Values]) -> None:
-    totals: dict[tuple[int, str, str, str, str, str], int] = {}
-    for row in rows:
-        if row["units_micro"]:
-            key = (row["hour"], row["customer_id"], row["api_key_id"], row["model_name"], row["status"], row["unit"])
-            totals[key] = totals.get(key, 0) + row["units_micro"]
-    if not totals:
-        return
-    keys = [column.name for column in _UNITS.primary_key]
-    values = [dict(zip((*keys, "units_micro"), (*key, total), strict=True)) for key, total in sorted(totals.items())]
-    statement = insert(connection, _UNITS)
-    sums = {"units_micro": _UNITS.c.units_micro + statement.excluded.units_micro}
-    connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=sums), values)
-
-
 def _close(connection: sa.Connection, request_ids: Sequence[str]) -> None:
     for chunk in _chunks(request_ids):
         connection.execute(sa.delete(_OPEN).where(_OPEN.c.request_id.in_(chunk)))
 
 
-def _open(connection: sa.Connection, batch: _Batch) -> None:
+def _open(connection: sa.Connection, batch: _Batch, kept_since: int) -> None:
     """Open the intents that have no ledger row, and raise the marks of those that are open."""
-    beginning = [rid for rid in batch.intents if rid not in batch.settles]
+    beginning = [rid for rid, intent in batch.intents.items() if rid not in batch.settles and intent.at >= kept_since]
     # A replayed intent of a settled request must not open it again.
     settled = _settled(connection, beginning)
     opening = [
@@ -291,10 +295,14 @@ def _row(intent: Intent, settle: Settle) -> Values:
         "attempts": settle.attempts,
         "is_estimated": settle.is_estimated,
         "created_at": intent.at,
-        "hour": usage_reports.hour_of(intent.at),
+        "hour": usage_time.hour_of(intent.at),
         "settled_at": settle.at,
         "units_micro": units,
         "unit": settle.unit.value if units else "",
+        "reasoning_tokens": min(_tokens(settle.reasoning_tokens), completion),
+        "audio_input_tokens": min(_tokens(settle.audio_input_tokens), prompt),
+        "audio_output_tokens": min(_tokens(settle.audio_output_tokens), completion),
+        "batch_id": intent.batch_line.partition("/")[0],
     }
 
 

@@ -1,54 +1,91 @@
 """Questions to the ledger.
 
-A sum over a span of time is taken from the hourly roll-up for its whole hours
-and from the ledger's rows for the broken hour at either end, so that a year
-costs as little as a day and both agree to the token.
+A sum over a span of time comes from roll-ups as far as whole hours and days go,
+and from the ledger's rows at its ends (``usage_time.py``), so that a year costs
+as little as a day and both agree to the token.
 """
 
-import math
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
 
-from modelyard.domain.usage import MICRO_PER_UNIT, UsageBucket, UsageRow
-from modelyard.stores.sql import mapping, schema
+from modelyard.domain.usage import MICRO_PER_UNIT, Moment, UsageBucket, UsageFilter, UsageRow
+from modelyard.stores import TooManyGroupsError
+from modelyard.stores.sql import mapping, retention, schema, usage_time
+from modelyard.stores.sql.rollups import COUNTS, HOUR_S, PLATFORM_HOURLY, SUMS, answering
+from modelyard.stores.sql.usage_time import Piece
 
-HOUR_S = 3600
-DAY_S = 86_400
 TEN_MINUTES_S = 600
 TENTHS = range(TEN_MINUTES_S, HOUR_S, TEN_MINUTES_S)
 """Ends of the first five of an hour's six parts of ten minutes."""
-_LAST_S = 253_402_300_800  # the year 10000: where a date has no four digits any more
+GROUPS_MAX = 200_000
+"""Most groups of one answer: some hundred megabytes."""
 
 _LEDGER = schema.inference_requests
-_HOURLY = schema.usage_hourly
-_UNITS = schema.usage_units_hourly
-_SUMS = ("prompt_tokens", "cached_tokens", "completion_tokens", "cost_nanousd")
-_COUNTS = ("requests", *_SUMS)
-_COLUMNS = {"tenant": "customer_id", "key": "api_key_id", "model": "model_name", "status": "status"}
+_COLUMNS = {
+    "tenant": "customer_id",
+    "key": "api_key_id",
+    "model": "model_name",
+    "endpoint": "endpoint_id",
+    "version": "model_id",
+    "route": "route",
+    "status": "status",
+    "batch": "is_batch",
+}
+_FILTERS = {
+    "tenant_ids": "customer_id",
+    "key_ids": "api_key_id",
+    "models": "model_name",
+    "endpoint_ids": "endpoint_id",
+    "routes": "route",
+}
 
 
-class Filters(NamedTuple):
-    """What rows must match; None matches all."""
+class Question(NamedTuple):
+    """What to sum: which rows of which time, by what."""
 
-    tenant_id: str | None
-    key_id: str | None
-    model: str | None
-
-
-class _Span(NamedTuple):
-    """Part of the asked time, and the table that answers for it."""
-
-    table: sa.Table
+    where: UsageFilter
     since: float
     until: float
+    by: tuple[str, ...]
+    zone: ZoneInfo
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Return the ledger's columns to group by."""
+        return tuple(_COLUMNS[name] for name in self.by if name in _COLUMNS)
+
+    @property
+    def named(self) -> set[str]:
+        """Return all of the ledger's columns that the question names."""
+        filtered = {column for name, column in _FILTERS.items() if getattr(self.where, name)}
+        return {*self.columns, *filtered, *(["is_batch"] if self.where.is_batch is not None else [])}
+
+    @property
+    def time(self) -> str | None:
+        """Return the finest dimension of time."""
+        return next((name for name in usage_time.TIMES if name in self.by), None)
 
 
-def hour_of(at: float) -> int:
-    """Return the start of the UTC hour of ``at``, as unix seconds."""
-    return math.floor(at / HOUR_S) * HOUR_S
+class _Total:
+    """What was added up of one group."""
+
+    __slots__ = ("counts", "units")
+
+    def __init__(self) -> None:
+        self.counts = [0] * len(COUNTS)
+        self.units: dict[str, int] = {}
+
+    def add(self, unit: str, counts: Sequence[Any]) -> None:
+        self.counts = [had + int(more) for had, more in zip(self.counts, counts, strict=True)]  # Postgres: decimals
+        if unit:
+            self.units[unit] = self.units.get(unit, 0) + int(counts[_MICRO])
+
+
+_MICRO = COUNTS.index("units_micro")
+assert COUNTS[4:] == ("reasoning_tokens", "audio_input_tokens", "audio_output_tokens", "units_micro", "cost_nanousd")
 
 
 def dimensions(group_by: Sequence[str]) -> tuple[str, ...]:
@@ -57,63 +94,50 @@ def dimensions(group_by: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ValueError: a dimension that does not exist.
     """
-    known = {*_COLUMNS, "hour", "day"}
+    known = {*_COLUMNS, *usage_time.TIMES}
     if unknown := [name for name in group_by if name not in known]:
         raise ValueError(f"no such dimension: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
     return tuple(dict.fromkeys(group_by))
 
 
-def buckets(
-    connection: sa.Connection, filters: Filters, since: float, until: float, by: tuple[str, ...]
-) -> list[UsageBucket]:
-    """Return the sums, ordered by their groups; one bucket of zeros when nothing is grouped and nothing found."""
-    totals: dict[tuple[str, ...], list[int]] = {}
-    if not by:
-        totals[()] = [0] * 5
-    for span in spans(since, until):
-        for row in connection.execute(_query(span, filters, by)):
-            group = tuple(_label(name, value) for name, value in zip(by, row, strict=False))
-            total = totals.setdefault(group, [0] * 5)
-            for at, value in enumerate(row[len(by) :]):
-                total[at] += int(value or 0)  # a sum of nothing is NULL; Postgres sums to a decimal
-    used = _units(connection, filters, since, until, by)
-    found = []
-    for group, total in sorted(totals.items()):
-        named = dict(zip(by, group, strict=True))
-        found.append(UsageBucket(named, **dict(zip(_COUNTS, total, strict=True)), units=used.get(group, {})))
-    return found
+def buckets(connection: sa.Connection, asked: Question) -> list[UsageBucket]:
+    """Return the sums, ordered by their groups; one bucket of zeros when nothing is grouped and nothing found.
+
+    Raises:
+        TooManyGroupsError: there are more than ``GROUPS_MAX``.
+    """
+    totals: dict[tuple[Any, ...], _Total] = {}
+    if not asked.by:
+        totals[()] = _Total()
+    width = len(asked.columns)
+    is_sqlite = connection.dialect.name == "sqlite"
+    for piece in _pieces(connection, asked):
+        for row in connection.execute(_query(piece, asked, is_sqlite=is_sqlite)):
+            key = (*row[2 : 2 + width], int(row[0])) if asked.time else tuple(row[2 : 2 + width])
+            total = totals.get(key)
+            if total is None:
+                total = totals[key] = _Total()
+                if len(totals) > GROUPS_MAX:
+                    raise TooManyGroupsError(f"there are more than {GROUPS_MAX:,} groups")
+            total.add(row[1], row[2 + width :])
+    return _named(asked, totals)
 
 
-def _units(
-    connection: sa.Connection, filters: Filters, since: float, until: float, by: tuple[str, ...]
-) -> dict[tuple[str, ...], dict[str, float]]:
-    """Return what was used of each unit, by group."""
-    found: dict[tuple[str, ...], dict[str, int]] = {}
-    for span in spans(since, until):
-        table = span.table if span.table is _LEDGER else _UNITS
-        for row in connection.execute(_unit_query(span, table, filters, by)):
-            used = found.setdefault(tuple(_label(name, value) for name, value in zip(by, row, strict=False)), {})
-            unit, micro = row[len(by) :]
-            used[unit] = used.get(unit, 0) + int(micro)
-    return {
-        group: {unit: micro / MICRO_PER_UNIT for unit, micro in sorted(used.items())} for group, used in found.items()
-    }
-
-
-def spans(since: float, until: float) -> Iterator[_Span]:
-    """Divide the asked time: whole hours from the roll-up, what is left at the ends from the rows."""
-    since, until = max(since, 0.0), min(until, _LAST_S)
-    first = math.ceil(min(since, _LAST_S) / HOUR_S) * HOUR_S
-    last = hour_of(until)
-    if first >= last:
-        if since < until:
-            yield _Span(_LEDGER, since, until)
-        return
-    if since < first:
-        yield _Span(_LEDGER, since, first)
-    yield _Span(_HOURLY, first, last)
-    if last < until:
-        yield _Span(_LEDGER, last, until)
+def _named(asked: Question, totals: dict[tuple[Any, ...], _Total]) -> list[UsageBucket]:
+    """Return the buckets in the order of their groups, which are tuples of columns and, where asked, a moment."""
+    columns = [name for name in asked.by if name in _COLUMNS]
+    times = [name for name in asked.by if name in usage_time.TIMES]
+    order = [(*columns, *times).index(name) for name in asked.by]
+    labels: dict[int, tuple[str, ...]] = {}
+    found: dict[tuple[str, ...], _Total] = {}
+    for key, total in totals.items():
+        values = key[: len(columns)] if "batch" not in columns else tuple(map(_text, columns, key))
+        if times:
+            if (label := labels.get(key[-1])) is None:
+                label = labels[key[-1]] = tuple(usage_time.label(name, key[-1], asked.zone) for name in times)
+            values = (*values, *label)
+        found[tuple(values[place] for place in order)] = total
+    return [_bucket(dict(zip(asked.by, group, strict=True)), total) for group, total in sorted(found.items())]
 
 
 def rows(
@@ -126,6 +150,20 @@ def rows(
     if request_id is not None:
         query = query.where(_LEDGER.c.request_id == request_id)
     query = query.order_by(_LEDGER.c.created_at.desc(), _LEDGER.c.request_id.desc()).limit(limit)
+    return [mapping.usage_of(row) for row in connection.execute(query).mappings()]
+
+
+def rows_between(
+    connection: sa.Connection, where: UsageFilter, since: float, until: float, after: Moment | None, limit: int
+) -> list[UsageRow]:
+    """Return ledger rows, oldest first, those after a moment."""
+    begin = since if after is None else max(since, after.at)
+    query = sa.select(_LEDGER).where(_LEDGER.c.created_at >= begin, _LEDGER.c.created_at < until)
+    if after is not None:
+        is_later = sa.or_(_LEDGER.c.created_at > after.at, _LEDGER.c.request_id > after.request_id)
+        query = query.where(is_later)
+    query = _filtered(query, _LEDGER, where)
+    query = query.order_by(_LEDGER.c.created_at, _LEDGER.c.request_id).limit(limit)
     return [mapping.usage_of(row) for row in connection.execute(query).mappings()]
 
 
@@ -143,49 +181,80 @@ def arrivals(connection: sa.Connection, endpoint_id: str, since: float, until: f
     return {int(hour) + TEN_MINUTES_S * int(step): int(number) for hour, step, number in connection.execute(query)}
 
 
-def _query(span: _Span, filters: Filters, by: tuple[str, ...]) -> sa.Select[*tuple[Any, ...]]:
-    table = span.table
-    groups = [_group(table, name) for name in by]
-    requests = sa.func.count() if table is _LEDGER else sa.func.sum(table.c.requests)
-    when = table.c.created_at if table is _LEDGER else table.c.hour
-    query = (
-        sa.select(*groups, requests, *(sa.func.sum(table.c[name]) for name in _SUMS))
-        .where(when >= span.since, when < span.until)
-        .group_by(*groups)
-    )
-    return _filtered(query, table, filters)
+def _pieces(connection: sa.Connection, asked: Question) -> Iterator[Piece]:
+    since, until = asked.since, asked.until
+    if asked.time in ("day", "month"):
+        # Every day or month of the span is looked at, also of one that begins in 1970 or never ends.
+        ends = sa.select(sa.func.min(PLATFORM_HOURLY.table.c.period), sa.func.max(PLATFORM_HOURLY.table.c.period))
+        first, last = connection.execute(ends).one()
+        if first is None:
+            return iter(())
+        since, until = max(since, first), min(until, last + HOUR_S)
+    kept_since = retention.kept_since(connection)
+    return usage_time.pieces(since, until, asked.time, asked.zone, kept_since)
 
 
-def _unit_query(span: _Span, table: sa.Table, filters: Filters, by: tuple[str, ...]) -> sa.Select[*tuple[Any, ...]]:
-    groups = [*(_group(table, name) for name in by), table.c.unit]
-    when = table.c.created_at if table is _LEDGER else table.c.hour
-    query = (
-        sa.select(*groups, sa.func.sum(table.c.units_micro))
-        .where(when >= span.since, when < span.until, table.c.units_micro > 0)
-        .group_by(*groups)
-    )
-    return _filtered(query, table, filters)
+def _query(piece: Piece, asked: Question, *, is_sqlite: bool) -> sa.Select[*tuple[Any, ...]]:
+    """Return the question to one table: bucket, unit, groups, counts."""
+    is_rows = piece.source is None
+    table = _LEDGER if piece.source is None else answering(asked.named, piece.source)
+    when = table.c.created_at if is_rows else table.c.period
+    groups = [_column(table, name) for name in asked.columns]
+    bucket = _start_of(when, piece, is_float=is_rows, is_sqlite=is_sqlite)
+    requests = sa.func.count() if is_rows else sa.func.sum(table.c.requests)
+    query = sa.select(
+        bucket.label("bucket"), table.c.unit, *groups, requests, *(sa.func.sum(table.c[name]) for name in SUMS)
+    ).where(when >= piece.since, when < piece.until)
+    if piece.without is not None:
+        query = query.where(when % sa.literal_column(str(usage_time.STEPS["day"])) != piece.without)
+    query = query.group_by(*(["bucket"] if piece.step else []), table.c.unit, *groups)
+    return _filtered(query, table, asked.where)
 
 
-def _filtered(query: sa.Select[*tuple[Any, ...]], table: sa.Table, filters: Filters) -> sa.Select[*tuple[Any, ...]]:
-    for column, wanted in zip((table.c.customer_id, table.c.api_key_id, table.c.model_name), filters, strict=True):
-        if wanted is not None:
-            query = query.where(column == wanted)
+def _start_of(when: sa.ColumnElement[Any], piece: Piece, *, is_float: bool, is_sqlite: bool) -> sa.ColumnElement[Any]:
+    """Return the start of a moment's bucket."""
+    # Literals, not parameters: Postgres would not see that SELECT and GROUP BY mean the same.
+    phase: sa.ColumnElement[Any] = sa.literal_column(str(piece.phase))
+    step: sa.ColumnElement[Any] = sa.literal_column(str(piece.step))
+    if not piece.step:
+        return phase
+    if not is_float:
+        return when - (when - phase) % step
+    steps: sa.ColumnElement[Any] = (when - phase) / step
+    # SQLite cuts a cast off and has no floor() everywhere; Postgres rounds a cast.
+    whole = sa.cast(steps if is_sqlite else sa.func.floor(steps), sa.BigInteger)
+    return phase + step * whole
+
+
+def _filtered(query: sa.Select[*tuple[Any, ...]], table: sa.Table, where: UsageFilter) -> sa.Select[*tuple[Any, ...]]:
+    for name, column in _FILTERS.items():
+        wanted: tuple[str, ...] = getattr(where, name)
+        if len(wanted) == 1:
+            query = query.where(table.c[column] == wanted[0])
+        elif wanted:
+            query = query.where(table.c[column].in_(wanted))
+    if where.is_batch is not None:
+        is_batch = _column(table, "is_batch")
+        query = query.where(is_batch if where.is_batch else sa.not_(is_batch))
     return query
 
 
-def _group(table: sa.Table, name: str) -> sa.ColumnElement[object]:
-    if name == "hour":
-        return table.c.hour
-    if name == "day":
-        # A literal, not a parameter: Postgres would not see that SELECT and GROUP BY mean the same.
-        return table.c.hour - table.c.hour % sa.literal_column(str(DAY_S))
-    return table.c[_COLUMNS[name]]
+def _column(table: sa.Table, name: str) -> sa.ColumnElement[Any]:
+    if name == "is_batch" and table is _LEDGER:
+        return _LEDGER.c.batch_id != sa.literal_column("''")
+    return table.c[name]
 
 
-def _label(name: str, value: object) -> str:
-    if name not in {"hour", "day"}:
-        return str(value)
-    assert isinstance(value, int), "hours are whole seconds"
-    date = datetime.fromtimestamp(value, UTC)
-    return date.strftime("%Y-%m-%dT%H:00:00Z") if name == "hour" else date.strftime("%Y-%m-%d")
+def _text(name: str, value: Any) -> str:
+    return ("true" if value else "false") if name == "batch" else str(value)
+
+
+def _bucket(group: dict[str, str], total: _Total) -> UsageBucket:
+    # By position and without what is not there: an answer may have many ten thousand of them.
+    requests, prompt, cached, completion, reasoning, heard, said, _, cost = total.counts
+    units: dict[str, float] = {}
+    micro: dict[str, int] = {}
+    if total.units:
+        micro = {unit: amount for unit, amount in sorted(total.units.items()) if amount}
+        units = {unit: amount / MICRO_PER_UNIT for unit, amount in micro.items()}
+    return UsageBucket(group, requests, prompt, cached, completion, cost, units, reasoning, heard, said, micro)

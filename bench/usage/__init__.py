@@ -1,0 +1,1 @@
+"""How long questions to a ledger of 100 million requests take; ``python -m bench.usage``."""
