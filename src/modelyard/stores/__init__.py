@@ -20,6 +20,7 @@ from modelyard.domain.tenants import ApiKey, Tenant
 from modelyard.domain.uploads import Upload
 from modelyard.domain.usage import JournalRecord, UsageBucket, UsageRow
 from modelyard.domain.why import Ask, RequestStory, Told
+from modelyard.stores.events import EventStore as EventStore
 
 
 class StoreUnavailableError(Exception):

@@ -2,11 +2,12 @@
 
 ``database.py`` holds the connection and its threads, ``schema.py`` the tables,
 ``migrate.py`` their change over time, ``mapping.py`` nouns to rows and back,
-``control.py``, ``leader.py``, ``usage.py``, ``requests.py`` and ``uploads.py`` the contracts.
+``control.py``, ``leader.py``, ``usage.py``, ``requests.py``, ``uploads.py`` and ``events.py`` the contracts.
 """
 
 from modelyard.stores.sql.control import SqlControlStore
 from modelyard.stores.sql.database import Database, open_database
+from modelyard.stores.sql.events import SqlEventStore
 from modelyard.stores.sql.leader import SqlLeaderStore
 from modelyard.stores.sql.requests import SqlRequestStore
 from modelyard.stores.sql.uploads import SqlUploadStore
@@ -15,6 +16,7 @@ from modelyard.stores.sql.usage import SqlUsageStore
 __all__ = [
     "Database",
     "SqlControlStore",
+    "SqlEventStore",
     "SqlLeaderStore",
     "SqlRequestStore",
     "SqlUploadStore",

@@ -13,7 +13,7 @@ keys: it outlives everything that it bills. Times are unix seconds.
 
 import sqlalchemy as sa
 
-HEAD = "0008"
+HEAD = "0013"
 """The newest migration; a fresh database is created at it directly. A test holds it equal to Alembic's head."""
 
 metadata = sa.MetaData(
@@ -349,6 +349,59 @@ webhook_secrets = sa.Table(
     _text("salt"),
     sa.Column("previous_salt", sa.Text),
     sa.Column("previous_expires_at", sa.Double),
+)
+
+webhooks = sa.Table(
+    "webhooks",
+    metadata,
+    sa.Column("webhook_id", sa.Text, primary_key=True),
+    _owner(),
+    _text("url"),
+    _text("description"),
+    _text("types"),
+    _flag("is_enabled"),
+    _text("disabled_reason"),
+    _instant("created_at"),
+    _text("salt"),
+    sa.Column("previous_salt", sa.Text),
+    sa.Column("previous_expires_at", sa.Double),
+    # Of the first failure since the last success.
+    sa.Column("failing_since", sa.Double),
+    sa.Index(None, "owner_id"),
+)
+
+tenant_events = sa.Table(
+    "tenant_events",
+    metadata,
+    sa.Column("event_id", sa.Text, primary_key=True),
+    _owner(),
+    _text("type"),
+    _instant("created_at"),
+    _text("data"),
+    sa.Index(None, "owner_id", "created_at"),
+    sa.Index(None, "created_at"),
+)
+
+webhook_deliveries = sa.Table(
+    "webhook_deliveries",
+    metadata,
+    sa.Column("delivery_id", sa.Text, primary_key=True),
+    sa.Column("event_id", sa.Text, sa.ForeignKey("tenant_events.event_id", ondelete="CASCADE"), nullable=False),
+    _text("owner_id"),
+    # Null: to the URL that came with a request; else to that of the webhook, as it is at the attempt.
+    sa.Column("webhook_id", sa.Text, sa.ForeignKey("webhooks.webhook_id", ondelete="CASCADE")),
+    _text("url"),
+    # Whose turn it takes: its webhook's, or its tenant's.
+    _text("lane"),
+    _text("status"),
+    _instant("created_at"),
+    sa.Column("due_at", sa.Double),
+    sa.Column("since", sa.Double),
+    sa.Column("tries", sa.Integer, nullable=False),
+    _text("attempts"),
+    sa.UniqueConstraint("event_id", "webhook_id"),
+    sa.Index(None, "due_at"),
+    sa.Index(None, "webhook_id", "created_at"),
 )
 
 uploads = sa.Table(
