@@ -166,10 +166,12 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     from modelyard.stores.mirror import MirroredStore
     from modelyard.stores.sql import (
         SqlControlStore,
+        SqlEventStore,
         SqlLeaderStore,
         SqlRequestStore,
         SqlUploadStore,
         SqlUsageStore,
+        SqlWebhookStore,
         open_database,
     )
 
@@ -203,6 +205,8 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
             store=MirroredStore(SqlControlStore(database), clock),
             usage=usage,
             requests=SqlRequestStore(database),
+            events=SqlEventStore(database),
+            webhooks=SqlWebhookStore(database),
             uploads=SqlUploadStore(database),
             fetcher=fetcher,
             fleet=fleet,

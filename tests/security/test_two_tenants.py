@@ -14,8 +14,10 @@ import pytest
 from tests.support.management import Management, management
 
 from modelyard.control.api import declared_routes
+from modelyard.domain.events import EventType
 from modelyard.domain.requests import Claim, Finish, RequestStatus
 from modelyard.domain.tenants import IDENTITY_HEADER, Identity, Scope
+from modelyard.domain.webhooks import Webhook
 from modelyard.web.routes import AnyRoute, Empty
 
 DEPLOYMENT = {"model_name": "their-model", "framework": "simulated"}
@@ -45,6 +47,11 @@ async def theirs(api: Management) -> Theirs:
     wanted = {"name": "their-model", "size_bytes": 1}
     upload_id = (await api.call(owner, "POST", "/v1/uploads/artifacts", wanted)).json()["id"]
     version_id = (await api.context.store.versions())[0].id
+    webhook = Webhook(id="wh_theirs", tenant_id=tenant_id, url="https://theirs.example/", types=("*",), created_at=1.0)
+    await api.context.webhooks.store.add_webhook(webhook, most=9)
+    await api.context.events.add(tenant_id, EventType.BATCH_COMPLETED, {"id": "batch_theirs"}, now=1.0)
+    webhooks = api.context.webhooks.store
+    (delivery,) = await webhooks.deliveries("wh_theirs", status=None, limit=9, after=None)
     return Theirs(
         {
             "endpoint": [endpoint_id, "their-model"],
@@ -56,8 +63,20 @@ async def theirs(api: Management) -> Theirs:
             "upload": [upload_id],
             "number": ["1"],
             "pool": ["their-pool"],
+            "webhook_id": ["wh_theirs"],
+            "delivery_id": [delivery.id],
         },
-        [endpoint_id, version_id, upload_id, owner.key_id, tenant_id, request_id, "their-model"],
+        [
+            "wh_theirs",
+            "theirs.example",
+            endpoint_id,
+            version_id,
+            upload_id,
+            owner.key_id,
+            tenant_id,
+            request_id,
+            "their-model",
+        ],
     )
 
 

@@ -41,7 +41,15 @@ from modelyard.engines.simulated import SimulatedEngine
 from modelyard.fleet.local import LocalFleet
 from modelyard.ids import hash_secret, new_api_key
 from modelyard.policy.addresses import networks
-from modelyard.stores.sql import SqlControlStore, SqlRequestStore, SqlUploadStore, SqlUsageStore, open_database
+from modelyard.stores.sql import (
+    SqlControlStore,
+    SqlEventStore,
+    SqlRequestStore,
+    SqlUploadStore,
+    SqlUsageStore,
+    SqlWebhookStore,
+    open_database,
+)
 from modelyard.web.fetcher import Fetcher
 
 TOKEN = "internal-token-of-the-tests"
@@ -147,7 +155,16 @@ async def management(folder: Path, config: Config | None = None) -> AsyncIterato
     settings = config or Config()
     requests = SqlRequestStore(database)
     fetcher = Fetcher(networks(settings.fetch.private_networks))
-    webhooks = WebhookSender(store=requests, fetcher=fetcher, pepper=PEPPER, clock=clock, chance=lambda: 0.5)
+    events = SqlEventStore(database)
+    webhooks = WebhookSender(
+        store=SqlWebhookStore(database),
+        events=events,
+        fetcher=fetcher,
+        settings=settings.control,
+        pepper=PEPPER,
+        clock=clock,
+        chance=lambda: 0.5,
+    )
     store = SqlControlStore(database)
     artifacts = ArtifactStore(data.artifacts, Sources(fetcher, settings.fetch, now_s=clock.unix_s))
     uploads = UploadDesk(
@@ -164,6 +181,7 @@ async def management(folder: Path, config: Config | None = None) -> AsyncIterato
         store=store,
         usage=SqlUsageStore(database),
         requests=RequestDesk(store=requests, webhooks=webhooks, settings=settings.control, clock=clock),
+        events=events,
         webhooks=webhooks,
         uploads=uploads,
         fleet=LocalFleet(data.replicas, clock),

@@ -39,7 +39,16 @@ from modelyard.control.webhooks import WebhookSender
 from modelyard.engines import Engines
 from modelyard.fleet import Fleet
 from modelyard.metering.delivery import Delivery
-from modelyard.stores import ControlStore, RequestStore, StoreUnavailableError, TableFeed, UploadStore, UsageStore
+from modelyard.stores import (
+    ControlStore,
+    EventStore,
+    RequestStore,
+    StoreUnavailableError,
+    TableFeed,
+    UploadStore,
+    UsageStore,
+    WebhookStore,
+)
 from modelyard.web.fetcher import Fetcher
 
 __all__ = ["ensure_admin_key", "run_control"]
@@ -76,6 +85,8 @@ class Given:
     store: ControlStore
     usage: UsageStore
     requests: RequestStore
+    events: EventStore
+    webhooks: WebhookStore
     uploads: UploadStore
     fetcher: Fetcher
     fleet: Fleet
@@ -109,13 +120,7 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
     loops = Loops(Parts(config, store, fleet, engines, artifacts, feed, publisher, clock, signals, forecasts))
     leases = LeaseOffice(feed=feed, table=lambda: publisher.table, workers=config.gateway.workers, clock=clock)
     tidings = TidingsPublisher(store=store, usage=given.usage, feed=feed, clock=clock, snapshots=loops.snapshots)
-    webhooks = WebhookSender(
-        store=given.requests,
-        fetcher=given.fetcher,
-        pepper=given.pepper,
-        clock=clock,
-        chance=random.Random().random,
-    )
+    webhooks = _sender(given)
     upload_desk, sweep = _keepers(given.uploads, store, artifacts, data, config, clock)
     context = Context(
         config=config,
@@ -123,6 +128,7 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
         store=store,
         usage=given.usage,
         requests=RequestDesk(store=given.requests, webhooks=webhooks, settings=config.control, clock=clock),
+        events=given.events,
         webhooks=webhooks,
         uploads=upload_desk,
         fleet=fleet,
@@ -189,6 +195,18 @@ def _rollouts(context: Context, loops: Loops, publisher: TablePublisher) -> Roll
         wake=context.wake,
         interval_s=context.config.control.rollout_interval_s,
         price=loops.price,
+    )
+
+
+def _sender(given: Given) -> WebhookSender:
+    return WebhookSender(
+        store=given.webhooks,
+        events=given.events,
+        fetcher=given.fetcher,
+        settings=given.config.control,
+        pepper=given.pepper,
+        clock=given.clock,
+        chance=random.Random().random,
     )
 
 

@@ -40,6 +40,8 @@ class EventType(StrEnum):
     ROLLOUT_PROMOTED = "rollout.promoted"
     BUDGET_THRESHOLD = "budget.threshold"
     BUDGET_EXCEEDED = "budget.exceeded"
+    CREDIT_EXHAUSTED = "credit.exhausted"
+    INVOICE_ISSUED = "invoice.issued"
     WEBHOOK_DISABLED = "webhook.disabled"
     WEBHOOK_TEST = "webhook.test"
 

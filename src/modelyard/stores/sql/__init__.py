@@ -2,7 +2,8 @@
 
 ``database.py`` holds the connection and its threads, ``schema.py`` the tables,
 ``migrate.py`` their change over time, ``mapping.py`` nouns to rows and back,
-``control.py``, ``leader.py``, ``usage.py``, ``requests.py``, ``uploads.py`` and ``events.py`` the contracts.
+``control.py``, ``leader.py``, ``usage.py``, ``requests.py``, ``uploads.py``, ``events.py`` and ``webhooks.py`` the
+contracts.
 """
 
 from modelyard.stores.sql.control import SqlControlStore
@@ -12,6 +13,7 @@ from modelyard.stores.sql.leader import SqlLeaderStore
 from modelyard.stores.sql.requests import SqlRequestStore
 from modelyard.stores.sql.uploads import SqlUploadStore
 from modelyard.stores.sql.usage import SqlUsageStore
+from modelyard.stores.sql.webhooks import SqlWebhookStore
 
 __all__ = [
     "Database",
@@ -21,5 +23,6 @@ __all__ = [
     "SqlRequestStore",
     "SqlUploadStore",
     "SqlUsageStore",
+    "SqlWebhookStore",
     "open_database",
 ]

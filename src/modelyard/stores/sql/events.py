@@ -10,6 +10,7 @@ import msgspec
 import sqlalchemy as sa
 
 from modelyard.domain.events import EventData, EventType, TenantEvent, new_event
+from modelyard.domain.webhooks import DeliveryStatus
 from modelyard.ids import new_id
 from modelyard.policy.webhooks import wants
 from modelyard.stores.sql import schema
@@ -18,8 +19,6 @@ from modelyard.stores.sql.database import Database, insert
 _EVENTS = schema.tenant_events
 _WEBHOOKS = schema.webhooks
 _DELIVERIES = schema.webhook_deliveries
-
-PENDING = "pending"
 
 _types = msgspec.json.Decoder(tuple[str, ...]).decode
 
@@ -48,14 +47,7 @@ class SqlEventStore:
 
 def append(connection: sa.Connection, event: TenantEvent) -> bool:
     """Add ``event`` and its deliveries in the transaction of ``connection``; say False where it is there already."""
-    row = insert(connection, _EVENTS).values(
-        event_id=event.id,
-        owner_id=event.tenant_id,
-        type=event.type.value,
-        created_at=event.created_at,
-        data=event.data.decode(),
-    )
-    if not connection.execute(row.on_conflict_do_nothing(index_elements=["event_id"])).rowcount:
+    if not add_row(connection, event):
         return False
     listeners = sa.select(_WEBHOOKS.c.webhook_id, _WEBHOOKS.c.types).where(
         _WEBHOOKS.c.owner_id == event.tenant_id, _WEBHOOKS.c.is_enabled
@@ -64,6 +56,27 @@ def append(connection: sa.Connection, event: TenantEvent) -> bool:
     if wanted:
         connection.execute(sa.insert(_DELIVERIES), [delivery_values(event, webhook_id=one) for one in wanted])
     return True
+
+
+def add_row(connection: sa.Connection, event: TenantEvent) -> bool:
+    """Add ``event`` and no delivery; say False where it is there already."""
+    row = insert(connection, _EVENTS).values(
+        event_id=event.id,
+        owner_id=event.tenant_id,
+        type=event.type.value,
+        created_at=event.created_at,
+        data=event.data.decode(),
+    )
+    # Not every driver tells how many rows such an INSERT made.
+    added = row.on_conflict_do_nothing(index_elements=["event_id"]).returning(_EVENTS.c.event_id)
+    return connection.execute(added).first() is not None
+
+
+def append_for(
+    connection: sa.Connection, tenant_id: str, kind: EventType, data: EventData, *, now: float, key: str = ""
+) -> bool:
+    """Add an event that happens ``now``, as ``SqlEventStore.add`` does, in the transaction of ``connection``."""
+    return append(connection, new_event(tenant_id, kind, data, now=now, key=key))
 
 
 def delivery_values(event: TenantEvent, *, webhook_id: str | None, url: str = "") -> dict[str, object]:
@@ -75,7 +88,7 @@ def delivery_values(event: TenantEvent, *, webhook_id: str | None, url: str = ""
         "webhook_id": webhook_id,
         "url": url,
         "lane": webhook_id or event.tenant_id,
-        "status": PENDING,
+        "status": DeliveryStatus.PENDING.value,
         "created_at": event.created_at,
         "due_at": event.created_at,
         "since": None,

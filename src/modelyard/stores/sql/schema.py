@@ -365,8 +365,10 @@ webhooks = sa.Table(
     _text("salt"),
     sa.Column("previous_salt", sa.Text),
     sa.Column("previous_expires_at", sa.Double),
-    # Of the first failure since the last success.
+    # Since the last success: the first failure, how many there were, and until when nobody asks again.
     sa.Column("failing_since", sa.Double),
+    _count("failures"),
+    sa.Column("quiet_until", sa.Double),
     sa.Index(None, "owner_id"),
 )
 
@@ -400,7 +402,8 @@ webhook_deliveries = sa.Table(
     sa.Column("tries", sa.Integer, nullable=False),
     _text("attempts"),
     sa.UniqueConstraint("event_id", "webhook_id"),
-    sa.Index(None, "due_at"),
+    # What is due is looked for lane by lane: those that fail may have many thousands.
+    sa.Index(None, "lane", "due_at"),
     sa.Index(None, "webhook_id", "created_at"),
 )
 

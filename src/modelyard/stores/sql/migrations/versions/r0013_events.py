@@ -23,6 +23,8 @@ def upgrade() -> None:
         sa.Column("previous_salt", sa.Text()),
         sa.Column("previous_expires_at", sa.Double()),
         sa.Column("failing_since", sa.Double()),
+        sa.Column("failures", sa.BigInteger(), nullable=False),
+        sa.Column("quiet_until", sa.Double()),
         sa.ForeignKeyConstraint(["owner_id"], ["tenants.tenant_id"], name=op.f("fk_webhooks_owner_id")),
         sa.PrimaryKeyConstraint("webhook_id", name=op.f("pk_webhooks")),
     )
@@ -69,7 +71,7 @@ def _create_deliveries() -> None:
         sa.PrimaryKeyConstraint("delivery_id", name=op.f("pk_webhook_deliveries")),
         sa.UniqueConstraint("event_id", "webhook_id", name=op.f("uq_webhook_deliveries_event_id_webhook_id")),
     )
-    op.create_index(op.f("ix_webhook_deliveries_due_at"), "webhook_deliveries", ["due_at"])
+    op.create_index(op.f("ix_webhook_deliveries_lane_due_at"), "webhook_deliveries", ["lane", "due_at"])
     op.create_index(
         op.f("ix_webhook_deliveries_webhook_id_created_at"), "webhook_deliveries", ["webhook_id", "created_at"]
     )
