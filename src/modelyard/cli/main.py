@@ -35,6 +35,7 @@ _COMMANDS = {
     "usage": "Show tokens and cost.",
     "forecast": "Show when requests are expected, and replay.",
     "requests": "List, show or cancel detached requests.",
+    "webhooks": "Add, test, replay and remove webhooks; see what they got.",
     "why": "Say why an endpoint or a request is as it is.",
     "logs": "Show the logs of an endpoint or of the platform.",
     "completion": "Print the completion script of a shell.",
