@@ -120,7 +120,7 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
     loops = Loops(Parts(config, store, fleet, engines, artifacts, feed, publisher, clock, signals, forecasts))
     leases = LeaseOffice(feed=feed, table=lambda: publisher.table, workers=config.gateway.workers, clock=clock)
     tidings = TidingsPublisher(store=store, usage=given.usage, feed=feed, clock=clock, snapshots=loops.snapshots)
-    webhooks = _sender(given)
+    webhooks = _webhooks(given)
     upload_desk, sweep = _keepers(given.uploads, store, artifacts, data, config, clock)
     context = Context(
         config=config,
@@ -198,7 +198,7 @@ def _rollouts(context: Context, loops: Loops, publisher: TablePublisher) -> Roll
     )
 
 
-def _sender(given: Given) -> WebhookSender:
+def _webhooks(given: Given) -> WebhookSender:
     return WebhookSender(
         store=given.webhooks,
         events=given.events,
