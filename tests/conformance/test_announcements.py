@@ -14,7 +14,7 @@ from modelyard.domain.rollouts import Rollout
 from modelyard.domain.tenants import Tenant
 from modelyard.policy.announcements import STAGE
 from modelyard.stores import AlreadyExistsError, Event
-from modelyard.stores.sql import Database, SqlControlStore, schema
+from modelyard.stores.sql import Database, SqlControlStore, schema_events
 
 
 @pytest.fixture(params=BACKENDS)
@@ -50,7 +50,7 @@ ENDPOINT = Endpoint("ep-1", "ten-a", "smol", (Release("ver-1"),), Scaling(), 1)
 
 async def told(database: Database) -> list[tuple[str, str]]:
     """Return type and version of what the tenant was told, oldest first."""
-    table = schema.tenant_events
+    table = schema_events.tenant_events
     query = sa.select(table.c.type, table.c.data).order_by(table.c.created_at, table.c.event_id)
     rows = await database.read(lambda c: c.execute(query).all())
     return [(kind, msgspec.json.decode(data)["version"]) for kind, data in rows]
@@ -68,7 +68,7 @@ async def put_status(store: SqlControlStore, event: Event) -> None:
 
 async def test_what_is_told_names_the_endpoint_and_the_reason(store: SqlControlStore, database: Database) -> None:
     await put_status(store, status(5.0, EndpointStatus.RUNNING))
-    table = schema.tenant_events
+    table = schema_events.tenant_events
     row = await database.read(lambda c: c.execute(sa.select(table)).mappings().one())
     assert (row["owner_id"], row["type"], row["created_at"]) == ("ten-a", "deployment.ready", 5.0)
     assert msgspec.json.decode(row["data"]) == {

@@ -8,7 +8,7 @@ this is done when this one leads, and again at its every start.
 import sqlalchemy as sa
 
 from modelyard.domain.requests import RequestStatus
-from modelyard.stores.sql import schema
+from modelyard.stores.sql import schema, schema_events
 from modelyard.stores.sql.events import add_row, delivery_values
 from modelyard.stores.sql.request_events import end_of
 
@@ -34,7 +34,7 @@ def adopt(connection: sa.Connection, limit: int) -> int:
                 "attempts": row["webhook_attempts"],
             }
             delivery = delivery_values(event, webhook_id=None, url=row["webhook_url"]) | state
-            connection.execute(sa.insert(schema.webhook_deliveries).values(delivery))
+            connection.execute(sa.insert(schema_events.webhook_deliveries).values(delivery))
         done = sa.update(_TABLE).where(_TABLE.c.request_id == row["request_id"])
         connection.execute(done.values(webhook_status="", webhook_due=None))
     return len(rows)

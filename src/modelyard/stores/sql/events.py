@@ -13,12 +13,12 @@ from modelyard.domain.events import EventData, EventType, TenantEvent, new_event
 from modelyard.domain.webhooks import DeliveryStatus
 from modelyard.ids import new_id
 from modelyard.policy.webhooks import wants
-from modelyard.stores.sql import schema
+from modelyard.stores.sql import schema_events
 from modelyard.stores.sql.database import Database, insert
 
-_EVENTS = schema.tenant_events
-_WEBHOOKS = schema.webhooks
-_DELIVERIES = schema.webhook_deliveries
+_EVENTS = schema_events.tenant_events
+_WEBHOOKS = schema_events.webhooks
+_DELIVERIES = schema_events.webhook_deliveries
 
 _types = msgspec.json.Decoder(tuple[str, ...]).decode
 

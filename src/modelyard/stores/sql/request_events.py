@@ -5,7 +5,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from modelyard.domain.events import EventType, TenantEvent, new_event
-from modelyard.stores.sql import schema
+from modelyard.stores.sql import schema, schema_events
 from modelyard.stores.sql.events import append, delivery_values
 
 _TABLE = schema.kept_requests
@@ -24,7 +24,7 @@ def tell_end(connection: sa.Connection, request_id: str) -> None:
     event = end_of(row)
     if append(connection, event) and row["webhook_url"] is not None:
         values = delivery_values(event, webhook_id=None, url=row["webhook_url"])
-        connection.execute(sa.insert(schema.webhook_deliveries).values(values))
+        connection.execute(sa.insert(schema_events.webhook_deliveries).values(values))
 
 
 def end_of(row: sa.RowMapping | dict[str, Any]) -> TenantEvent:

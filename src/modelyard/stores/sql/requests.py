@@ -5,14 +5,14 @@ from collections.abc import Collection
 import sqlalchemy as sa
 
 from modelyard.domain.requests import Finish, KeptRequest, RequestStatus, RequestWebhook
-from modelyard.stores.sql import schema
+from modelyard.stores.sql import schema, schema_events
 from modelyard.stores.sql.database import CHUNK, Database
 from modelyard.stores.sql.mapping import Values
 from modelyard.stores.sql.request_events import tell_end
 from modelyard.stores.sql.webhook_rows import delivery_of
 
 _TABLE = schema.kept_requests
-_DELIVERIES = schema.webhook_deliveries
+_DELIVERIES = schema_events.webhook_deliveries
 _OPEN = (RequestStatus.QUEUED.value, RequestStatus.RUNNING.value)
 _WITHOUT_ANSWER = [column for column in _TABLE.c if column.name != "answer"]
 

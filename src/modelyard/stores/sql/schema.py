@@ -13,54 +13,23 @@ keys: it outlives everything that it bills. Times are unix seconds.
 
 import sqlalchemy as sa
 
+from modelyard.stores.sql import columns, schema_events
+from modelyard.stores.sql.columns import Sequence as _Sequence
+from modelyard.stores.sql.columns import added as _added
+from modelyard.stores.sql.columns import count as _count
+from modelyard.stores.sql.columns import endpoint as _endpoint
+from modelyard.stores.sql.columns import flag as _flag
+from modelyard.stores.sql.columns import instant as _instant
+from modelyard.stores.sql.columns import model as _model
+from modelyard.stores.sql.columns import owner as _owner
+from modelyard.stores.sql.columns import text as _text
+
 HEAD = "0013"
 """The newest migration; a fresh database is created at it directly. A test holds it equal to Alembic's head."""
 
-metadata = sa.MetaData(
-    naming_convention={
-        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
-        "pk": "pk_%(table_name)s",
-    }
-)
-
-# SQLite numbers rows by itself only in a column that is declared exactly INTEGER.
-_Sequence = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-
-
-def _text(name: str) -> sa.Column[str]:
-    return sa.Column(name, sa.Text, nullable=False)
-
-
-def _added(name: str, default: str = "") -> sa.Column[str]:
-    """A column that a release before this one, which writes rows too, does not know."""
-    return sa.Column(name, sa.Text, nullable=False, server_default=default)
-
-
-def _count(name: str) -> sa.Column[int]:
-    return sa.Column(name, sa.BigInteger, nullable=False)
-
-
-def _instant(name: str) -> sa.Column[float]:
-    return sa.Column(name, sa.Double, nullable=False)
-
-
-def _flag(name: str) -> sa.Column[bool]:
-    return sa.Column(name, sa.Boolean, nullable=False)
-
-
-def _owner() -> sa.Column[str]:
-    return sa.Column("owner_id", sa.Text, sa.ForeignKey("tenants.tenant_id"), nullable=False)
-
-
-def _endpoint() -> sa.Column[str]:
-    return sa.Column("endpoint_id", sa.Text, sa.ForeignKey("endpoints.endpoint_id", ondelete="CASCADE"), nullable=False)
-
-
-def _model() -> sa.Column[str]:
-    return sa.Column("model_id", sa.Text, sa.ForeignKey("model_registry.model_id"), nullable=False)
-
+metadata = columns.metadata
+EVENTS = schema_events
+"""The tables of events and webhooks, which are of the same schema."""
 
 tenants = sa.Table(
     "tenants",
@@ -349,62 +318,6 @@ webhook_secrets = sa.Table(
     _text("salt"),
     sa.Column("previous_salt", sa.Text),
     sa.Column("previous_expires_at", sa.Double),
-)
-
-webhooks = sa.Table(
-    "webhooks",
-    metadata,
-    sa.Column("webhook_id", sa.Text, primary_key=True),
-    _owner(),
-    _text("url"),
-    _text("description"),
-    _text("types"),
-    _flag("is_enabled"),
-    _text("disabled_reason"),
-    _instant("created_at"),
-    _text("salt"),
-    sa.Column("previous_salt", sa.Text),
-    sa.Column("previous_expires_at", sa.Double),
-    # Since the last success: the first failure, how many there were, and until when nobody asks again.
-    sa.Column("failing_since", sa.Double),
-    _count("failures"),
-    sa.Column("quiet_until", sa.Double),
-    sa.Index(None, "owner_id"),
-)
-
-tenant_events = sa.Table(
-    "tenant_events",
-    metadata,
-    sa.Column("event_id", sa.Text, primary_key=True),
-    _owner(),
-    _text("type"),
-    _instant("created_at"),
-    _text("data"),
-    sa.Index(None, "owner_id", "created_at"),
-    sa.Index(None, "created_at"),
-)
-
-webhook_deliveries = sa.Table(
-    "webhook_deliveries",
-    metadata,
-    sa.Column("delivery_id", sa.Text, primary_key=True),
-    sa.Column("event_id", sa.Text, sa.ForeignKey("tenant_events.event_id", ondelete="CASCADE"), nullable=False),
-    _text("owner_id"),
-    # Null: to the URL that came with a request; else to that of the webhook, as it is at the attempt.
-    sa.Column("webhook_id", sa.Text, sa.ForeignKey("webhooks.webhook_id", ondelete="CASCADE")),
-    _text("url"),
-    # Whose turn it takes: its webhook's, or its tenant's.
-    _text("lane"),
-    _text("status"),
-    _instant("created_at"),
-    sa.Column("due_at", sa.Double),
-    sa.Column("since", sa.Double),
-    sa.Column("tries", sa.Integer, nullable=False),
-    _text("attempts"),
-    sa.UniqueConstraint("event_id", "webhook_id"),
-    # What is due is looked for lane by lane: those that fail may have many thousands.
-    sa.Index(None, "lane", "due_at"),
-    sa.Index(None, "webhook_id", "created_at"),
 )
 
 uploads = sa.Table(

@@ -7,12 +7,12 @@ import sqlalchemy as sa
 
 from modelyard.domain.events import EventType, TenantEvent
 from modelyard.domain.webhooks import Attempt, Delivery, DeliveryStatus, Due, SigningSecret, Webhook
-from modelyard.stores.sql import schema
+from modelyard.stores.sql import schema, schema_events
 from modelyard.stores.sql.mapping import Values
 
-_EVENTS = schema.tenant_events
-_WEBHOOKS = schema.webhooks
-_DELIVERIES = schema.webhook_deliveries
+_EVENTS = schema_events.tenant_events
+_WEBHOOKS = schema_events.webhooks
+_DELIVERIES = schema_events.webhook_deliveries
 _SECRETS = schema.webhook_secrets
 _TENANTS = schema.tenants
 

@@ -8,7 +8,7 @@ from modelyard.domain.events import EventType, new_event
 from modelyard.domain.webhooks import Delivery, DeliveryStatus, Due, Settled, SigningSecret, Webhook
 from modelyard.policy.webhooks import HURRY_AFTER_S, quiet_s, types_of
 from modelyard.stores import Replayed
-from modelyard.stores.sql import adoption, schema
+from modelyard.stores.sql import adoption, schema, schema_events
 from modelyard.stores.sql.database import CHUNK, Database, insert
 from modelyard.stores.sql.events import append, append_for, delivery_values
 from modelyard.stores.sql.mapping import Values
@@ -25,9 +25,9 @@ from modelyard.stores.sql.webhook_rows import (
     webhook_values,
 )
 
-_EVENTS = schema.tenant_events
-_WEBHOOKS = schema.webhooks
-_DELIVERIES = schema.webhook_deliveries
+_EVENTS = schema_events.tenant_events
+_WEBHOOKS = schema_events.webhooks
+_DELIVERIES = schema_events.webhook_deliveries
 _SECRETS = schema.webhook_secrets
 
 _PENDING = _DELIVERIES.c.status == DeliveryStatus.PENDING.value
