@@ -177,10 +177,12 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
         SqlBatchStore,
         SqlBillingStore,
         SqlControlStore,
+        SqlEventStore,
         SqlFileStore,
         SqlRequestStore,
         SqlUploadStore,
         SqlUsageStore,
+        SqlWebhookStore,
         open_database,
     )
 
@@ -204,6 +206,8 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
             store=MirroredStore(SqlControlStore(database), clock),
             usage=usage,
             requests=SqlRequestStore(database),
+            events=SqlEventStore(database),
+            webhooks=SqlWebhookStore(database),
             uploads=SqlUploadStore(database),
             batches=SqlBatchStore(database),
             files=SqlFileStore(database),

@@ -6,33 +6,39 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import sqlalchemy as sa
 from tests.conformance.backends import BACKENDS, open_fresh
 from tests.support.kept import an_end
 
-from modelyard.domain.requests import (
-    Attempt,
-    Finish,
-    KeptRequest,
-    RequestStatus,
-    Webhook,
-    WebhookSecret,
-    WebhookStatus,
-)
+from modelyard.domain.events import EventType
+from modelyard.domain.requests import Finish, KeptRequest, RequestStatus, RequestWebhook
 from modelyard.domain.tenants import Tenant
-from modelyard.stores import RequestStore
-from modelyard.stores.sql import SqlControlStore, SqlRequestStore
+from modelyard.domain.webhooks import Attempt, Settled, Webhook
+from modelyard.policy.webhooks import after
+from modelyard.stores import RequestStore, WebhookStore
+from modelyard.stores.sql import Database, SqlControlStore, SqlRequestStore, SqlWebhookStore, schema
 
 URL = "https://hooks.example.com/in"
 
 
 @pytest.fixture(params=BACKENDS)
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[RequestStore]:
+async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Database]:
     database = open_fresh(request.param, tmp_path)
     control = SqlControlStore(database)
     for tenant in ("ten-a", "ten-b"):
         await control.add_tenant(Tenant(tenant, tenant, 1))
-    yield SqlRequestStore(database)
+    yield database
     await control.close()
+
+
+@pytest.fixture
+def store(database: Database) -> RequestStore:
+    return SqlRequestStore(database)
+
+
+@pytest.fixture
+def webhooks(database: Database) -> WebhookStore:
+    return SqlWebhookStore(database)
 
 
 def a_request(request_id: str = "req_1", **changes: object) -> KeptRequest:
@@ -47,7 +53,7 @@ def a_request(request_id: str = "req_1", **changes: object) -> KeptRequest:
         created_at=100.0,
         expires_at=1000.0,
         is_detached=True,
-        webhook=Webhook(URL, "evt_1"),
+        webhook=RequestWebhook(URL, request_id.replace("req_", "evt_")),
     )
     return msgspec.structs.replace(request, **changes)
 
@@ -96,7 +102,9 @@ async def test_a_request_ends_once(store: RequestStore) -> None:
     ended = await store.request("req_1", tenant_id=None)
     assert ended is not None
     assert (ended.status, ended.finished_at, ended.answer) == (RequestStatus.SUCCEEDED, 105.0, b'{"a":1}')
-    assert ended.webhook == Webhook(URL, "evt_1", WebhookStatus.PENDING, due_at=105.0)
+    assert ended.webhook is not None
+    assert ended.webhook.delivery is not None
+    assert (ended.webhook.delivery.status, ended.webhook.delivery.due_at) == ("pending", 105.0)
     assert await store.open_requests() == []
 
 
@@ -160,36 +168,77 @@ async def test_a_gateway_learns_what_of_its_requests_was_cancelled(store: Reques
     assert await store.cancelled("gw-1", since=50.1) == []
 
 
-async def test_webhooks_come_in_the_order_they_are_due(store: RequestStore) -> None:
-    assert await store.next_webhook() is None
-    for number, now in ((1, 30.0), (2, 10.0), (3, 20.0)):
-        await store.claim(a_request(f"req_{number}"))
-        await store.finish(an_end(f"req_{number}"), now=now)
-    await store.claim(a_request("req_4", webhook=None))
-    await store.finish(an_end("req_4"), now=1.0)
-    assert await store.next_webhook() == 10.0
-    assert [one.id for one in await store.due_webhooks(now=20.0, limit=9, of_tenant=9)] == ["req_2", "req_3"]
-    after = Webhook(URL, "evt_1", WebhookStatus.PENDING, 99.0, 10.0, 1, (Attempt(10.0, 500), Attempt(11.0, None, "x")))
-    await store.put_webhook("req_2", after)
-    kept = await store.request("req_2", tenant_id=None)
+async def test_the_end_of_a_detached_request_is_an_event_and_is_told_to_its_url(
+    store: RequestStore, webhooks: WebhookStore
+) -> None:
+    await store.claim(a_request(webhook=RequestWebhook(URL, "evt_1")))
+    await store.claim(a_request("req_kept", is_detached=False, webhook=None))
+    await store.finish(an_end("req_kept"), now=5.0)
+    assert await webhooks.next_due() is None
+    await store.finish(an_end(), now=6.0)
+    (due,) = await webhooks.due(now=6.0, limit=9, of_lane=9, of_tenant=9)
+    assert (due.url, due.event.id, due.event.type) == (URL, "evt_1", EventType.REQUEST_SUCCEEDED)
+    assert msgspec.json.decode(due.event.data) == {
+        "id": "req_1",
+        "status": "succeeded",
+        "model": "sim",
+        "object": "request",
+    }
+    attempt = Attempt(7.0, 500, "", 3, "no")
+    told = after(due.delivery, attempt, now=7.0, chance=0.5)
+    await webhooks.settle(Settled(told, attempt))
+    kept = await store.request("req_1", tenant_id=None)
     assert kept is not None
-    assert kept.webhook == after
-    assert [one.id for one in await store.due_webhooks(now=50.0, limit=9, of_tenant=9)] == ["req_3", "req_1"]
+    assert kept.webhook == RequestWebhook(URL, "evt_1", told)
+    (listed,) = await store.detached(tenant_id=None, limit=9, after=None)
+    assert listed.webhook == kept.webhook
 
 
-async def test_no_tenant_takes_all_turns_of_webhooks(store: RequestStore) -> None:
-    for number in range(5):
-        await store.claim(a_request(f"req_a{number}"))
-        await store.finish(an_end(f"req_a{number}"), now=1.0 + number)
-    await store.claim(a_request("req_b", tenant_id="ten-b"))
-    await store.finish(an_end("req_b"), now=50.0)
-    due = await store.due_webhooks(now=60.0, limit=3, of_tenant=2)
-    assert [one.id for one in due] == ["req_a0", "req_a1", "req_b"]
+async def test_webhooks_of_the_tenant_are_told_too_and_also_where_none_came_with_the_request(
+    store: RequestStore, webhooks: WebhookStore
+) -> None:
+    webhook = Webhook(id="wh_1", tenant_id="ten-a", url=URL + "/all", types=("request.*",), created_at=1.0)
+    await webhooks.add_webhook(webhook, most=9)
+    await store.claim(a_request("req_1", webhook=RequestWebhook(URL, "evt_1")))
+    await store.claim(a_request("req_2", webhook=None))
+    await store.claim(a_request("req_3", webhook=None))
+    await store.finish(an_end("req_1"), now=1.0)
+    await store.finish(an_end("req_2", status=RequestStatus.FAILED), now=2.0)
+    await store.finish(an_end("req_3", is_dropped=True), now=3.0)
+    due = await webhooks.due(now=9.0, limit=9, of_lane=9, of_tenant=9)
+    assert sorted((one.url, one.event.type.value) for one in due) == [
+        (URL, "request.succeeded"),
+        (URL + "/all", "request.failed"),
+        (URL + "/all", "request.succeeded"),
+    ]
 
 
-async def test_a_secret_has_a_beginning_and_is_replaced(store: RequestStore) -> None:
-    assert await store.webhook_secret("ten-a") == WebhookSecret("ten-a")
-    for secret in (WebhookSecret("ten-a", "s1", "", 5.0), WebhookSecret("ten-a", "s2", "s1", 9.0)):
-        await store.put_webhook_secret(secret)
-        assert await store.webhook_secret("ten-a") == secret
-    assert await store.webhook_secret("ten-b") == WebhookSecret("ten-b")
+async def test_what_a_release_before_this_one_left_is_taken_over_once(
+    store: RequestStore, webhooks: WebhookStore, database: Database
+) -> None:
+    """That release kept the webhook's state in the row of the request."""
+    for number in range(4):
+        await store.claim(a_request(f"req_{number}", webhook=RequestWebhook(URL, f"evt_{number}")))
+    states = {"req_0": ("pending", 7.0), "req_1": ("delivered", None), "req_2": ("failed", None)}
+    for request_id, (status, due) in states.items():
+        old = {
+            "status": "succeeded",
+            "finished_at": 5.0,
+            "webhook_status": status,
+            "webhook_due": due,
+            "webhook_tries": 2,
+            "webhook_since": 6.0,
+            "webhook_attempts": '[{"at":6.0,"status_code":500}]',
+        }
+        change = sa.update(schema.kept_requests).where(schema.kept_requests.c.request_id == request_id).values(old)
+        await database.write(lambda connection, change=change: connection.execute(change))
+    assert await webhooks.adopt(limit=2) == 2
+    assert await webhooks.adopt(limit=9) == 1
+    assert await webhooks.adopt(limit=9) == 0
+    (due_now,) = await webhooks.due(now=7.0, limit=9, of_lane=9, of_tenant=9, is_failing=True)
+    assert (due_now.delivery.event_id, due_now.delivery.tries, due_now.url) == ("evt_0", 2, URL)
+    found = {one.id: one.webhook for one in await store.detached(tenant_id=None, limit=9, after=None)}
+    assert {
+        request_id: None if one is None or one.delivery is None else one.delivery.status.value
+        for request_id, one in found.items()
+    } == {"req_0": "pending", "req_1": "delivered", "req_2": "failed", "req_3": None}

@@ -1,9 +1,7 @@
 """Requests that nobody waits for, and requests that are sent twice, against real processes."""
 
 import signal
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 from standardwebhooks import Webhook
 from tests.support.ledger import gather, violations
 from tests.support.load import Load, Outcome, chat
+from tests.support.receivers import Receiver, receiving
 from tests.support.refusals import assert_refused, post
 from tests.support.waiting import eventually, eventually_async
 from tests.support.wire import Answer
@@ -378,46 +377,14 @@ def test_a_killed_gateway_interrupts_its_requests(yard: Yard, model: str) -> Non
 # --- webhooks -------------------------------------------------------------------------------------------------------
 
 
-class Receiver:
-    """A receiver of webhooks; ``statuses`` are its next answers, then 200."""
-
-    def __init__(self) -> None:
-        self.got: list[tuple[dict[str, str], bytes]] = []
-        self.statuses: list[int] = []
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                receiver.got.append(({name.lower(): value for name, value in self.headers.items()}, body))
-                self.send_response(receiver.statuses.pop(0) if receiver.statuses else 200)
-                self.send_header("location", "http://127.0.0.1:1/")
-                self.send_header("content-length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                """Say nothing."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/in"
-        self.thread = threading.Thread(target=self.server.serve_forever)
-        self.thread.start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
-
-
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    running = Receiver()
-    yield running
-    running.close()
+    with receiving() as running:
+        yield running
 
 
 def test_a_webhook_tells_of_the_end_and_can_be_verified(yard: Yard, model: str, receiver: Receiver) -> None:
-    receiver.statuses = [500, 302]
+    receiver.answers = [500, 302]
     answer = detach(yard, chat(model, "tell me"), ("X-Modelyard-Webhook", receiver.url))
     request_id = answer.json()["id"]
     assert answer.json()["webhook"]["status"] == "waiting"

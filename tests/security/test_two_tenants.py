@@ -15,9 +15,11 @@ from tests.support.files import upload
 from tests.support.management import Management, management
 
 from modelyard.control.api import declared_routes
+from modelyard.domain.events import EventType
 from modelyard.domain.requests import Claim, Finish, RequestStatus
 from modelyard.domain.tenants import IDENTITY_HEADER, Identity, Scope
 from modelyard.domain.usage import Intent, Price, Settle, UsageStatus
+from modelyard.domain.webhooks import Webhook
 from modelyard.policy.utc import day_of, month_name
 from modelyard.stores import JournalPosition
 from modelyard.web.routes import AnyRoute, Empty
@@ -54,6 +56,11 @@ async def theirs(api: Management) -> Theirs:
     version_id = (await api.context.store.versions())[0].id
     budget = await api.call(owner, "POST", "/v1/budgets", {"amount": 1, "name": "their-budget"})
     invoice_id, price_id = await money_of(api, tenant_id)
+    webhook = Webhook(id="wh_theirs", tenant_id=tenant_id, url="https://theirs.example/", types=("*",), created_at=1.0)
+    await api.context.webhooks.store.add_webhook(webhook, most=9)
+    await api.context.events.add(tenant_id, EventType.BATCH_COMPLETED, {"id": "batch_theirs"}, now=1.0)
+    webhooks = api.context.webhooks.store
+    (delivery,) = await webhooks.deliveries("wh_theirs", status=None, limit=9, after=None)
     return Theirs(
         {
             "endpoint": [endpoint_id, "their-model"],
@@ -70,11 +77,13 @@ async def theirs(api: Management) -> Theirs:
             "budget": [budget.json()["id"]],
             "invoice": [invoice_id, "INV-000001"],
             "price": [price_id],
+            "webhook_id": ["wh_theirs"],
+            "delivery_id": [delivery.id],
         },
         [
             *(endpoint_id, version_id, upload_id, file_id, owner.key_id, tenant_id, request_id, "their-model"),
             *(batch_id, budget.json()["id"], "their-budget", invoice_id, "INV-000001", "CN-000001"),
-            *(price_id, "their-reason"),
+            *(price_id, "their-reason", "wh_theirs", "theirs.example"),
         ],
     )
 

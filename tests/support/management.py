@@ -49,10 +49,12 @@ from modelyard.stores.sql import (
     SqlBatchStore,
     SqlBillingStore,
     SqlControlStore,
+    SqlEventStore,
     SqlFileStore,
     SqlRequestStore,
     SqlUploadStore,
     SqlUsageStore,
+    SqlWebhookStore,
     open_database,
 )
 from modelyard.web.fetcher import Fetcher
@@ -160,7 +162,16 @@ async def management(folder: Path, config: Config | None = None) -> AsyncIterato
     settings = config or Config()
     requests = SqlRequestStore(database)
     fetcher = Fetcher(networks(settings.fetch.private_networks))
-    webhooks = WebhookSender(store=requests, fetcher=fetcher, pepper=PEPPER, clock=clock, chance=lambda: 0.5)
+    events = SqlEventStore(database)
+    webhooks = WebhookSender(
+        store=SqlWebhookStore(database),
+        events=events,
+        fetcher=fetcher,
+        settings=settings.control,
+        pepper=PEPPER,
+        clock=clock,
+        chance=lambda: 0.5,
+    )
     store = SqlControlStore(database)
     artifacts = ArtifactStore(data.artifacts, Sources(fetcher, settings.fetch, now_s=clock.unix_s))
     uploads = UploadDesk(
@@ -190,6 +201,7 @@ async def management(folder: Path, config: Config | None = None) -> AsyncIterato
         store=store,
         usage=usage,
         requests=RequestDesk(store=requests, webhooks=webhooks, settings=settings.control, clock=clock),
+        events=events,
         webhooks=webhooks,
         uploads=uploads,
         batches=SqlBatchStore(database),

@@ -41,6 +41,7 @@ _COMMANDS = {
     "forecast": "Show when requests are expected, and replay.",
     "batch": "Submit, list, show and cancel batches.",
     "requests": "List, show or cancel detached requests.",
+    "webhooks": "Add, test, replay and remove webhooks; see what they got.",
     "why": "Say why an endpoint or a request is as it is.",
     "logs": "Show the logs of an endpoint or of the platform.",
     "completion": "Print the completion script of a shell.",

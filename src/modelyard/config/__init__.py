@@ -160,6 +160,10 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Kept requests of one tenant; the next one is refused with 429."""
     kept_bytes_max: PositiveInt = 1024 * 1024 * 1024
     """Bytes of kept answers of one tenant; above it, a new request to be kept is refused with 429."""
+    events_kept_s: Positive = 2_592_000.0
+    """Time that events of tenants and their deliveries are kept, and can be replayed."""
+    webhook_failing_s: Positive = 432_000.0
+    """Time without a success after which a webhook is disabled; the retries of one delivery end after three days."""
     upload_bytes_max: PositiveInt = 512 * 1024 * 1024 * 1024
     """Largest artifact that may be uploaded."""
     upload_bytes_held_max: PositiveInt = 1024 * 1024 * 1024 * 1024

@@ -48,6 +48,7 @@ from modelyard.stores import (
     BatchStore,
     BillingStore,
     ControlStore,
+    EventStore,
     FileContents,
     FileStore,
     RequestStore,
@@ -55,6 +56,7 @@ from modelyard.stores import (
     TableFeed,
     UploadStore,
     UsageStore,
+    WebhookStore,
 )
 from modelyard.web.fetcher import Fetcher
 
@@ -92,6 +94,8 @@ class Given:
     store: ControlStore
     usage: UsageStore
     requests: RequestStore
+    events: EventStore
+    webhooks: WebhookStore
     uploads: UploadStore
     batches: BatchStore
     files: FileStore
@@ -202,6 +206,7 @@ def _context(given: Given, made: _Made) -> Context:
         store=given.store,
         usage=given.usage,
         requests=RequestDesk(store=given.requests, webhooks=made.webhooks, settings=config.control, clock=clock),
+        events=given.events,
         webhooks=made.webhooks,
         uploads=made.uploads,
         batches=given.batches,
@@ -263,10 +268,12 @@ def _rollouts(context: Context, loops: Loops, publisher: TablePublisher) -> Roll
 
 
 def _webhooks(given: Given) -> WebhookSender:
-    """Return who tells callers that a request of theirs has ended."""
+    """Return who tells callers and tenants what happened."""
     return WebhookSender(
-        store=given.requests,
+        store=given.webhooks,
+        events=given.events,
         fetcher=given.fetcher,
+        settings=given.config.control,
         pepper=given.pepper,
         clock=given.clock,
         chance=random.Random().random,

@@ -28,7 +28,7 @@ from modelyard.fleet import Fleet
 from modelyard.observe.rounds import RoundStatus, RoundTimes
 from modelyard.policy import scaling
 from modelyard.policy.forecast import Profile
-from modelyard.stores import BatchStore, BillingStore, ControlStore, UsageStore
+from modelyard.stores import BatchStore, BillingStore, ControlStore, EventStore, UsageStore
 
 
 @dataclass(slots=True)
@@ -41,6 +41,8 @@ class Context:
     usage: UsageStore
     requests: RequestDesk
     """Requests whose answer is kept."""
+    events: EventStore
+    """What happens to tenants, for their webhooks; ``webhooks.wake()`` sends it at once."""
     webhooks: WebhookSender
     uploads: UploadDesk
     """Artifacts that clients send."""

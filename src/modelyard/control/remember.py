@@ -2,6 +2,7 @@
 
 from modelyard.domain.endpoints import Endpoint
 from modelyard.policy import scaling
+from modelyard.policy.announcements import STAGE
 from modelyard.policy.progress import Outlook, View, outlook
 from modelyard.stores import ControlStore, Event
 
@@ -30,10 +31,13 @@ async def tell_outlook(endpoint: Endpoint, told: Outlook, now_s: float, store: C
     """Store how an endpoint stands, and say so in an event; return whether it was news."""
     if not _is_news(endpoint, told):
         return False
+    events = []
     if told.status is not endpoint.status:
         reason = told.failure or told.progress.reason or f"it is {told.status}"
-        await store.add_event(Event(now_s, endpoint.id, str(told.status), reason))
-    await store.put_outlook(endpoint.id, status=told.status, progress=told.progress, failure=told.failure)
+        events.append(Event(now_s, endpoint.id, str(told.status), reason, data={STAGE: told.progress.stage.value}))
+    await store.put_outlook(
+        endpoint.id, status=told.status, progress=told.progress, failure=told.failure, events=events
+    )
     return True
 
 

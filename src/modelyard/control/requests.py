@@ -24,9 +24,9 @@ from modelyard.domain.requests import (
     Finish,
     KeptRequest,
     RequestStatus,
+    RequestWebhook,
     Sync,
     SyncReply,
-    Webhook,
 )
 from modelyard.ids import new_id
 from modelyard.stores import RequestStore
@@ -102,7 +102,7 @@ class RequestDesk:
             expires_at=now + self._settings.kept_s,
             is_detached=claim.is_detached,
             idempotency_key=claim.idempotency_key,
-            webhook=Webhook(claim.webhook_url, new_id("evt_")) if claim.webhook_url else None,
+            webhook=RequestWebhook(claim.webhook_url, new_id("evt_")) if claim.webhook_url else None,
         )
         earlier = await self.store.claim(request)
         if earlier is None and claim.id in self._dropped:

@@ -90,11 +90,10 @@ class Rollouts:
         after = advanced(after, ready, passed.replicas, now)
         if after == before:
             return False
-        await self.store.put_endpoint(after)
-        names = await self._names(before)
-        for event in events_of(before, after, names, now):
+        events = events_of(before, after, await self._names(before), now)
+        await self.store.put_endpoint(after, events=events)
+        for event in events:
             _log.info("%s: %s: %s", before.name, event.kind, event.reason)
-            await self.store.add_event(event)
         return after.releases != before.releases or _target(after) != _target(before)
 
     async def _judged(self, endpoint: Endpoint, replicas: Sequence[Replica], passed: Passed, now: float) -> Endpoint:

@@ -1,11 +1,12 @@
-"""Telling callers that a request of theirs has ended: webhooks after the Standard Webhooks specification.
+"""Telling tenants what happened: webhooks after the Standard Webhooks specification.
 
 https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
 
-A message is due in the database until somebody answered it with 2xx, so it
-survives whatever happens here; it may come twice, under one ``webhook-id``.
-It holds no prompt and no answer, only the id to ask for. Secrets are derived
-from the pepper file and a salt, so a copy of the database alone signs nothing.
+A delivery is due in the database until its receiver answered with 2xx or three
+days have passed, so it survives whatever happens here; it may come twice, under
+one ``webhook-id``. Receivers that fail have few turns of their own, so that
+those that are down, or slow, delay nobody else's. Secrets are derived from the
+pepper file and a salt, so a copy of the database alone signs nothing.
 """
 
 import asyncio
@@ -15,60 +16,62 @@ import hmac
 import logging
 from collections.abc import Callable
 
-import msgspec
-
 from modelyard.clock import Clock
+from modelyard.config import ControlConfig
 from modelyard.control.tasks import KeyedTasks, boundary
-from modelyard.domain.requests import Attempt, KeptRequest, RequestStatus, Webhook, WebhookSecret, WebhookStatus
-from modelyard.policy.webhooks import next_try
-from modelyard.stores import RequestStore
+from modelyard.domain.events import envelope
+from modelyard.domain.webhooks import Attempt, Delivery, Due, Settled, SigningSecret, Webhook
+from modelyard.policy.webhooks import after, reason_to_disable
+from modelyard.stores import EventStore, WebhookStore
 from modelyard.web.fetcher import Bounds, Fetcher, FetchError
 
 TIMEOUT_S = 10.0
+"""Longest time of an attempt, the whole answer included."""
 ANSWER_BYTES_MAX = 4096
+ANSWER_CHARACTERS_KEPT = 300
 SENDING_MAX = 64
-TENANT_SENDING_MAX = 4
-"""Messages of one tenant under way at once: its slow receiver must not hold up the others'."""
-ATTEMPTS_KEPT = 20
-PAUSE_S_MAX = 30.0
+"""Deliveries under way at once to receivers that take them."""
+FAILING_MAX = 16
+"""Beside those, to receivers that failed at the last attempt."""
+TENANT_SENDING_MAX = 16
+LANE_SENDING_MAX = 4
+"""To one webhook; to one that fails it is one."""
+PAUSE_S_MAX = 2.0
+"""Between two looks at what is due: a cause in another process wakes nobody here."""
 PAUSE_S_MIN = 0.05
 BUSY_PAUSE_S = 1.0
-GONE = 410
+TEST_GRACE_S = 10.0
+"""After which a test whose sender was killed is sent by the loop."""
+FORGET_S = 300.0
+FORGET_AT_ONCE = 500
+ADOPT_AT_ONCE = 500
 
 _log = logging.getLogger(__name__)
-_encode = msgspec.json.Encoder().encode
-
-
-class EventData(msgspec.Struct, frozen=True):
-    """What the event is about."""
-
-    id: str
-    status: RequestStatus
-    model: str
-    object: str = "request"
-
-
-class Event(msgspec.Struct, frozen=True):
-    """The body of a webhook."""
-
-    id: str
-    type: str
-    created_at: int
-    data: EventData
-    object: str = "event"
 
 
 class WebhookSender:
-    """Sends what is due. ``chance`` is uniform in [0, 1)."""
+    """Sends what is due, and forgets what is old. ``chance`` is uniform in [0, 1)."""
 
     def __init__(
-        self, *, store: RequestStore, fetcher: Fetcher, pepper: bytes, clock: Clock, chance: Callable[[], float]
+        self,
+        *,
+        store: WebhookStore,
+        events: EventStore,
+        fetcher: Fetcher,
+        settings: ControlConfig,
+        pepper: bytes,
+        clock: Clock,
+        chance: Callable[[], float],
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
+        self.store = store
         self.fetcher = fetcher
-        self._store = store
+        self._events = events
+        self._settings = settings
         self._pepper = pepper
         self._clock = clock
         self._chance = chance
+        self._timeout_s = timeout_s
         self._woken = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -81,6 +84,7 @@ class WebhookSender:
     async def run(self) -> None:
         """Send until cancelled; what is under way is then sent again by the next controller."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep(), name="the keeping of events")
             sending = KeyedTasks(group, on_end=self.wake)
             while True:
                 pause_s = PAUSE_S_MAX
@@ -97,77 +101,94 @@ class WebhookSender:
     async def _round(self, sending: KeyedTasks) -> float:
         """Begin what is due and has room; return the pause until the next round."""
         now = self._clock.unix_s()
-        busy = sending.keys()
-        for request in await self._store.due_webhooks(now=now, limit=SENDING_MAX, of_tenant=TENANT_SENDING_MAX):
-            if request.id not in busy:
-                sending.spawn(request.id, lambda request=request: self.send(request))  # type: ignore[misc]  # bound now
-        if sending.keys():
-            return BUSY_PAUSE_S
-        due = await self._store.next_webhook()
-        return PAUSE_S_MAX if due is None else min(max(due - now, PAUSE_S_MIN), PAUSE_S_MAX)
+        next_due = await self.store.next_due()
+        if next_due is None or next_due > now:
+            pause_s = PAUSE_S_MAX if next_due is None else min(max(next_due - now, PAUSE_S_MIN), PAUSE_S_MAX)
+            return min(pause_s, BUSY_PAUSE_S) if sending.keys() else pause_s
+        for is_failing, limit, of_lane in ((False, SENDING_MAX, LANE_SENDING_MAX), (True, FAILING_MAX, 1)):
+            found = await self.store.due(
+                now=now, limit=limit, of_lane=of_lane, of_tenant=TENANT_SENDING_MAX, is_failing=is_failing
+            )
+            for due in found:
+                # A receiver that just began to fail has changed sides with what is under way to it.
+                if len(sending.keys()) < SENDING_MAX + FAILING_MAX:
+                    sending.spawn(due.delivery.id, lambda due=due: self._send(due))  # type: ignore[misc]  # bound now
+        return BUSY_PAUSE_S
 
-    async def send(self, request: KeptRequest) -> None:
-        """Send the message of ``request`` once, and store what came of it.
+    async def _send(self, due: Due) -> None:
+        await self.send(due)
+
+    async def send(self, due: Due) -> Delivery:
+        """Attempt a delivery once, store what came of it and return it.
 
         Raises:
-            StoreUnavailableError: it counts as not sent.
+            StoreUnavailableError: it counts as not attempted.
         """
-        webhook = request.webhook
-        assert webhook is not None, "it is due"
-        now = self._clock.unix_s()
-        body = event_body(request)
-        secret = await self._store.webhook_secret(request.tenant_id)
-        headers = signed_headers(webhook.event_id, int(now), body, keys_of(self._pepper, secret, now=now))
-        bounds = Bounds(timeout_s=TIMEOUT_S, bytes_max=ANSWER_BYTES_MAX, is_cut=True)
+        begun_s, now = self._clock.monotonic_s(), self._clock.unix_s()
+        body = envelope(due.event)
+        headers = signed_headers(due.event.id, int(now), body, keys_of(self._pepper, due.signer, due.secret, now=now))
+        bounds = Bounds(timeout_s=self._timeout_s, bytes_max=ANSWER_BYTES_MAX, is_cut=True)
+        status, error, answered = None, "", b""
         try:
-            answer = await self.fetcher.fetch("POST", webhook.url, bounds=bounds, headers=headers, body=body)
-        except FetchError as error:
-            attempt = Attempt(now, None, str(error))
+            answer = await self.fetcher.fetch("POST", due.url, bounds=bounds, headers=headers, body=body)
+        except FetchError as failure:
+            error = str(failure)
         else:
-            attempt = Attempt(now, answer.status)
-        after = self._after(webhook, attempt)
+            status, answered = answer.status, answer.body
+            error = "redirects are not followed; give the URL that it leads to" if 300 <= status < 400 else ""
+        took_ms = round((self._clock.monotonic_s() - begun_s) * 1000)
+        return await self._settle(due, Attempt(now, status, error, took_ms, snippet(answered)))
+
+    async def _settle(self, due: Due, attempt: Attempt) -> Delivery:
+        told = after(due.delivery, attempt, now=self._clock.unix_s(), chance=self._chance())
+        failing_s = self._settings.webhook_failing_s
+        reason = reason_to_disable(attempt, failing_since=due.failing_since, failing_s=failing_s)
         _log.info(
-            "webhook %s: %s", after.status.value, attempt.status_code or attempt.error, extra={"request_id": request.id}
+            "webhook %s, %s: %s", told.event_id, told.status.value, attempt.status_code or attempt.error or "no answer"
         )
-        await self._store.put_webhook(request.id, after)
+        await self.store.settle(Settled(told, attempt, reason))
+        return told
 
-    def _after(self, webhook: Webhook, attempt: Attempt) -> Webhook:
-        """Return the webhook after ``attempt``."""
-        tries = webhook.tries + 1
-        since = attempt.at if webhook.since is None else webhook.since
-        status, due = WebhookStatus.DELIVERED, None
-        if attempt.status_code is None or not 200 <= attempt.status_code < 300:
-            now = self._clock.unix_s()
-            due = next_try(tries, since=since, now=now, chance=self._chance())
-            if attempt.status_code == GONE:
-                due = None  # the receiver says that it will never want it
-            status = WebhookStatus.FAILED if due is None else WebhookStatus.PENDING
-        return msgspec.structs.replace(
-            webhook,
-            status=status,
-            due_at=due,
-            since=since,
-            tries=tries,
-            attempts=(*webhook.attempts, attempt)[-ATTEMPTS_KEPT:],
-        )
+    async def test(self, webhook: Webhook) -> Delivery:
+        """Send a test to ``webhook`` now, once, and return what came of it.
 
+        Raises:
+            StoreUnavailableError: nothing was sent, or it is not known what came of it.
+        """
+        now = self._clock.unix_s()
+        return await self.send(await self.store.add_test(webhook, now=now, due_at=now + self._timeout_s + TEST_GRACE_S))
 
-def event_body(request: KeptRequest) -> bytes:
-    """Return the message about the end of ``request``: the same bytes at every try."""
-    assert request.webhook is not None, "it has one"
-    return _encode(
-        Event(
-            request.webhook.event_id,
-            f"request.{request.status.value}",
-            int(request.finished_at or request.created_at),
-            EventData(request.id, request.status, request.model),
-        )
-    )
+    async def _keep(self) -> None:
+        """Take over what a release before this one left, then forget what is old, until cancelled."""
+        while True:
+            with boundary("the keeping of events"):
+                while await self.store.adopt(limit=ADOPT_AT_ONCE) == ADOPT_AT_ONCE:
+                    continue
+                await self.forget()
+            await asyncio.sleep(FORGET_S)
+
+    async def forget(self) -> None:
+        """Forget the events that are old, by parts: other writes go between.
+
+        Raises:
+            StoreUnavailableError: the rest is forgotten later.
+        """
+        # A kept request shows what became of its webhook.
+        kept_s = max(self._settings.events_kept_s, self._settings.kept_s)
+        before = self._clock.unix_s() - kept_s
+        while await self._events.forget_events(before=before, limit=FORGET_AT_ONCE) == FORGET_AT_ONCE:
+            continue
 
 
-def secret_of(pepper: bytes, tenant_id: str, salt: str) -> bytes:
-    """Return the key that signs a tenant's webhooks."""
-    return hmac.digest(pepper, f"webhook secret\0{tenant_id}\0{salt}".encode(), hashlib.sha256)
+def snippet(body: bytes) -> str:
+    """Return how an answer begins, as text that can be shown."""
+    text = body[: 4 * ANSWER_CHARACTERS_KEPT].decode("utf-8", "replace")
+    return "".join(one if one.isprintable() else " " for one in text)[:ANSWER_CHARACTERS_KEPT].strip()
+
+
+def secret_of(pepper: bytes, owner: str, salt: str) -> bytes:
+    """Return the key that signs for ``owner``: a webhook, or a tenant for the URLs that come with its requests."""
+    return hmac.digest(pepper, f"webhook secret\0{owner}\0{salt}".encode(), hashlib.sha256)
 
 
 def shown(key: bytes) -> str:
@@ -175,11 +196,11 @@ def shown(key: bytes) -> str:
     return "whsec_" + base64.b64encode(key).decode()
 
 
-def keys_of(pepper: bytes, secret: WebhookSecret, *, now: float) -> list[bytes]:
+def keys_of(pepper: bytes, owner: str, secret: SigningSecret, *, now: float) -> list[bytes]:
     """Return the keys to sign with: the present one, and the one before while it overlaps."""
-    keys = [secret_of(pepper, secret.tenant_id, secret.salt)]
+    keys = [secret_of(pepper, owner, secret.salt)]
     if secret.previous_salt is not None and (secret.previous_expires_at or 0) > now:
-        keys.append(secret_of(pepper, secret.tenant_id, secret.previous_salt))
+        keys.append(secret_of(pepper, owner, secret.previous_salt))
     return keys
 
 

@@ -9,6 +9,8 @@ from enum import StrEnum
 
 import msgspec
 
+from modelyard.domain.webhooks import AttemptView, Delivery, DeliveryStatus, attempt_views, next_attempt_at
+
 
 class RequestStatus(StrEnum):
     """Where a kept request is."""
@@ -25,37 +27,12 @@ class RequestStatus(StrEnum):
         return self not in (RequestStatus.QUEUED, RequestStatus.RUNNING)
 
 
-class WebhookStatus(StrEnum):
-    """Where the message about a request's end is."""
-
-    WAITING = "waiting"
-    """The request is not over."""
-    PENDING = "pending"
-    """To be sent, for the first time or again."""
-    DELIVERED = "delivered"
-    FAILED = "failed"
-    """Given up; it can be replayed."""
-
-
-class Attempt(msgspec.Struct, frozen=True):
-    """One attempt to deliver: unix seconds, and the status of the answer or why there was none."""
-
-    at: float
-    status_code: int | None
-    error: str = ""
-
-
-class Webhook(msgspec.Struct, frozen=True):
-    """Who is told of a request's end. ``due_at`` and ``since`` (of the first attempt) are unix seconds."""
+class RequestWebhook(msgspec.Struct, frozen=True):
+    """Who is told of a request's end, beside its tenant's webhooks. ``delivery`` None: it is not over."""
 
     url: str
     event_id: str
-    status: WebhookStatus = WebhookStatus.WAITING
-    due_at: float | None = None
-    since: float | None = None
-    tries: int = 0
-    attempts: tuple[Attempt, ...] = ()
-    """The last attempts, oldest first."""
+    delivery: Delivery | None = None
 
 
 class KeptRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,16 +59,7 @@ class KeptRequest(msgspec.Struct, frozen=True, kw_only=True):
     content_type: str = ""
     answer: bytes = b""
     code: str = ""
-    webhook: Webhook | None = None
-
-
-class WebhookSecret(msgspec.Struct, frozen=True):
-    """What a tenant's webhook secret is derived from; the one before stays valid until ``previous_expires_at``."""
-
-    tenant_id: str
-    salt: str = ""
-    previous_salt: str | None = None
-    previous_expires_at: float | None = None
+    webhook: RequestWebhook | None = None
 
 
 # --- between gateway and controller ---------------------------------------------------------------------------------
@@ -173,20 +141,12 @@ class ErrorView(msgspec.Struct, frozen=True):
     message: str
 
 
-class AttemptView(msgspec.Struct, frozen=True):
-    """One attempt to deliver a webhook."""
-
-    at: int
-    status_code: int | None
-    error: str | None
-
-
 class WebhookView(msgspec.Struct, frozen=True):
     """The webhook of a request."""
 
     url: str
     event_id: str
-    status: WebhookStatus
+    status: DeliveryStatus
     tries: int
     next_attempt_at: int | None
     attempts: list[AttemptView]
@@ -238,13 +198,13 @@ def view(request: KeptRequest) -> RequestView:
     )
 
 
-def _webhook_view(webhook: Webhook) -> WebhookView:
-    due = webhook.due_at if webhook.status is WebhookStatus.PENDING else None
+def _webhook_view(webhook: RequestWebhook) -> WebhookView:
+    delivery = webhook.delivery
     return WebhookView(
         url=webhook.url,
         event_id=webhook.event_id,
-        status=webhook.status,
-        tries=webhook.tries,
-        next_attempt_at=None if due is None else int(due),
-        attempts=[AttemptView(int(one.at), one.status_code, one.error or None) for one in webhook.attempts],
+        status=DeliveryStatus.WAITING if delivery is None else delivery.status,
+        tries=0 if delivery is None else delivery.tries,
+        next_attempt_at=None if delivery is None else next_attempt_at(delivery),
+        attempts=[] if delivery is None else attempt_views(delivery),
     )

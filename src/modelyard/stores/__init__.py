@@ -14,7 +14,7 @@ from modelyard.domain.demand import Report
 from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress
 from modelyard.domain.fleet import GuestSeat, Replica
 from modelyard.domain.leases import Leases
-from modelyard.domain.requests import Finish, KeptRequest, Webhook, WebhookSecret
+from modelyard.domain.requests import Finish, KeptRequest
 from modelyard.domain.routing_table import Heartbeat, RoutingTable, Tidings
 from modelyard.domain.tenants import ApiKey, Tenant
 from modelyard.domain.uploads import Upload
@@ -22,6 +22,9 @@ from modelyard.domain.usage import EVERYTHING, JournalRecord, Moment, UsageBucke
 from modelyard.domain.why import Ask, RequestStory, Told
 from modelyard.stores.batches import BatchStore as BatchStore
 from modelyard.stores.billing import BillingStore as BillingStore
+from modelyard.stores.events import EventStore as EventStore
+from modelyard.stores.events import Replayed as Replayed
+from modelyard.stores.events import WebhookStore as WebhookStore
 from modelyard.stores.files import ContentMissingError as ContentMissingError
 from modelyard.stores.files import ContentWriter as ContentWriter
 from modelyard.stores.files import FileContents as FileContents
@@ -152,16 +155,27 @@ class ControlStore(Protocol):
         """Add one of known versions; raises ``AlreadyExistsError`` for a taken name, ``KeyError`` for no version."""
         ...
 
-    async def add_release(self, version: ModelVersion, endpoint: Endpoint) -> None:
-        """Add the version and replace the endpoint of this id; raises ``AlreadyExistsError`` for a taken version."""
+    async def add_release(self, version: ModelVersion, endpoint: Endpoint, *, events: Sequence[Event] = ()) -> None:
+        """Add the version and replace the endpoint of this id, and append the events of that change.
+
+        Raises ``AlreadyExistsError`` for a taken version.
+        """
         ...
 
-    async def put_endpoint(self, endpoint: Endpoint) -> None:
-        """Replace the endpoint of this id."""
+    async def put_endpoint(self, endpoint: Endpoint, *, events: Sequence[Event] = ()) -> None:
+        """Replace the endpoint of this id, and append the events of that change."""
         ...
 
-    async def put_outlook(self, endpoint_id: str, *, status: EndpointStatus, progress: Progress, failure: str) -> None:
-        """Replace what is told of the endpoint of this id, and nothing that was asked of it.
+    async def put_outlook(
+        self,
+        endpoint_id: str,
+        *,
+        status: EndpointStatus,
+        progress: Progress,
+        failure: str,
+        events: Sequence[Event] = (),
+    ) -> None:
+        """Replace what is told of the endpoint of this id, and nothing that was asked of it; append ``events``.
 
         A reconciler that read the endpoint before it was changed or deleted cannot undo that.
         """
@@ -192,7 +206,7 @@ class ControlStore(Protocol):
         ...
 
     async def add_event(self, event: Event) -> None:
-        """Append; only the last 200 of an endpoint are kept."""
+        """Append; only the last 200 of an endpoint are kept. Some are events of its tenant too."""
         ...
 
     async def events(self, endpoint_id: str, *, limit: int) -> list[Event]:
@@ -351,7 +365,7 @@ class RequestStore(Protocol):
         """End a request that is not over; say whether it was.
 
         One that is released loses its idempotency key, and is forgotten if it was not detached; one that is dropped is
-        forgotten in any case. A webhook becomes due.
+        forgotten in any case. The end of a detached one is an event, also to the URL that came with it.
         """
         ...
 
@@ -381,29 +395,6 @@ class RequestStore(Protocol):
 
     async def forget_request(self, request_id: str) -> None:
         """Delete one."""
-        ...
-
-    async def due_webhooks(self, *, now: float, limit: int, of_tenant: int) -> list[KeptRequest]:
-        """Return requests whose webhook is due, the longest due first, without their answers.
-
-        At most ``of_tenant`` of one tenant, so that a slow receiver delays nobody else's.
-        """
-        ...
-
-    async def next_webhook(self) -> float | None:
-        """Return when the next webhook is due, None if none is."""
-        ...
-
-    async def put_webhook(self, request_id: str, webhook: Webhook) -> None:
-        """Replace the webhook of a request."""
-        ...
-
-    async def webhook_secret(self, tenant_id: str) -> WebhookSecret:
-        """Return what the tenant's secret is derived from."""
-        ...
-
-    async def put_webhook_secret(self, secret: WebhookSecret) -> None:
-        """Replace it."""
         ...
 
 

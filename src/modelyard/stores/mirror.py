@@ -13,7 +13,7 @@ by identity what is news.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -203,27 +203,35 @@ class MirroredStore:
         """Add one of versions that exist; raises ``AlreadyExistsError`` for a taken name of the tenant."""
         await self._write(self._store.add_endpoint(endpoint), (self._endpoints, lambda: self._endpoints.set(endpoint)))
 
-    async def add_release(self, version: ModelVersion, endpoint: Endpoint) -> None:
+    async def add_release(self, version: ModelVersion, endpoint: Endpoint, *, events: Sequence[Event] = ()) -> None:
         """Add the version and replace the endpoint of this id; raises ``AlreadyExistsError`` for a taken version."""
         await self._write(
-            self._store.add_release(version, endpoint),
+            self._store.add_release(version, endpoint, events=events),
             (self._versions, lambda: self._versions.set(version)),
             (self._endpoints, lambda: self._endpoints.replace(endpoint)),
         )
 
-    async def put_endpoint(self, endpoint: Endpoint) -> None:
-        """Replace the endpoint of this id."""
-        work = self._store.put_endpoint(endpoint)
+    async def put_endpoint(self, endpoint: Endpoint, *, events: Sequence[Event] = ()) -> None:
+        """Replace the endpoint of this id, and append the events of that change."""
+        work = self._store.put_endpoint(endpoint, events=events)
         await self._write(work, (self._endpoints, lambda: self._endpoints.replace(endpoint)))
 
-    async def put_outlook(self, endpoint_id: str, *, status: EndpointStatus, progress: Progress, failure: str) -> None:
-        """Replace what is told of the endpoint of this id, and nothing that was asked of it."""
+    async def put_outlook(
+        self,
+        endpoint_id: str,
+        *,
+        status: EndpointStatus,
+        progress: Progress,
+        failure: str,
+        events: Sequence[Event] = (),
+    ) -> None:
+        """Replace what is told of the endpoint of this id, and nothing that was asked of it; append ``events``."""
 
         def put() -> None:
             if (old := self._endpoints.get(endpoint_id)) is not None:
                 self._endpoints.set(msgspec.structs.replace(old, status=status, progress=progress, failure=failure))
 
-        work = self._store.put_outlook(endpoint_id, status=status, progress=progress, failure=failure)
+        work = self._store.put_outlook(endpoint_id, status=status, progress=progress, failure=failure, events=events)
         await self._write(work, (self._endpoints, put))
 
     async def remove_endpoint(self, endpoint_id: str) -> None:

@@ -173,10 +173,12 @@ async def run_to_its_end(plane: BatchPlane, store: SqlBatchStore) -> Batch:
 
     async def over() -> Batch | None:
         batch = await store.batch("batch_1", tenant_id=None)
-        return batch if batch is not None and batch.status.is_over else None
+        # What a plane leaves that was killed after the end is removed by the next one, beside its work.
+        is_tidy = not list(plane.folder.glob("batch_*/*"))
+        return batch if batch is not None and batch.status.is_over and is_tidy else None
 
     try:
-        return await eventually_async(over, 20, "the batch is over")
+        return await eventually_async(over, 20, "the batch is over, and nothing is left of it")
     finally:
         stop.set()
         await running
@@ -210,7 +212,6 @@ async def test_a_batch_cut_off_after_any_step_ends_with_each_line_once(tmp_path:
         assert sorted(file.id for file in files) == sorted([ENTRY, OUTPUT, ERRORS])
         place = DiskContents(tmp_path / "files").path_of(OUTPUT)
         assert next(file for file in files if file.id == OUTPUT).bytes == place.stat().st_size
-        assert not list((tmp_path / "files" / "batches").glob("batch_*/*")), "nothing of it is left"
 
 
 async def test_on_a_full_disk_nothing_is_run_until_there_is_room(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The desk lets one of two run, wakes who waits, ends what nobody runs any more; the sender keeps its promises."""
+"""The desk lets one of two run, wakes who waits, ends what nobody runs any more, and tells of ends."""
 
 import asyncio
 import json
@@ -9,89 +9,40 @@ from typing import Any
 import msgspec
 import pytest
 from standardwebhooks import Webhook as Verifier
-from standardwebhooks import WebhookVerificationError
+from tests.support.hooks import PEPPER, Site, site
 from tests.support.kept import an_end
+from tests.support.receivers import receiving
 
 from modelyard.clock import ManualClock
 from modelyard.config import ControlConfig
 from modelyard.control.requests import CLAIM_S_MAX, HELD_S, SILENCE_S_MAX, RequestDesk
-from modelyard.control.webhooks import WebhookSender, event_body, keys_of, shown, signed_headers
-from modelyard.domain.requests import (
-    Claim,
-    Finish,
-    KeptRequest,
-    RequestStatus,
-    Sync,
-    Webhook,
-    WebhookSecret,
-    WebhookStatus,
-    view,
-)
-from modelyard.domain.tenants import Tenant
+from modelyard.control.webhooks import keys_of, shown
+from modelyard.domain.requests import Claim, Finish, KeptRequest, RequestStatus, Sync, view
+from modelyard.domain.webhooks import SigningSecret
 from modelyard.errors import ApiError
-from modelyard.policy.addresses import networks
-from modelyard.policy.webhooks import GIVE_UP_S
-from modelyard.stores.sql import SqlControlStore, SqlRequestStore, open_database
-from modelyard.web.fetcher import Fetcher
-
-PEPPER = b"p" * 32
-T0 = 1_700_000_000.0
-
-
-class Receiver:
-    """A receiver whose next answers are ``statuses``, then 200; None is a connection that is closed."""
-
-    def __init__(self) -> None:
-        self.statuses: list[int | None] = []
-        self.got: list[tuple[dict[str, str], bytes]] = []
-        self.url = ""
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[1:-2]
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        self.got.append((headers, await reader.readexactly(int(headers["content-length"]))))
-        status = self.statuses.pop(0) if self.statuses else 200
-        if status is not None:
-            body = b"x" * 100_000
-            writer.write(b"HTTP/1.1 %d X\r\nlocation: http://127.0.0.1:1/\r\n" % status)
-            writer.write(b"content-length: %d\r\n\r\n" % len(body) + body)
-        writer.close()
+from modelyard.stores.sql import SqlRequestStore
 
 
 @pytest.fixture
-async def receiver() -> AsyncIterator[Receiver]:
-    running = Receiver()
-    server = await asyncio.start_server(running.serve, "127.0.0.1", 0)
-    running.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/in"
-    yield running
-    server.close()
-    await server.wait_closed()
+async def here(tmp_path: Path) -> AsyncIterator[Site]:
+    async with site(tmp_path) as running:
+        yield running
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(start_s=T0)
+def clock(here: Site) -> ManualClock:
+    return here.clock
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqlRequestStore]:
-    database = open_database(f"sqlite:///{tmp_path / 'db.sqlite'}", timeout_s=5)
-    control = SqlControlStore(database)
-    await control.add_tenant(Tenant("ten-a", "a", 1))
-    yield SqlRequestStore(database)
-    await control.close()
+def store(here: Site) -> SqlRequestStore:
+    return here.requests
 
 
 @pytest.fixture
-def sender(store: SqlRequestStore, clock: ManualClock) -> WebhookSender:
-    fetcher = Fetcher(networks(["127.0.0.0/8"]))
-    return WebhookSender(store=store, fetcher=fetcher, pepper=PEPPER, clock=clock, chance=lambda: 0.5)
-
-
-@pytest.fixture
-def desk(store: SqlRequestStore, sender: WebhookSender, clock: ManualClock) -> RequestDesk:
+def desk(here: Site) -> RequestDesk:
     settings = ControlConfig(kept_requests_max=5, kept_bytes_max=100)
-    return RequestDesk(store=store, webhooks=sender, settings=settings, clock=clock)
+    return RequestDesk(store=here.requests, webhooks=here.sender, settings=settings, clock=here.clock)
 
 
 def a_claim(request_id: str = "req_1", **changes: Any) -> Claim:
@@ -201,11 +152,11 @@ async def test_what_a_silent_gateway_ran_is_interrupted_and_not_before(
 
 
 async def test_a_controller_that_has_just_begun_waits_for_signs_of_life(
-    store: SqlRequestStore, sender: WebhookSender, desk: RequestDesk, clock: ManualClock
+    here: Site, store: SqlRequestStore, desk: RequestDesk, clock: ManualClock
 ) -> None:
     await desk.claim(a_claim())
     clock.advance(1000)
-    restarted = RequestDesk(store=store, webhooks=sender, settings=ControlConfig(), clock=clock)
+    restarted = RequestDesk(store=store, webhooks=here.sender, settings=ControlConfig(), clock=clock)
     await restarted.end_interrupted()
     assert (await kept(store)).status is RequestStatus.QUEUED
     clock.advance(SILENCE_S_MAX + 1)
@@ -240,76 +191,26 @@ async def test_a_cancelled_request_is_told_to_its_gateway_and_stays_cancelled(
 # --- webhooks ---
 
 
-async def send_due(sender: WebhookSender, store: SqlRequestStore, clock: ManualClock) -> Webhook:
-    """Send what is due, at the time it is due; return what came of it."""
-    due = await store.next_webhook()
-    assert due is not None
-    clock.advance(max(0.0, due - clock.unix_s()))
-    (request,) = await store.due_webhooks(now=clock.unix_s() + 0.001, limit=9, of_tenant=9)
-    await sender.send(request)
-    webhook = (await kept(store)).webhook
-    assert webhook is not None
-    return webhook
-
-
-async def test_a_receiver_that_is_down_for_a_day_gets_one_event_signed_each_time(
-    desk: RequestDesk, sender: WebhookSender, store: SqlRequestStore, clock: ManualClock, receiver: Receiver
-) -> None:
-    await desk.claim(a_claim(webhook_url=receiver.url))
-    await desk.finish(an_end())
-    began = clock.unix_s()
-    receiver.statuses = [500, 302, None, 404] * 100
-    while clock.unix_s() - began < 86_400:
-        webhook = await send_due(sender, store, clock)
-        assert webhook.status is WebhookStatus.PENDING
-    receiver.statuses = []
-    webhook = await send_due(sender, store, clock)
-    assert (webhook.status, webhook.due_at) == (WebhookStatus.DELIVERED, None)
-    assert webhook.tries == len(receiver.got) >= 9
-    codes = [attempt.status_code for attempt in webhook.attempts]
-    assert codes[:4] == [500, 302, None, 404]
-    assert codes[-1] == 200
-    assert len({(headers["webhook-id"], body) for headers, body in receiver.got}) == 1
-    stamps = [int(headers["webhook-timestamp"]) for headers, _ in receiver.got]
-    assert stamps == sorted(set(stamps)), "each try has its own time"
-    assert await store.next_webhook() is None
-
-
-async def test_one_that_is_down_for_good_is_given_up_and_can_be_replayed(
-    desk: RequestDesk, sender: WebhookSender, store: SqlRequestStore, clock: ManualClock, receiver: Receiver
-) -> None:
-    await desk.claim(a_claim(webhook_url=receiver.url))
-    await desk.finish(an_end())
-    began = clock.unix_s()
-    receiver.statuses = [503] * 100
-    while (webhook := await send_due(sender, store, clock)).status is WebhookStatus.PENDING:
-        assert clock.unix_s() - began < GIVE_UP_S + 1
-    assert webhook.status is WebhookStatus.FAILED
-    assert clock.unix_s() - began > GIVE_UP_S / 2
-    assert await store.next_webhook() is None
-
-
-async def test_a_receiver_that_is_gone_is_asked_once(
-    desk: RequestDesk, sender: WebhookSender, store: SqlRequestStore, clock: ManualClock, receiver: Receiver
-) -> None:
-    await desk.claim(a_claim(webhook_url=receiver.url))
-    await desk.finish(an_end())
-    receiver.statuses = [410]
-    assert (await send_due(sender, store, clock)).status is WebhookStatus.FAILED
-
-
-async def test_the_loop_sends_at_once_what_becomes_due(
-    desk: RequestDesk, sender: WebhookSender, store: SqlRequestStore, receiver: Receiver
-) -> None:
-    running = asyncio.create_task(sender.run())
-    await desk.claim(a_claim(webhook_url=receiver.url))
-    await desk.finish(an_end())
-    async with asyncio.timeout(5):
-        while (webhook := (await kept(store)).webhook) is None or webhook.status is not WebhookStatus.DELIVERED:
-            await asyncio.sleep(0.01)
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
-    assert len(receiver.got) == 1
+async def test_the_end_of_a_request_is_told_to_the_url_that_came_with_it(here: Site, desk: RequestDesk) -> None:
+    with receiving() as receiver:
+        await desk.claim(a_claim(webhook_url=receiver.url))
+        waiting = view(await kept(here.requests)).webhook
+        assert waiting is not None
+        assert (waiting.status, waiting.tries, waiting.next_attempt_at) == ("waiting", 0, None)
+        await desk.finish(an_end(answer=b"secret"))
+        receiver.answers = [500]
+        await here.run_until(here.clock.unix_s() + 60)
+    told = view(await kept(here.requests)).webhook
+    assert told is not None
+    assert (told.status, [one.status_code for one in told.attempts]) == ("delivered", [500, 200])
+    ((headers, body), again) = receiver.got
+    assert again[1] == body
+    assert headers["webhook-id"] == told.event_id
+    event = json.loads(body)
+    assert set(event) == {"id", "type", "created_at", "data", "object"}
+    assert event["data"] == {"id": "req_1", "status": "succeeded", "model": "sim", "object": "request"}
+    key = keys_of(PEPPER, "ten-a", SigningSecret(), now=here.clock.unix_s())[0]
+    assert Verifier(shown(key)).verify(body, headers) == event
 
 
 async def test_no_url_leads_to_a_neighbour(desk: RequestDesk, store: SqlRequestStore) -> None:
@@ -318,56 +219,3 @@ async def test_no_url_leads_to_a_neighbour(desk: RequestDesk, store: SqlRequestS
             await desk.claim(a_claim(webhook_url=url))
         assert refused.value.param == "X-Modelyard-Webhook"
     assert await store.open_requests() == []
-
-
-def a_request(**changes: Any) -> KeptRequest:
-    request = KeptRequest(
-        id="req_1",
-        tenant_id="ten-a",
-        key_id="k",
-        instance="gw",
-        route="/v1/completions",
-        model="sim",
-        fingerprint="f",
-        created_at=T0,
-        expires_at=T0 + 1,
-        is_detached=True,
-        status=RequestStatus.SUCCEEDED,
-        finished_at=T0,
-        webhook=Webhook("https://x.example/", "evt_1"),
-    )
-    return msgspec.structs.replace(request, **changes)
-
-
-def test_an_independent_verifier_accepts_what_is_signed_and_nothing_else() -> None:
-    import time
-
-    now = time.time()  # its tolerance is measured by the real clock
-    body = event_body(a_request())
-    before, during, after = (
-        WebhookSecret("ten-a", "s1"),
-        WebhookSecret("ten-a", "s2", "s1", now + 60),
-        WebhookSecret("ten-a", "s2", "s1", now - 1),
-    )
-    (old,) = keys_of(PEPPER, before, now=now)
-    new, overlapping = keys_of(PEPPER, during, now=now)
-    assert overlapping == old
-    assert keys_of(PEPPER, after, now=now) == [new]
-    headers = signed_headers("evt_1", int(now), body, keys_of(PEPPER, during, now=now))
-    for key in (old, new):
-        assert Verifier(shown(key)).verify(body, headers)["type"] == "request.succeeded"
-    strangers = keys_of(PEPPER, WebhookSecret("ten-b", "s2"), now=now)
-    for key, sent, told in (
-        (strangers[0], body, headers),
-        (new, body + b" ", headers),
-        (new, body, {**headers, "webhook-id": "evt_2"}),
-        (new, body, {**headers, "webhook-timestamp": str(int(now) - 400)}),
-    ):
-        with pytest.raises(WebhookVerificationError):
-            Verifier(shown(key)).verify(sent, told)
-
-
-def test_an_event_tells_no_more_than_what_to_ask_for() -> None:
-    event = json.loads(event_body(a_request(answer=b"secret")))
-    assert set(event) == {"id", "type", "created_at", "data", "object"}
-    assert set(event["data"]) == {"id", "status", "model", "object"}

@@ -2,11 +2,26 @@
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelyard.policy.webhooks import GIVE_UP_S, JITTER, PAUSES_S, next_try
+from modelyard.domain.events import EventType
+from modelyard.domain.webhooks import Attempt, Delivery, DeliveryStatus
+from modelyard.policy.webhooks import (
+    GIVE_UP_S,
+    HURRY_AFTER_S,
+    JITTER,
+    PAUSES_S,
+    QUIET_S_MAX,
+    after,
+    next_try,
+    quiet_s,
+    reason_to_disable,
+    types_of,
+    wants,
+)
 
 DAY_S = 86_400.0
 
@@ -60,3 +75,119 @@ def test_every_pause_is_within_its_jitter_and_none_comes_too_late(tries: int, wa
     else:
         assert pause * (1 - JITTER) * 0.999 <= due - waited <= pause * (1 + JITTER) * 1.001
         assert due <= GIVE_UP_S
+
+
+# --- after an attempt -----------------------------------------------------------------------------------------------
+
+
+def a_delivery(**changes: object) -> Delivery:
+    delivery = Delivery(
+        id="dlv_1", event_id="evt_1", event_type=EventType.BATCH_COMPLETED, tenant_id="t", created_at=0.0, due_at=0.0
+    )
+    return msgspec.structs.replace(delivery, **changes)
+
+
+@pytest.mark.parametrize(
+    ("status_code", "status"),
+    [
+        (200, "delivered"),
+        (204, "delivered"),
+        (299, "delivered"),
+        (None, "pending"),
+        (199, "pending"),
+        (300, "pending"),
+        (404, "pending"),
+        (429, "pending"),
+        (500, "pending"),
+        (410, "failed"),
+    ],
+)
+def test_only_2xx_is_taken_and_only_410_is_final(status_code: int | None, status: str) -> None:
+    told = after(a_delivery(), Attempt(5.0, status_code), now=6.0, chance=0.5)
+    assert (told.status, told.tries, told.since, told.attempts) == (status, 1, 5.0, (Attempt(5.0, status_code),))
+    assert (told.due_at is None) is (status != "pending")
+
+
+def test_a_test_is_tried_once() -> None:
+    told = after(a_delivery(event_type=EventType.WEBHOOK_TEST), Attempt(5.0, 500), now=6.0, chance=0.5)
+    assert (told.status, told.due_at) == (DeliveryStatus.FAILED, None)
+
+
+def test_only_the_last_attempts_are_kept() -> None:
+    delivery = a_delivery()
+    for at in range(100):
+        delivery = after(delivery, Attempt(float(at), 500), now=float(at), chance=0.5)
+    assert [one.at for one in delivery.attempts] == [float(at) for at in range(80, 100)]
+    assert (delivery.tries, delivery.since) == (100, 0.0)
+
+
+# --- disabling ---
+
+
+@pytest.mark.parametrize(
+    ("story", "attempt", "failing_since", "reason"),
+    [
+        ("it was taken", Attempt(900.0, 200), 0.0, ""),
+        ("the first failure", Attempt(900.0, 500), None, ""),
+        ("not for long enough", Attempt(99.0, 500), 0.0, ""),
+        ("for long enough", Attempt(172_800.0, 500), 0.0, "it took nothing for 2 days, the last time: HTTP 500"),
+        (
+            "and nobody answers",
+            Attempt(172_800.0, None, "no whole answer within 10 s"),
+            0.0,
+            "it took nothing for 2 days, the last time: no whole answer within 10 s",
+        ),
+        ("it is gone", Attempt(1.0, 410), None, "its receiver answered 410 Gone"),
+    ],
+)
+def test_who_is_disabled_and_why(story: str, attempt: Attempt, failing_since: float | None, reason: str) -> None:
+    found = reason_to_disable(attempt, failing_since=failing_since, failing_s=2 * DAY_S)
+    assert found == reason, story
+
+
+# --- how often one that fails is asked ---
+
+
+def test_a_receiver_that_fails_once_is_left_alone_for_a_second_and_never_for_long() -> None:
+    pauses = [quiet_s(failures) for failures in range(1, 100)]
+    assert pauses[:3] == [1.0, 2.0, 4.0]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == QUIET_S_MAX
+    assert sum(pauses[:9]) < HURRY_AFTER_S, "so that one that comes back after that long is told all that waits"
+
+
+def test_one_message_is_never_held_up_by_its_own_failures() -> None:
+    for tries in range(1, 40):
+        due = next_try(tries, since=0.0, now=0.0, chance=0.0)
+        assert due is not None
+        assert due >= quiet_s(tries), tries
+
+
+# --- types ---
+
+
+@pytest.mark.parametrize(
+    ("types", "kind", "is_told"),
+    [
+        (["*"], EventType.BATCH_COMPLETED, True),
+        (["batch.*"], EventType.BATCH_COMPLETED, True),
+        (["batch.completed"], EventType.BATCH_COMPLETED, True),
+        (["budget.*", "batch.failed"], EventType.BATCH_FAILED, True),
+        (["batch.failed"], EventType.BATCH_COMPLETED, False),
+        (["bat*"], EventType.BATCH_COMPLETED, False),
+        ([], EventType.BATCH_COMPLETED, False),
+        (["webhook.*"], EventType.WEBHOOK_DISABLED, True),
+        (["*", "webhook.*", "webhook.test"], EventType.WEBHOOK_TEST, False),
+    ],
+)
+def test_who_is_told_of_what(types: list[str], kind: EventType, *, is_told: bool) -> None:
+    assert wants(types, kind) is is_told
+    assert (kind in types_of(types)) is is_told
+
+
+def test_each_type_can_be_asked_for_alone_and_by_its_family() -> None:
+    for kind in EventType:
+        if kind is not EventType.WEBHOOK_TEST:
+            assert types_of([kind.value]) == [kind]
+            assert kind in types_of([kind.value.split(".")[0] + ".*"])
+    assert len(types_of(["*"])) == len(EventType) - 1

@@ -5,7 +5,7 @@ from starlette.responses import Response
 
 from modelyard.control.api.access import missing
 from modelyard.control.context import Context
-from modelyard.domain.requests import KeptRequest, RequestView, WebhookStatus, view
+from modelyard.domain.requests import KeptRequest, RequestView, view
 from modelyard.domain.tenants import Scope
 from modelyard.errors import conflict, invalid_value
 from modelyard.web.paging import Page, Paging
@@ -74,12 +74,11 @@ class Requests:
         webhook = request.webhook
         if webhook is None:
             raise conflict("The request has no webhook.")
-        if not request.status.is_over:
+        if webhook.delivery is None:
             raise conflict("The request is not over; its webhook will be sent at its end.")
-        now = self._context.clock.unix_s()
-        again = msgspec.structs.replace(webhook, status=WebhookStatus.PENDING, due_at=now, since=None, tries=0)
-        await self._context.requests.store.put_webhook(request.id, again)
-        self._context.webhooks.wake()
+        webhooks = self._context.webhooks
+        await webhooks.store.redeliver(webhook.delivery.id, now=self._context.clock.unix_s())
+        webhooks.wake()
         return view(await self._find(call))
 
     async def _find(self, call: Call[Empty, Empty]) -> KeptRequest:

@@ -149,9 +149,8 @@ class Rollouts:
                 after, kind, reason = change(endpoint, now, names)
             except NotPossibleError as error:
                 raise conflict(f"Endpoint '{endpoint.name}': {error}.") from None
-            await context.store.put_endpoint(after)
-            await self._announce()  # gateways first: a rollback must not wait for its own record
-            await self._tell(after, kind, reason)
+            await context.store.put_endpoint(after, events=(Event(now, endpoint.id, kind, reason),))
+            await self._announce()
         return await whole_view(context, call.request, after)
 
     async def _stranding(
@@ -171,8 +170,8 @@ class Rollouts:
             after = moved_to(endpoint, with_asked(rollout, body), now)
         except NotPossibleError as error:
             raise conflict(f"The canary cannot be moved: {error}.") from None
-        await context.store.put_endpoint(after)
-        await self._tell(after, "rollout_step", f"the candidate may have {body.weight} %: asked for")
+        reason = f"the candidate may have {body.weight} %: asked for"
+        await context.store.put_endpoint(after, events=(Event(now, endpoint.id, "rollout_step", reason),))
         return after
 
     async def _begin(
@@ -205,24 +204,17 @@ class Rollouts:
         keep_s = float(context.config.control.keep_previous_s)
         rollout = with_asked(Rollout(stable.version_id, version.id, now, asked_at=now, keep_s=keep_s), body)
         after = begun(endpoint, rollout)
-        try:
-            if findings is not None:
-                await context.store.add_release(version, after)
-            else:
-                await context.store.put_endpoint(after)
-        except AlreadyExistsError as error:
-            raise conflict(f"{error}. Choose another version.", param="version") from None
         steps = ", ".join(f"{step} %" for step in rollout.steps)
         reason = f"{version.version} beside {names.get(stable.version_id, '')}, {rollout.mode}: {steps}"
-        await self._tell(after, "rollout_began", reason)
-        return after
-
-    async def _tell(self, endpoint: Endpoint, kind: str, reason: str) -> None:
-        context = self._context
+        events = (Event(now, endpoint.id, "rollout_began", reason),)
         try:
-            await context.store.add_event(Event(context.clock.unix_s(), endpoint.id, kind, reason))
-        except StoreUnavailableError:
-            return  # what was asked for is stored
+            if findings is not None:
+                await context.store.add_release(version, after, events=events)
+            else:
+                await context.store.put_endpoint(after, events=events)
+        except AlreadyExistsError as error:
+            raise conflict(f"{error}. Choose another version.", param="version") from None
+        return after
 
     async def _announce(self) -> None:
         self._context.wake()

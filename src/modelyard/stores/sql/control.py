@@ -5,7 +5,7 @@ what does not exist changes nothing: the reconciler may finish a pass over an
 endpoint that was removed meanwhile.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TypeVar
@@ -19,12 +19,11 @@ from modelyard.domain.fleet import GuestSeat, Replica, ReplicaState
 from modelyard.domain.tenants import ApiKey, Tenant
 from modelyard.stores import AlreadyExistsError, Event
 from modelyard.stores.sql import mapping, schema
+from modelyard.stores.sql.announcing import add_events, trimmed
 from modelyard.stores.sql.database import Database, insert, is_unique_violation
 
 T = TypeVar("T")
 
-EVENTS_KEPT = 200
-"""Newest events of an endpoint that stay."""
 LOADS_KEPT = 10
 """Newest measured load times of a version that stay; older ones say little about today's machine."""
 
@@ -135,24 +134,43 @@ class SqlControlStore:
 
         await self._database.write(add)
 
-    async def add_release(self, version: ModelVersion, endpoint: Endpoint) -> None:
+    async def add_release(self, version: ModelVersion, endpoint: Endpoint, *, events: Sequence[Event] = ()) -> None:
         """Add the version and replace the endpoint of this id; raises ``AlreadyExistsError`` for a taken version."""
 
         def add(connection: sa.Connection) -> None:
             with _taken(_version_taken(version)):
                 connection.execute(sa.insert(schema.model_registry).values(mapping.version_values(version)))
             _put_endpoint(connection, endpoint)
+            add_events(connection, events)
 
         await self._database.write(add)
 
-    async def put_endpoint(self, endpoint: Endpoint) -> None:
+    async def put_endpoint(self, endpoint: Endpoint, *, events: Sequence[Event] = ()) -> None:
         """Replace the endpoint of this id and its releases; raises ``AlreadyExistsError`` for a taken name."""
-        await self._database.write(lambda connection: _put_endpoint(connection, endpoint))
 
-    async def put_outlook(self, endpoint_id: str, *, status: EndpointStatus, progress: Progress, failure: str) -> None:
+        def put(connection: sa.Connection) -> None:
+            _put_endpoint(connection, endpoint)
+            add_events(connection, events)
+
+        await self._database.write(put)
+
+    async def put_outlook(
+        self,
+        endpoint_id: str,
+        *,
+        status: EndpointStatus,
+        progress: Progress,
+        failure: str,
+        events: Sequence[Event] = (),
+    ) -> None:
         """Replace what is told of the endpoint of this id, and nothing that was asked of it."""
-        values = {"endpoint_id": endpoint_id, **mapping.outlook_values(status, progress, failure)}
-        await self._update(schema.endpoints.c.endpoint_id, values, "")
+        values = {**mapping.outlook_values(status, progress, failure), "of_row": endpoint_id}
+
+        def put(connection: sa.Connection) -> None:
+            connection.execute(_update_of(schema.endpoints.c.endpoint_id), values)
+            add_events(connection, events)
+
+        await self._database.write(put)
 
     async def remove_endpoint(self, endpoint_id: str) -> None:
         """Forget an endpoint, its releases, replicas and events; the registry and the ledger keep their rows."""
@@ -199,13 +217,7 @@ class SqlControlStore:
 
     async def add_event(self, event: Event) -> None:
         """Append; only the last 200 of an endpoint are kept, and none of one that was removed meanwhile."""
-        values = mapping.event_values(event)
-
-        def add(connection: sa.Connection) -> None:
-            connection.execute(_EVENT_INSERT, values)
-            connection.execute(_EVENT_TRIM, {"of_endpoint": event.endpoint_id})
-
-        await self._database.write(add)
+        await self._database.write(lambda connection: add_events(connection, (event,)))
 
     async def events(self, endpoint_id: str, *, limit: int) -> list[Event]:
         """Return the newest ``limit``, oldest first."""
@@ -309,26 +321,7 @@ def _replica_upsert(connection: sa.Connection) -> sa.Executable:
     return found
 
 
-def _event_insert() -> sa.Insert:
-    table, endpoints = schema.endpoint_events, schema.endpoints
-    names = [column.name for column in table.columns if column.name != "sequence"]
-    row = sa.select(*(sa.bindparam(name, type_=table.c[name].type) for name in names)).where(
-        sa.exists().where(endpoints.c.endpoint_id == sa.bindparam("endpoint_id", type_=table.c.endpoint_id.type))
-    )
-    return sa.insert(table).from_select(names, row)
-
-
-def _trimmed(table: sa.Table, mine: sa.ColumnElement[bool], kept: int) -> sa.Delete:
-    """Return what deletes all but the newest ``kept`` rows of ``mine``."""
-    newest_gone = sa.select(table.c.sequence).where(mine).order_by(table.c.sequence.desc()).offset(kept).limit(1)
-    return sa.delete(table).where(mine, table.c.sequence <= newest_gone.scalar_subquery())
-
-
-_EVENT_INSERT = _event_insert()
-_EVENT_TRIM = _trimmed(
-    schema.endpoint_events, schema.endpoint_events.c.endpoint_id == sa.bindparam("of_endpoint"), EVENTS_KEPT
-)
-_LOAD_TRIM = _trimmed(schema.observed_loads, schema.observed_loads.c.model_id == sa.bindparam("of_model"), LOADS_KEPT)
+_LOAD_TRIM = trimmed(schema.observed_loads, schema.observed_loads.c.model_id == sa.bindparam("of_model"), LOADS_KEPT)
 
 
 @contextmanager

@@ -38,7 +38,7 @@ _event_data = msgspec.json.Decoder(dict[str, str | int | float | bool | None]).d
 # Frozen values that many rows share, read at every round of the reconciler: decoded once.
 _serving = lru_cache(4096)(msgspec.json.Decoder(Serving).decode)
 _autoscale = lru_cache(4096)(msgspec.json.Decoder(Autoscale).decode)
-_rollout = lru_cache(4096)(msgspec.json.Decoder(Rollout | None).decode)
+rollout_of = lru_cache(4096)(msgspec.json.Decoder(Rollout | None).decode)
 _facts = lru_cache(4096)(msgspec.json.Decoder(ModelFacts).decode)
 _files = lru_cache(4096)(msgspec.json.Decoder(tuple[ArtifactFile, ...]).decode)
 _seats = lru_cache(4096)(msgspec.json.Decoder(tuple[GuestSeat, ...]).decode)
@@ -233,7 +233,7 @@ def endpoint_of(row: sa.RowMapping, releases: tuple[Release, ...]) -> Endpoint:
         failure=row["failure"],
         serving=_serving(row["serving"]),
         autoscale=_autoscale(row["autoscale"]),
-        rollout=_rollout(row["rollout"]),
+        rollout=rollout_of(row["rollout"]),
         pool=row["pool"],
         host_id=row["host_id"],
     )

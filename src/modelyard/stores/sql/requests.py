@@ -1,30 +1,27 @@
-"""``RequestStore`` in SQL: kept requests, their answers and webhooks."""
+"""``RequestStore`` in SQL: kept requests and their answers; what their ends are told goes to ``events.py``."""
 
 from collections.abc import Collection
 
-import msgspec
 import sqlalchemy as sa
 
-from modelyard.domain.requests import (
-    Attempt,
-    Finish,
-    KeptRequest,
-    RequestStatus,
-    Webhook,
-    WebhookSecret,
-    WebhookStatus,
-)
-from modelyard.stores.sql import schema
-from modelyard.stores.sql.database import CHUNK, Database, insert
+from modelyard.domain.requests import Finish, KeptRequest, RequestStatus, RequestWebhook
+from modelyard.stores.sql import schema, schema_events
+from modelyard.stores.sql.database import CHUNK, Database
 from modelyard.stores.sql.mapping import Values
+from modelyard.stores.sql.request_events import tell_end
+from modelyard.stores.sql.webhook_rows import delivery_of
 
 _TABLE = schema.kept_requests
-_SECRETS = schema.webhook_secrets
+_DELIVERIES = schema_events.webhook_deliveries
 _OPEN = (RequestStatus.QUEUED.value, RequestStatus.RUNNING.value)
 _WITHOUT_ANSWER = [column for column in _TABLE.c if column.name != "answer"]
 
-_to_json = msgspec.json.Encoder().encode
-_attempts = msgspec.json.Decoder(tuple[Attempt, ...]).decode
+_TOLD = {f"told_{column.name}": column for column in _DELIVERIES.c}
+"""Columns of the delivery to the URL that came with a request."""
+_WITH_DELIVERY = _TABLE.outerjoin(
+    _DELIVERIES, (_DELIVERIES.c.event_id == _TABLE.c.webhook_event_id) & _DELIVERIES.c.webhook_id.is_(None)
+)
+_LABELLED = [column.label(name) for name, column in _TOLD.items()]
 
 
 class SqlRequestStore:
@@ -82,9 +79,6 @@ class SqlRequestStore:
             "answer": finish.answer,
             "answer_bytes": len(finish.answer),
             "error_code": finish.code,
-            # One without a webhook has none to be pending, so both columns stay as they are.
-            "webhook_status": sa.case((_TABLE.c.webhook_url.is_not(None), WebhookStatus.PENDING.value), else_=""),
-            "webhook_due": sa.case((_TABLE.c.webhook_url.is_not(None), now), else_=None),
         }
         if finish.is_released:
             changes["idempotency_key"] = None
@@ -97,14 +91,16 @@ class SqlRequestStore:
                 gone = connection.execute(sa.delete(_TABLE).where(is_open, ~_TABLE.c.is_detached))
                 if gone.rowcount:
                     return True
-            ended = connection.execute(sa.update(_TABLE).where(is_open).values(changes))
-            return bool(ended.rowcount)
+            if not connection.execute(sa.update(_TABLE).where(is_open).values(changes)).rowcount:
+                return False
+            tell_end(connection, finish.id)
+            return True
 
         return await self._database.write(end)
 
     async def request(self, request_id: str, *, tenant_id: str | None) -> KeptRequest | None:
         """Return the request of this id (of this tenant) with its answer."""
-        query = sa.select(_TABLE).where(_TABLE.c.request_id == request_id)
+        query = sa.select(_TABLE, *_LABELLED).select_from(_WITH_DELIVERY).where(_TABLE.c.request_id == request_id)
         if tenant_id is not None:
             query = query.where(_TABLE.c.owner_id == tenant_id)
 
@@ -116,7 +112,7 @@ class SqlRequestStore:
 
     async def detached(self, *, tenant_id: str | None, limit: int, after: KeptRequest | None) -> list[KeptRequest]:
         """Return detached requests without their answers, newest first."""
-        query = sa.select(*_WITHOUT_ANSWER).where(_TABLE.c.is_detached)
+        query = sa.select(*_WITHOUT_ANSWER, *_LABELLED).select_from(_WITH_DELIVERY).where(_TABLE.c.is_detached)
         if tenant_id is not None:
             query = query.where(_TABLE.c.owner_id == tenant_id)
         if after is not None:
@@ -159,58 +155,12 @@ class SqlRequestStore:
         """Delete one."""
         await self._database.write(lambda c: c.execute(sa.delete(_TABLE).where(_TABLE.c.request_id == request_id)))
 
-    async def due_webhooks(self, *, now: float, limit: int, of_tenant: int) -> list[KeptRequest]:
-        """Return requests whose webhook is due, the longest due first, without their answers."""
-        place = sa.func.row_number().over(
-            partition_by=_TABLE.c.owner_id, order_by=(_TABLE.c.webhook_due, _TABLE.c.request_id)
-        )
-        due = sa.select(*_WITHOUT_ANSWER, place.label("place")).where(_TABLE.c.webhook_due <= now).subquery()
-        query = sa.select(due).where(due.c.place <= of_tenant)
-        return await self._all(query.order_by(due.c.webhook_due, due.c.request_id).limit(limit))
-
-    async def next_webhook(self) -> float | None:
-        """Return when the next webhook is due, None if none is."""
-        query = sa.select(sa.func.min(_TABLE.c.webhook_due))
-        return await self._database.read(lambda c: c.execute(query).scalar())
-
-    async def put_webhook(self, request_id: str, webhook: Webhook) -> None:
-        """Replace the webhook of a request."""
-        change = sa.update(_TABLE).where(_TABLE.c.request_id == request_id).values(_webhook_values(webhook))
-        await self._database.write(lambda c: c.execute(change))
-
-    async def webhook_secret(self, tenant_id: str) -> WebhookSecret:
-        """Return what the tenant's secret is derived from; the first one has no row."""
-        query = sa.select(_SECRETS).where(_SECRETS.c.owner_id == tenant_id)
-
-        def read(connection: sa.Connection) -> WebhookSecret:
-            row = connection.execute(query).mappings().first()
-            if row is None:
-                return WebhookSecret(tenant_id)
-            return WebhookSecret(tenant_id, row["salt"], row["previous_salt"], row["previous_expires_at"])
-
-        return await self._database.read(read)
-
-    async def put_webhook_secret(self, secret: WebhookSecret) -> None:
-        """Replace it."""
-        values = {
-            "owner_id": secret.tenant_id,
-            "salt": secret.salt,
-            "previous_salt": secret.previous_salt,
-            "previous_expires_at": secret.previous_expires_at,
-        }
-        changes = {name: value for name, value in values.items() if name != "owner_id"}
-
-        def put(connection: sa.Connection) -> None:
-            row = insert(connection, _SECRETS).values(values)
-            connection.execute(row.on_conflict_do_update(index_elements=["owner_id"], set_=changes))
-
-        await self._database.write(put)
-
     async def _all(self, query: sa.Select[tuple[object, ...]]) -> list[KeptRequest]:
         return await self._database.read(lambda c: [request_of(row) for row in c.execute(query).mappings()])
 
 
 def _values(request: KeptRequest) -> Values:
+    webhook = request.webhook
     return {
         "request_id": request.id,
         "owner_id": request.tenant_id,
@@ -230,19 +180,14 @@ def _values(request: KeptRequest) -> Values:
         "answer": request.answer,
         "answer_bytes": len(request.answer),
         "error_code": request.code,
-        **_webhook_values(request.webhook),
-    }
-
-
-def _webhook_values(webhook: Webhook | None) -> Values:
-    return {
         "webhook_url": None if webhook is None else webhook.url,
         "webhook_event_id": "" if webhook is None else webhook.event_id,
-        "webhook_status": "" if webhook is None else webhook.status.value,
-        "webhook_due": None if webhook is None else webhook.due_at,
-        "webhook_since": None if webhook is None else webhook.since,
-        "webhook_tries": 0 if webhook is None else webhook.tries,
-        "webhook_attempts": "[]" if webhook is None else _to_json(webhook.attempts).decode(),
+        # Where a release before this one keeps what became of the webhook.
+        "webhook_status": "",
+        "webhook_due": None,
+        "webhook_since": None,
+        "webhook_tries": 0,
+        "webhook_attempts": "[]",
     }
 
 
@@ -250,15 +195,10 @@ def request_of(row: sa.RowMapping) -> KeptRequest:
     """Return the request of a row, with or without its answer."""
     webhook = None
     if row["webhook_url"] is not None:
-        webhook = Webhook(
-            url=row["webhook_url"],
-            event_id=row["webhook_event_id"],
-            status=WebhookStatus(row["webhook_status"]),
-            due_at=row["webhook_due"],
-            since=row["webhook_since"],
-            tries=row["webhook_tries"],
-            attempts=_attempts(row["webhook_attempts"]),
-        )
+        told = {column.name: row.get(name) for name, column in _TOLD.items()}
+        told["type"] = f"request.{row['status']}"
+        delivery = None if told["delivery_id"] is None else delivery_of(told)
+        webhook = RequestWebhook(row["webhook_url"], row["webhook_event_id"], delivery)
     return KeptRequest(
         id=row["request_id"],
         tenant_id=row["owner_id"],
