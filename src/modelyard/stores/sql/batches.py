@@ -6,8 +6,10 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from modelyard.domain.batches import Batch, BatchError, BatchStatus, Ending, Forecast, Hold, Lease, Progress, Shard
+from modelyard.domain.events import EventType
 from modelyard.stores.sql import batch_rows, schema
 from modelyard.stores.sql.database import Database
+from modelyard.stores.sql.events import append_for
 from modelyard.stores.sql.mapping import Values
 
 T = TypeVar("T")
@@ -163,7 +165,14 @@ class SqlBatchStore:
             "errors": batch_rows.errors_text(errors),
             **_NOBODY,
         }
-        return await self._change(batch_id, token, changes)
+
+        def end(connection: sa.Connection) -> bool:
+            if connection.execute(_with_token(batch_id, token).values(changes)).rowcount != 1:
+                return False
+            _tell_end(connection, batch_id, BatchStatus.FAILED, now=now)
+            return True
+
+        return await self._database.write(end)
 
     async def seal(self, batch_id: str, token: int, *, now: float) -> list[Shard] | None:
         """Take all shards from whoever works on them, and return them in order."""
@@ -202,6 +211,7 @@ class SqlBatchStore:
             if connection.execute(_with_token(batch_id, token).values(changes)).rowcount != 1:
                 return False
             connection.execute(sa.delete(_SHARDS).where(_SHARDS.c.batch_id == batch_id))
+            _tell_end(connection, batch_id, ending.status, now=now)
             return True
 
         return await self._database.write(end)
@@ -304,6 +314,12 @@ class SqlBatchStore:
             return Hold.HELD if status == BatchStatus.IN_PROGRESS.value else Hold.ENDING
 
         return await self._database.write(note)
+
+
+def _tell_end(connection: sa.Connection, batch_id: str, status: BatchStatus, *, now: float) -> None:
+    """Tell the webhooks of its tenant, in the transaction of the end."""
+    owner = connection.execute(sa.select(_BATCHES.c.owner_id).where(_BATCHES.c.batch_id == batch_id)).scalar_one()
+    append_for(connection, owner, EventType(f"batch.{status.value}"), {"id": batch_id}, now=now, key=batch_id)
 
 
 def _with_token(batch_id: str, token: int) -> sa.Update:

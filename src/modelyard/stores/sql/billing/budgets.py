@@ -7,6 +7,7 @@ import sqlalchemy as sa
 
 from modelyard.domain.billing import BillingEvent, Budget, Channel, EventData, Notice, NoticeStatus
 from modelyard.stores.sql import schema_billing as schema
+from modelyard.stores.sql.billing.telling import tell_webhooks
 from modelyard.stores.sql.database import insert
 from modelyard.stores.sql.mapping import Values
 
@@ -57,6 +58,7 @@ def add_event(connection: sa.Connection, event: BillingEvent, notices: Sequence[
     statement = insert(connection, _EVENTS).values(values).on_conflict_do_nothing().returning(_EVENTS.c.event_id)
     if connection.execute(statement).scalar() is None:
         return False
+    tell_webhooks(connection, event)
     if notices:
         connection.execute(
             sa.insert(_NOTICES), [{"notice_id": one.id, "event_id": event.id, **_values(one)} for one in notices]
