@@ -322,7 +322,10 @@ class Yard:
         """Return the pids of ``gateway`` workers or of ``control``."""
         assert self.process is not None
         found = processes.descendants_of(self.process.pid)
-        return [pid for pid in found if f"\0up\0{plane}\0" in "\0".join(["", *processes.command_of(pid), ""])]
+        planes = [pid for pid in found if f"\0up\0{plane}\0" in "\0".join(["", *processes.command_of(pid), ""])]
+        # What a plane starts looks like itself until it has become something else.
+        forks = {child for pid in planes for child in processes.children_of(pid)}
+        return [pid for pid in planes if pid not in forks]
 
     def engines(self, name: str | None = None) -> list[EngineProcess]:
         """Return the living engines (of an endpoint), from the fleet's records."""

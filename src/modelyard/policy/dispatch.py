@@ -230,7 +230,7 @@ class Dispatcher(ReplicaSet, Generic[W]):
         self.line.settled(job, prompt_tokens, output_tokens)
         if replica.is_gone and not replica.own and self._by_id.get(replica.route.id) is replica:
             del self._by_id[replica.route.id]
-            replica.is_owned = False
+            self._seats.let_go(replica)
         if replica.occupancy is not None:
             replica.occupancy.settle(job, prompt_tokens, output_tokens)
         if replica.occupancy is not None and not self._has_changed:

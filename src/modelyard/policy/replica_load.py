@@ -56,6 +56,8 @@ class ReplicaLoad:
     """Those of ``running`` that are on seats: requests of other endpoints, whose versions are guests here."""
     occupancy: "Occupancy | None" = None
     """Who else sends requests there; None: nobody."""
+    seats: int = 0
+    """Endpoints that have a seat on it."""
     is_owned: bool = True
     """Whether an endpoint has it as a replica of its own; a seat may be heard of first."""
     granted_s: float = 0.0

@@ -158,10 +158,7 @@ class ReplicaSet:
         for version_id, weight, shadow, routes in releases:
             release = Release(version_id, weight, shadow, [], fallbacks.get(version_id, 0))
             for route, slots in routes:
-                load = self._by_id.get(route.id)
-                if load is None or load.route.port != route.port:
-                    load = self._seats.load_of(route, version_id, slots)
-                    load.roll(now_s)
+                load = self._load_for(route, version_id, slots, now_s)
                 load.take_route(route, slots)
                 seen[route.id] = load
                 self.names.pop(load.identity, None)  # so that those of today are the last to be forgotten
@@ -175,7 +172,7 @@ class ReplicaSet:
                 load.is_draining = load.is_gone = True
                 seen[replica_id] = load
             else:
-                load.is_owned = False
+                self._seats.let_go(load)
         self._by_id = seen
         for identity in list(self.names)[: -max(NAMES_MAX, 2 * len(seen))]:
             del self.names[identity]
@@ -196,6 +193,17 @@ class ReplicaSet:
             self._holders.keep(seen.values())
         breaker.reprieve(self._healths(), now_s=now_s)
         self._note_health()
+
+    def _load_for(self, route: ReplicaRoute, version_id: str, slots: int, now_s: float) -> ReplicaLoad:
+        """Return the record of a replica: the known one, or another where it is news or began anew at another port."""
+        known = self._by_id.get(route.id)
+        if known is not None and known.route.port == route.port:
+            return known
+        load = self._seats.load_of(route, version_id, slots)
+        load.roll(now_s)
+        if known is not None:
+            self._seats.let_go(known)
+        return load
 
     def observe(self, snapshots: Mapping[str, ReplicaSnapshot]) -> None:
         """Take over what engines themselves reported: the load that is not from here."""

@@ -46,7 +46,6 @@ class Seat(ReplicaLoad):
         self.health = Health()
         self.prefixes = PrefixIndex(BLOCKS_UNKNOWN)
         self.is_draining = self.is_gone = False
-        self.is_owned = True
         self.last_dispatch = self.failures = 0
         self.failure_reason = ""
         self.granted_s = 0.0
@@ -274,13 +273,20 @@ class Seats:
         if route.seat_of:
             return self._seat(route, version_id, slots)
         key = route.id, route.port
-        found = self._bases.get(key)
+        found = self._known(key)
         if found is None or found.is_owned:
             # Owned: it moves from one endpoint to another, which what runs there for the first must not disturb.
             found = self._bases[key] = ReplicaLoad(route, version_id, slots)
         found.version_id = version_id
         found.is_owned = True
         return found
+
+    def let_go(self, load: ReplicaLoad) -> None:
+        """Take note that a dispatcher has a replica, or its seat on one, no more."""
+        if isinstance(load, Seat):
+            load.base.seats -= 1
+        else:
+            load.is_owned = False
 
     def mark(self, occupancies: Iterable[Occupancy]) -> None:
         """Have what is free on these handed out by the next ``serve``, which must be near."""
@@ -302,7 +308,7 @@ class Seats:
 
     def _seat(self, route: ReplicaRoute, version_id: str, slots: int) -> Seat:
         key = route.seat_of, route.port
-        base = self._bases.get(key)
+        base = self._known(key)
         if base is None:
             whole = msgspec.structs.replace(route, id=route.seat_of, seat_of="", model_name="", is_draining=False)
             base = self._bases[key] = ReplicaLoad(whole, "", slots)
@@ -312,4 +318,10 @@ class Seats:
             # An occupancy stays when the last guest has gone; the next one comes soon.
             base.occupancy = Occupancy(base)
             self.has_any = self.news = True
+        base.seats += 1
         return Seat(route, version_id, base)
+
+    def _known(self, key: tuple[str, int]) -> ReplicaLoad | None:
+        """Return the record of a replica that somebody has; one that all have let go may live on in what is over."""
+        found = self._bases.get(key)
+        return found if found is not None and (found.is_owned or found.seats) else None

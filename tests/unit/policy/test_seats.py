@@ -480,3 +480,14 @@ def test_a_replica_is_forgotten_with_the_last_who_had_it() -> None:
         assert repr(host.seats) == "<Seats: 0 replicas, some shared>", "whenever the collector comes by"
     finally:
         gc.enable()
+
+
+def test_a_replica_that_comes_back_is_a_new_one_whoever_still_remembers_the_old() -> None:
+    host = Host()
+    host.table(base=[own("r")], a=[seat("a", "r")])
+    remembered = host.load("base"), host.load("a")
+    host.table(base=[], a=[])
+    host.table(a=[seat("a", "r")], base=[own("r")])
+    assert host.load("base") not in remembered
+    assert isinstance(found := host.load("a"), Seat)
+    assert found.base is host.load("base")
