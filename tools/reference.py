@@ -201,7 +201,8 @@ def _default_of(function: Function, argument: str) -> str:
 
 def settings() -> list[Setting]:
     """Return every setting, in the order of ``config.py``."""
-    classes = {node.name: node for node in parse(SOURCE / "config.py").body if isinstance(node, ast.ClassDef)}
+    parts = [node for name in ("config_books.py", "config.py") for node in parse(SOURCE / name).body]
+    classes = {node.name: node for node in parts if isinstance(node, ast.ClassDef)}
     return list(_settings_of(classes["Config"], classes, ""))
 
 
@@ -228,6 +229,8 @@ def _docstring_after(node: ast.stmt | None) -> str:
 def _readable_type(kind: str) -> str:
     names = {"Positive": "number > 0", "PositiveInt": "integer ≥ 1", "Port": "integer 0–65535", "Usd": "number ≥ 0"}
     names |= {"Count": "integer ≥ 0", "str": "text", "int": "integer", "bool": "true or false", "None": "unset"}
+    names |= {"_Positive": "number > 0", "_PositiveInt": "integer ≥ 1", "_Pause": "number ≥ 0"}
+    names |= {"dict[str, str]": "table of texts", "dict[str, Quantity]": "table of quantities"}
     names |= {"Share": "number 0–1", "tuple[str, ...]": "list of texts", "tuple[dict[str, Any], ...]": "list of tables"}
     if kind.startswith("Literal["):
         return " or ".join(f"`{choice}`" for choice in ast.literal_eval(f"({kind[8:-1]},)"))

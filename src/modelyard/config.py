@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, get_origin
 
 import msgspec
 
+from modelyard.config_books import KafkaConfig, StripeConfig
 from modelyard.errors import StartupError
 
 ENV_PREFIX = "MODELYARD__"
@@ -280,6 +281,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prices: dict[str, PriceConfig] = {}
     """Price of each model by its endpoint name, or of one version by ``"NAME@VERSION"``; ``"*"`` prices all others;
     without one, use is metered and free."""
+    kafka: KafkaConfig = KafkaConfig()
+    """Usage events for others."""
+    stripe: StripeConfig = StripeConfig()
+    """Usage-based billing by Stripe."""
 
 
 def _lists(section: type[msgspec.Struct], *path: str) -> Iterator[tuple[str, ...]]:
@@ -380,9 +385,9 @@ def _did_you_mean(error: str) -> str:
         return ""
     import difflib
 
-    sections: dict[str, type[msgspec.Struct]] = {"": Config, "gateway": GatewayConfig, "control": ControlConfig}
-    sections |= {"fleet": FleetConfig, "fetch": FetchConfig, "fetch.s3": S3Config}
-    section = sections.get(unknown[2] or "", PriceConfig)
+    sections = {name: getattr(Config(), name) for name in ("gateway", "control", "fleet", "fetch", "kafka", "stripe")}
+    sections |= {"": Config(), "fetch.s3": S3Config()}
+    section = sections.get(unknown[2] or "", PriceConfig())
     close = difflib.get_close_matches(unknown[1], section.__struct_fields__, n=1)
     return f" Did you mean '{close[0]}'?" if close else ""
 

@@ -19,6 +19,7 @@ from modelyard.config import Config, DataDirectory
 from modelyard.console import build_console
 from modelyard.control.api import build_api
 from modelyard.control.artifacts import ArtifactStore, Sources
+from modelyard.control.books import Books
 from modelyard.control.context import Context
 from modelyard.control.part_files import PartFiles
 from modelyard.control.requests import RequestDesk
@@ -41,7 +42,14 @@ from modelyard.engines.simulated import SimulatedEngine
 from modelyard.fleet.local import LocalFleet
 from modelyard.ids import hash_secret, new_api_key
 from modelyard.policy.addresses import networks
-from modelyard.stores.sql import SqlControlStore, SqlRequestStore, SqlUploadStore, SqlUsageStore, open_database
+from modelyard.stores.sql import (
+    SqlBookStore,
+    SqlControlStore,
+    SqlRequestStore,
+    SqlUploadStore,
+    SqlUsageStore,
+    open_database,
+)
 from modelyard.web.fetcher import Fetcher
 
 TOKEN = "internal-token-of-the-tests"
@@ -163,6 +171,7 @@ async def management(folder: Path, config: Config | None = None) -> AsyncIterato
         data=data,
         store=store,
         usage=SqlUsageStore(database),
+        books=Books(SqlBookStore(database)),
         requests=RequestDesk(store=requests, webhooks=webhooks, settings=settings.control, clock=clock),
         webhooks=webhooks,
         uploads=uploads,

@@ -33,6 +33,8 @@ _COMMANDS = {
     "keys": "Create, list, limit, revoke and rotate API keys.",
     "tenants": "Create, list, show and change tenants.",
     "usage": "Show tokens and cost.",
+    "costs": "Show what GPUs cost, and what is wasted.",
+    "reconcile": "Say whether the books balance.",
     "forecast": "Show when requests are expected, and replay.",
     "requests": "List, show or cancel detached requests.",
     "why": "Say why an endpoint or a request is as it is.",

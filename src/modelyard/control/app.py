@@ -22,6 +22,7 @@ from modelyard.control import server
 from modelyard.control.api import build_api
 from modelyard.control.artifacts import ArtifactStore, Sources
 from modelyard.control.artifacts.sweep import Sweep
+from modelyard.control.books import Books
 from modelyard.control.bootstrap import ensure_admin_key, keep_admin_key
 from modelyard.control.context import Context
 from modelyard.control.forecasts import Forecasts
@@ -29,6 +30,7 @@ from modelyard.control.leadership import Leadership
 from modelyard.control.leases import LeaseOffice
 from modelyard.control.loops import Loops, Parts
 from modelyard.control.part_files import PartFiles
+from modelyard.control.replica_book import ReplicaBook
 from modelyard.control.requests import RequestDesk
 from modelyard.control.rollouts import Rollouts
 from modelyard.control.signals import Signals
@@ -36,10 +38,21 @@ from modelyard.control.table import TablePublisher
 from modelyard.control.tidings import TidingsPublisher
 from modelyard.control.uploads import UploadDesk
 from modelyard.control.webhooks import WebhookSender
+from modelyard.domain.usage import NANO_PER_USD
 from modelyard.engines import Engines
 from modelyard.fleet import Fleet
 from modelyard.metering.delivery import Delivery
-from modelyard.stores import ControlStore, RequestStore, StoreUnavailableError, TableFeed, UploadStore, UsageStore
+from modelyard.metering.events import UsageEvents
+from modelyard.metering.stripe_reports import StripeReports
+from modelyard.stores import (
+    BookStore,
+    ControlStore,
+    RequestStore,
+    StoreUnavailableError,
+    TableFeed,
+    UploadStore,
+    UsageStore,
+)
 from modelyard.web.fetcher import Fetcher
 
 __all__ = ["ensure_admin_key", "run_control"]
@@ -75,6 +88,9 @@ class Given:
     data: DataDirectory
     store: ControlStore
     usage: UsageStore
+    books: BookStore
+    events: UsageEvents | None
+    stripe: StripeReports | None
     requests: RequestStore
     uploads: UploadStore
     fetcher: Fetcher
@@ -117,11 +133,13 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
         chance=random.Random().random,
     )
     upload_desk, sweep = _keepers(given.uploads, store, artifacts, data, config, clock)
+    books = _books(given, loops)
     context = Context(
         config=config,
         data=data,
         store=store,
         usage=given.usage,
+        books=books,
         requests=RequestDesk(store=given.requests, webhooks=webhooks, settings=config.control, clock=clock),
         webhooks=webhooks,
         uploads=upload_desk,
@@ -151,7 +169,8 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
     gc.set_threshold(*COLLECT_AFTER)
     keeping = partial(given.leadership.keep, stop)
     try:
-        await _live(context, api, feed, partial(loops.run, stop, keeping, *(one.run for one in others)), stop)
+        runs = (*(one.run for one in others), *books.runs())
+        await _live(context, api, feed, partial(loops.run, stop, keeping, *runs), stop)
         await _deliver_rest(given.delivery)
         await given.leadership.resign()
     finally:
@@ -190,6 +209,19 @@ def _rollouts(context: Context, loops: Loops, publisher: TablePublisher) -> Roll
         interval_s=context.config.control.rollout_interval_s,
         price=loops.price,
     )
+
+
+def _books(given: Given, loops: Loops) -> Books:
+    replicas = ReplicaBook(
+        store=given.store,
+        books=given.books,
+        nodes=loops.nodes,
+        latest=loops.latest,
+        reports=given.feed.reports,
+        prices={kind: round(usd * NANO_PER_USD) for kind, usd in given.config.fleet.accelerator_prices.items()},
+        clock=given.clock,
+    )
+    return Books(given.books, replicas, given.events, given.stripe)
 
 
 def _keepers(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from modelyard.clock import Clock
 from modelyard.config import Config, DataDirectory
 from modelyard.control.artifacts import ArtifactStore
+from modelyard.control.books import Books
 from modelyard.control.requests import RequestDesk
 from modelyard.control.signals import Signals
 from modelyard.control.uploads import UploadDesk
@@ -36,6 +37,8 @@ class Context:
     data: DataDirectory
     store: ControlStore
     usage: UsageStore
+    books: Books
+    """Sinks of usage, replicas' hours."""
     requests: RequestDesk
     """Requests whose answer is kept."""
     webhooks: WebhookSender

@@ -20,6 +20,21 @@ from modelyard.domain.tenants import ApiKey, Tenant
 from modelyard.domain.uploads import Upload
 from modelyard.domain.usage import JournalRecord, UsageBucket, UsageRow
 from modelyard.domain.why import Ask, RequestStory, Told
+from modelyard.stores.books import (
+    BookStore as BookStore,
+)
+from modelyard.stores.books import (
+    EventSink as EventSink,
+)
+from modelyard.stores.books import (
+    MeterRefusedError as MeterRefusedError,
+)
+from modelyard.stores.books import (
+    Meters as Meters,
+)
+from modelyard.stores.books import (
+    SinkError as SinkError,
+)
 
 
 class StoreUnavailableError(Exception):

@@ -11,6 +11,7 @@ from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp
 
 import modelyard
+from modelyard.control.api.books import Books
 from modelyard.control.api.deploy import Deployments
 from modelyard.control.api.endpoint_stats import Stats
 from modelyard.control.api.endpoint_why import EndpointWhy
@@ -77,6 +78,7 @@ def declared_routes(context: Context) -> list[AnyRoute]:
         Why,
         Nodes,
         WarmPools,
+        Books,
     )
     return [route for noun in nouns for route in noun(context).routes()]
 

@@ -5,6 +5,7 @@
 ``control.py``, ``leader.py``, ``usage.py``, ``requests.py`` and ``uploads.py`` the contracts.
 """
 
+from modelyard.stores.sql.books import SqlBookStore
 from modelyard.stores.sql.control import SqlControlStore
 from modelyard.stores.sql.database import Database, open_database
 from modelyard.stores.sql.leader import SqlLeaderStore
@@ -14,6 +15,7 @@ from modelyard.stores.sql.usage import SqlUsageStore
 
 __all__ = [
     "Database",
+    "SqlBookStore",
     "SqlControlStore",
     "SqlLeaderStore",
     "SqlRequestStore",

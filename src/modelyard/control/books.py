@@ -1,0 +1,28 @@
+"""The books beside the ledger: sinks, replicas' hours; and who runs them."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from modelyard.control.replica_book import ReplicaBook
+from modelyard.metering.events import SinkStatus, UsageEvents
+from modelyard.metering.stripe_reports import StripeReports
+from modelyard.stores import BookStore
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What keeps them. ``events`` and ``stripe`` are None where they are not configured."""
+
+    store: BookStore
+    replicas: ReplicaBook | None = None
+    events: UsageEvents | None = None
+    stripe: StripeReports | None = None
+
+    def runs(self) -> list[Callable[[], Awaitable[None]]]:
+        """Return what is to run for ever."""
+        parts = (self.replicas, self.events, self.stripe)
+        return [part.run for part in parts if part is not None]
+
+    def statuses(self) -> list[SinkStatus]:
+        """Return how each sink stands."""
+        return [sink.status() for sink in (self.events, self.stripe) if sink is not None]
