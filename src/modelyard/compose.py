@@ -22,11 +22,12 @@ from modelyard.config import Config, DataDirectory, FetchConfig, FleetConfig
 from modelyard.errors import StartupError
 
 if TYPE_CHECKING:
+    from modelyard.control.books import Books
     from modelyard.engines import Engine, Engines
     from modelyard.fleet import Fence, Fleet
     from modelyard.metering.events import UsageEvents
     from modelyard.metering.stripe_reports import StripeReports
-    from modelyard.stores import BookStore, ControlStore, UsageStore
+    from modelyard.stores.sql import Database
     from modelyard.web.fetcher import Fetcher
 
 BACKLOG = 2048
@@ -168,7 +169,6 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     from modelyard.stores.feed import FeedServer
     from modelyard.stores.mirror import MirroredStore
     from modelyard.stores.sql import (
-        SqlBookStore,
         SqlControlStore,
         SqlLeaderStore,
         SqlRequestStore,
@@ -190,18 +190,11 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     # Opening blocks and may migrate, so it comes before the loop; what it refuses becomes one line of ``up``.
     database = open_database(url, timeout_s=config.control.database_timeout_s, clock=clock)
 
-    key = _stripe_key(config, data)
-    if config.kafka.brokers:
-        from modelyard.stores.kafka import check_installed
-
-        check_installed()
-
+    books = _books(config, data, database, clock)
     candidate = Candidate(processes.identity(), processes.is_gone)
 
     async def serve(stop: asyncio.Event) -> None:
-        usage, books = SqlUsageStore(database), SqlBookStore(database)
-        events = _usage_events(config, data, books, usage, clock) if config.kafka.brokers else None
-        store = MirroredStore(SqlControlStore(database), clock)
+        usage = SqlUsageStore(database)
         leadership = Leadership(
             store=SqlLeaderStore(database),
             candidate=candidate,
@@ -212,11 +205,9 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
         given = Given(
             config=config,
             data=data,
-            store=store,
+            store=MirroredStore(SqlControlStore(database), clock),
             usage=usage,
             books=books,
-            events=events,
-            stripe=_stripe_reports(config, key, books, store, clock) if key else None,
             requests=SqlRequestStore(database),
             uploads=SqlUploadStore(database),
             fetcher=fetcher,
@@ -224,12 +215,7 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
             leadership=leadership,
             engines=engines,
             feed=FeedServer(data.feed_socket, shared.internal_token),
-            delivery=Delivery(
-                data.journal,
-                usage,
-                config.control.delivery_interval_s,
-                events.needed if events is not None else lambda _: None,
-            ),
+            delivery=Delivery(data.journal, usage, config.control.delivery_interval_s, books.needed),
             console=build_console,
             internal_token=shared.internal_token,
             pepper=shared.pepper,
@@ -240,49 +226,55 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     _run(serve)
 
 
-def _usage_events(
-    config: Config, data: DataDirectory, books: "BookStore", usage: "UsageStore", clock: Clock
-) -> "UsageEvents":
-    from modelyard.metering.events import UsageEvents
-    from modelyard.stores.kafka import KafkaSink
+def _books(config: Config, data: DataDirectory, database: "Database", clock: Clock) -> "Books":
+    """Return the books with the sinks that are configured."""
+    from modelyard.control.books import Books
+    from modelyard.stores.sql import SqlBookStore
 
+    books = SqlBookStore(database)
+    events = _usage_events(config, data, database, clock) if config.kafka.brokers else None
+    stripe = _stripe_reports(config, data, database, clock) if config.stripe.enabled else None
+    return Books(books, events=events, stripe=stripe)
+
+
+def _usage_events(config: Config, data: DataDirectory, database: "Database", clock: Clock) -> "UsageEvents":
+    from modelyard.metering.events import UsageEvents
+    from modelyard.stores.kafka import KafkaSink, check_installed
+    from modelyard.stores.sql import SqlBookStore, SqlUsageStore
+
+    check_installed()
     return UsageEvents(
         root=data.journal,
-        books=books,
-        usage=usage,
-        open_sink=lambda: KafkaSink(config.kafka),
+        books=SqlBookStore(database),
+        usage=SqlUsageStore(database),
+        open_sink=partial(KafkaSink, config.kafka),
         clock=clock,
         interval_s=config.kafka.interval_s,
         spool_bytes_max=config.kafka.spool_bytes_max,
     )
 
 
-def _stripe_key(config: Config, data: DataDirectory) -> str:
-    """Return Stripe's key, "" where Stripe is not used."""
-    if not config.stripe.enabled:
-        return ""
-    from modelyard.stores.stripe import load_sdk
+def _stripe_reports(config: Config, data: DataDirectory, database: "Database", clock: Clock) -> "StripeReports":
+    from modelyard.metering.stripe_reports import StripeReports
+    from modelyard.stores.sql import SqlBookStore, SqlControlStore
+    from modelyard.stores.stripe import StripeMeters, load_sdk
 
     load_sdk()
     file = data.provider_keys.with_name("stripe")
     try:
-        key = os.environ.get("STRIPE_API_KEY") or file.read_text("ascii")
+        key = (os.environ.get("STRIPE_API_KEY") or file.read_text("ascii")).strip()
     except (OSError, UnicodeDecodeError):
         key = ""
-    if not key.strip():
+    if not key:
         raise StartupError(f"'stripe.enabled' is set, but there is no key: set STRIPE_API_KEY, or write it to {file}.")
-    return key.strip()
-
-
-def _stripe_reports(
-    config: Config, key: str, books: "BookStore", store: "ControlStore", clock: Clock
-) -> "StripeReports":
-    from modelyard.metering.stripe_reports import StripeReports
-    from modelyard.stores.stripe import StripeMeters
-
     settings = config.stripe
-    meters = StripeMeters(key, api_base=settings.api_base, customers=settings.customers)
-    return StripeReports(books=books, meters=meters, settings=settings, clock=clock, tenants=store.tenants)
+    return StripeReports(
+        books=SqlBookStore(database),
+        meters=StripeMeters(key, api_base=settings.api_base, customers=settings.customers),
+        settings=settings,
+        clock=clock,
+        tenants=SqlControlStore(database).tenants,
+    )
 
 
 def _fetcher(settings: FetchConfig) -> "Fetcher":

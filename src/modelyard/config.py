@@ -282,9 +282,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Price of each model by its endpoint name, or of one version by ``"NAME@VERSION"``; ``"*"`` prices all others;
     without one, use is metered and free."""
     kafka: KafkaConfig = KafkaConfig()
-    """Usage events for others."""
     stripe: StripeConfig = StripeConfig()
-    """Usage-based billing by Stripe."""
 
 
 def _lists(section: type[msgspec.Struct], *path: str) -> Iterator[tuple[str, ...]]:

@@ -10,7 +10,7 @@ import logging
 import random
 import socket
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -42,10 +42,7 @@ from modelyard.domain.usage import NANO_PER_USD
 from modelyard.engines import Engines
 from modelyard.fleet import Fleet
 from modelyard.metering.delivery import Delivery
-from modelyard.metering.events import UsageEvents
-from modelyard.metering.stripe_reports import StripeReports
 from modelyard.stores import (
-    BookStore,
     ControlStore,
     RequestStore,
     StoreUnavailableError,
@@ -88,9 +85,7 @@ class Given:
     data: DataDirectory
     store: ControlStore
     usage: UsageStore
-    books: BookStore
-    events: UsageEvents | None
-    stripe: StripeReports | None
+    books: Books
     requests: RequestStore
     uploads: UploadStore
     fetcher: Fetcher
@@ -133,13 +128,12 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
         chance=random.Random().random,
     )
     upload_desk, sweep = _keepers(given.uploads, store, artifacts, data, config, clock)
-    books = _books(given, loops)
     context = Context(
         config=config,
         data=data,
         store=store,
         usage=given.usage,
-        books=books,
+        books=_books(given, loops),
         requests=RequestDesk(store=given.requests, webhooks=webhooks, settings=config.control, clock=clock),
         webhooks=webhooks,
         uploads=upload_desk,
@@ -162,6 +156,7 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
     )
     rollouts = _rollouts(context, loops, publisher)
     others = (given.delivery, tidings, leases, context.requests, webhooks, upload_desk, forecasts, rollouts, sweep)
+    runs = [*(one.run for one in others), *context.books.runs()]
     api = build_api(context, given.console(context))
     # Of thousands of endpoints and replicas a look at all objects takes a tenth of a second in which nothing else
     # happens, and every report of a gateway brought one about.
@@ -169,7 +164,6 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
     gc.set_threshold(*COLLECT_AFTER)
     keeping = partial(given.leadership.keep, stop)
     try:
-        runs = (*(one.run for one in others), *books.runs())
         await _live(context, api, feed, partial(loops.run, stop, keeping, *runs), stop)
         await _deliver_rest(given.delivery)
         await given.leadership.resign()
@@ -212,16 +206,17 @@ def _rollouts(context: Context, loops: Loops, publisher: TablePublisher) -> Roll
 
 
 def _books(given: Given, loops: Loops) -> Books:
+    """Return the books with who keeps those of replicas."""
     replicas = ReplicaBook(
         store=given.store,
-        books=given.books,
+        books=given.books.store,
         nodes=loops.nodes,
         latest=loops.latest,
         reports=given.feed.reports,
         prices={kind: round(usd * NANO_PER_USD) for kind, usd in given.config.fleet.accelerator_prices.items()},
         clock=given.clock,
     )
-    return Books(given.books, replicas, given.events, given.stripe)
+    return replace(given.books, replicas=replicas)
 
 
 def _keepers(

@@ -23,6 +23,10 @@ class Books:
         parts = (self.replicas, self.events, self.stripe)
         return [part.run for part in parts if part is not None]
 
+    def needed(self, source: str) -> str | None:
+        """Return the first segment of a worker's journal that a sink still needs; None: none."""
+        return self.events.needed(source) if self.events is not None else None
+
     def statuses(self) -> list[SinkStatus]:
         """Return how each sink stands."""
         return [sink.status() for sink in (self.events, self.stripe) if sink is not None]

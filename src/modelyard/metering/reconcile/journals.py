@@ -47,7 +47,7 @@ async def journals_and_ledger(root: Path, books: BookStore) -> Check:
     if journal.requests != rows.requests:
         await _name_strangers(folders, positions, since, books, findings)
     findings.notes.append(
-        f"of the time that all journals go back to, they have {journal.requests} requests and the ledger {rows.requests}"
+        f"as far back as all journals go, they have {journal.requests} requests, and the ledger {rows.requests}"
     )
     return findings.check()
 
