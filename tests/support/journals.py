@@ -7,7 +7,7 @@ from modelyard.clock import Clock
 from modelyard.domain.usage import Intent, Price, Settle, UsageStatus
 from modelyard.metering.journal import Journal
 
-PRICE = Price(input=150, cached_input=75, output=600)
+PRICE = Price(input=150_000_000, cached_input=75_000_000, output=600_000_000)
 
 
 def named(prefix: str, count: int, first: int = 0) -> list[str]:

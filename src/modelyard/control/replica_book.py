@@ -82,7 +82,7 @@ class ReplicaBook:
             self._living = {life.replica_id: life for life in found if life.ended_at is None}
         endpoints = {one.id: one for one in await self._store.endpoints()}
         replicas = {one.id: one for one in await self._store.replicas()}
-        busy = self._busy()
+        busy = self._busy(replicas)
         lives: dict[str, ReplicaLife] = {}
         hours: list[ReplicaHour] = []
         for replica in replicas.values():
@@ -96,7 +96,7 @@ class ReplicaBook:
         await self._books.put_lives(list(lives.values()), hours)
         self._living = {id: life for id, life in lives.items() if life.ended_at is None}
 
-    def _busy(self) -> set[str]:
+    def _busy(self, replica_ids: Iterable[str]) -> set[str]:
         """Return the replicas that have requests."""
         sent = {
             replica_of(one.replica_id)
@@ -104,7 +104,7 @@ class ReplicaBook:
             for one in report.replicas
             if one.in_flight
         }
-        looks = {id: look for id in self._living or () if (look := self._latest(id)) is not None}
+        looks = {id: look for id in replica_ids if (look := self._latest(id)) is not None}
         return sent | {id for id, (_, load) in looks.items() if load.running or load.waiting}
 
     def _born(self, replica: Replica, endpoint: Endpoint | None) -> ReplicaLife | None:

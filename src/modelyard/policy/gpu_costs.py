@@ -149,10 +149,18 @@ def _grouped(hours: Iterable[ReplicaHour]) -> dict[str, list[ReplicaHour]]:
 
 
 def _uses(uses: Iterable[EndpointUse]) -> dict[str, list[EndpointUse]]:
-    found: dict[str, list[EndpointUse]] = {}
+    """Return use by endpoint, each customer once: an endpoint may have had another name before."""
+    found: dict[str, dict[str, EndpointUse]] = {}
     for use in uses:
-        found.setdefault(use.endpoint_id, []).append(use)
-    return found
+        of_it = found.setdefault(use.endpoint_id, {})
+        before = of_it.get(use.tenant_id)
+        of_it[use.tenant_id] = use if before is None else _together(before, use)
+    return {endpoint_id: list(of_it.values()) for endpoint_id, of_it in found.items()}
+
+
+def _together(one: EndpointUse, other: EndpointUse) -> EndpointUse:
+    counts = ("requests", "prompt_tokens", "completion_tokens", "revenue_nanousd")
+    return msgspec.structs.replace(other, **{name: getattr(one, name) + getattr(other, name) for name in counts})
 
 
 def _idle_share(hour: ReplicaHour) -> float:
@@ -198,7 +206,7 @@ def _customers(cost: EndpointCost, uses: Sequence[EndpointUse]) -> list[Customer
     for use, part, weight in zip(uses, parts, weights, strict=True):
         found[use.tenant_id] = _customer(cost, use, part, busy_hours * weight / total if total else 0.0)
     idle, idle_hours = cost.idle_nanousd + left, cost.idle_accelerator_hours + (0.0 if total else busy_hours)
-    if cost.owner_id and idle:
+    if cost.owner_id and (idle or idle_hours):
         nothing = EndpointUse(cost.endpoint_id, cost.owner_id, cost.model, 0, 0, 0, 0)
         before = found.get(cost.owner_id) or _customer(cost, nothing, 0, 0.0)
         found[cost.owner_id] = _with_idle(before, idle, idle_hours)

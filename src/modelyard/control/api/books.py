@@ -12,7 +12,7 @@ from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.tenants import Scope
 from modelyard.errors import invalid_value
 from modelyard.metering.events import SinkStatus
-from modelyard.metering.reconcile import Check
+from modelyard.metering.reconcile import Check, Difference, Findings
 from modelyard.metering.reconcile.invoices import InvoiceLine, ledger_and_invoice
 from modelyard.metering.reconcile.journals import journals_and_ledger, rows_and_roll_ups
 from modelyard.metering.reconcile.replicas import ledger_and_engines
@@ -168,6 +168,8 @@ class Books:
                 lambda: ledger_and_engines(books, since=since, until=until, tolerance=asked.tolerance),
             ),
         ]
+        if context.books.statuses():
+            found.append(("sinks of usage", self._sinks_check))
         if (stripe := context.books.stripe) is not None:
             meters, counted = stripe.meters, stripe.counted
             found.append(
@@ -183,6 +185,15 @@ class Books:
                 )
             )
         return found
+
+    async def _sinks_check(self) -> Check:
+        """Return what sinks want somebody to do."""
+        findings = Findings("sinks of usage", "sinks")
+        for sink in self._context.books.statuses():
+            findings.compared += 1
+            if sink.alarm:
+                findings.add(Difference(subject=sink.sink, what=sink.alarm))
+        return findings.check()
 
     async def _provider_names(self) -> dict[str, str]:
         """Return what providers call the models of versions that they run."""
