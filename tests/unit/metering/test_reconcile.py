@@ -94,7 +94,7 @@ async def test_many_requests_with_clients_that_leave_agree_to_the_token(office: 
     assert check.is_good, check.differences
     assert check.compared == 8100
     # The oldest requests arrived before the last journal began: those are compared one by one only.
-    assert check.notes == ["as far back as all journals go, they have 8000 requests, and the ledger 8000"]
+    assert check.notes == ["as far back as all journals go, they have 4000 requests, and the ledger 4000"]
     rolled = await rows_and_roll_ups(office.books, since=int(BEGIN_S), until=int(BEGIN_S) + HOUR_S)
     assert rolled.is_good
     assert rolled.compared == 1
