@@ -239,10 +239,10 @@ def _books(config: Config, data: DataDirectory, database: "Database", clock: Clo
 
 def _usage_events(config: Config, data: DataDirectory, database: "Database", clock: Clock) -> "UsageEvents":
     from modelyard.metering.events import UsageEvents
-    from modelyard.stores.kafka import KafkaSink, check_installed
+    from modelyard.stores.kafka import KafkaSink, check
     from modelyard.stores.sql import SqlBookStore, SqlUsageStore
 
-    check_installed()
+    check(config.kafka)
     return UsageEvents(
         root=data.journal,
         books=SqlBookStore(database),

@@ -160,7 +160,9 @@ async def test_one_process_sends_nothing_twice_through_an_outage(kafka: MockKafk
         here.write("gateway-0", wanted[100:200])
         await eventually_async(lambda: here.events.status().behind_since is not None, WITHIN_S, "it is behind")
         here.write("gateway-0", wanted[200:])
+        assert here.events.status().alarm == ""
         here.clock.advance(HOUR_S)
+        assert "behind for 60 minutes" in here.events.status().alarm
         kafka.up()
         await eventually_async(lambda: here.events.status().sent >= 300, WITHIN_S, "the others are sent")
         assert here.events.status().behind_since is None
@@ -186,7 +188,7 @@ async def test_the_spool_is_bounded_and_what_it_loses_comes_from_the_ledger(
             WITHIN_S,
             "old segments are let go",
         )
-        assert "Kafka is behind" in status.alarm
+        assert "Kafka has been behind" in status.alarm
         await eventually_async(
             lambda: sum(one.stat().st_size for one in segments(here.root / "gateway-0")) <= 60_000,
             WITHIN_S,

@@ -211,6 +211,26 @@ async def test_a_refused_meter_is_told_and_mended(desk: Desk) -> None:
     assert desk.reports.status().alarm == ""
 
 
+async def test_an_event_in_doubt_waits_while_its_meter_cannot_be_read(desk: Desk) -> None:
+    await desk.use("ten-a")
+    desk.clock.advance(2 * HOUR_S)
+    await desk.reports.report()
+    await desk.use("ten-a")
+    desk.clock.advance(2 * HOUR_S)
+    desk.stub.faults.append("drop")
+    await desk.try_report()
+    desk.reports = reports_on(desk.books, desk.clock, desk.stub)
+    del desk.stub.meters["modelyard_cost"]
+    desk.clock.advance(25 * HOUR_S)
+    await desk.reports.report()
+    assert "no active meter" in desk.reports.status().alarm
+    assert len(desk.stub.events) == 2, "it was not sent blindly"
+    desk.stub.meters["modelyard_cost"] = "mtr_1"
+    await desk.reports.report()
+    await desk.is_balanced("ten-a")
+    assert desk.reports.status().alarm == ""
+
+
 async def test_a_wrong_key_is_said_without_showing_it(
     desk: Desk, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

@@ -45,6 +45,13 @@ async def test_a_missing_package_is_named_with_its_extra(
         await books_of(tmp_path, config)
 
 
+@pytest.mark.parametrize("options", [{"no.such.option": "1"}, {"security.protocol": "smoke signals"}])
+async def test_an_option_that_kafka_does_not_know_is_refused(tmp_path: Path, options: dict[str, str]) -> None:
+    config = Config(kafka=KafkaConfig(brokers=("127.0.0.1:1",), options=options))
+    with pytest.raises(StartupError, match=rf"kafka.options.*{next(iter(options))}"):
+        await books_of(tmp_path, config)
+
+
 async def test_a_missing_key_is_said_with_both_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STRIPE_API_KEY", raising=False)
     with pytest.raises(StartupError, match=r"STRIPE_API_KEY.*secrets/stripe"):

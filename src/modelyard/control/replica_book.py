@@ -19,12 +19,14 @@ from modelyard.domain.books import ReplicaHour, ReplicaLife
 from modelyard.domain.demand import Report
 from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.fleet import Replica, ReplicaState, replica_of
-from modelyard.domain.nodes import NodeSeen
+from modelyard.domain.nodes import Node, NodeSeen
 from modelyard.engines import EngineLoad
 from modelyard.policy.gpu_costs import HOUR_S, shares
 from modelyard.stores import BookStore, ControlStore, StoreUnavailableError
 
 INTERVAL_S = 10.0
+WRITE_S = 60.0
+"""Pause between two writes while nothing begins or ends: thousands of replicas are as many rows."""
 PAUSES_SEEN = 3
 """A replica that was looked at longer ago than so many pauses was not watched in between."""
 OVER = frozenset({ReplicaState.STOPPED, ReplicaState.FAILED})
@@ -57,6 +59,10 @@ class ReplicaBook:
         self._clock = clock
         self._interval_s = interval_s
         self._living: dict[str, ReplicaLife] | None = None
+        self._lives: dict[str, ReplicaLife] = {}
+        self._hours: dict[tuple[int, str], ReplicaHour] = {}
+        """Noted, and not written yet."""
+        self._written_s = clock.monotonic_s()
 
     def __repr__(self) -> str:
         return f"<ReplicaBook: {len(self._living or ())} replicas live>"
@@ -71,11 +77,14 @@ class ReplicaBook:
             await asyncio.sleep(self._interval_s)
 
     async def note(self) -> None:
-        """Book what was since the last look.
+        """Book what was since the last look; write it down if something began or ended, else now and then.
 
         Raises:
-            StoreUnavailableError: nothing was booked; the next look books it.
+            StoreUnavailableError: it cannot be read or written; a later look does that.
         """
+        nodes = {id: seen.node for id, seen in self._nodes().items()}
+        if not nodes:
+            return  # nobody has looked at the fleet yet: what a replica costs is not known
         now_s = self._clock.unix_s()
         if self._living is None:
             found = await self._books.lives(since=now_s, until=now_s)
@@ -83,18 +92,42 @@ class ReplicaBook:
         endpoints = {one.id: one for one in await self._store.endpoints()}
         replicas = {one.id: one for one in await self._store.replicas()}
         busy = self._busy(replicas)
-        lives: dict[str, ReplicaLife] = {}
-        hours: list[ReplicaHour] = []
+        has_news = False
         for replica in replicas.values():
-            life = self._living.get(replica.id) or self._born(replica, endpoints.get(replica.endpoint_id))
+            before = self._living.get(replica.id)
+            life = before or self._born(replica, endpoints.get(replica.endpoint_id), nodes)
             if life is not None:
-                lives[replica.id] = self._grown(life, replica, now_s)
-                hours += self._booked(life, lives[replica.id], is_busy=replica.id in busy)
-        for life in self._living.values():
-            if life.replica_id not in replicas:  # gone with its endpoint since the last look
-                lives[life.replica_id] = msgspec.structs.replace(life, ended_at=max(life.seen_at, life.started_at))
-        await self._books.put_lives(list(lives.values()), hours)
-        self._living = {id: life for id, life in lives.items() if life.ended_at is None}
+                grown = self._note_life(self._grown(life, replica, now_s))
+                self._add(self._booked(life, grown, is_busy=replica.id in busy))
+                has_news |= before is None or grown.ended_at is not None
+        for life in [one for one in self._living.values() if one.replica_id not in replicas]:
+            # Gone with its endpoint since the last look.
+            self._note_life(msgspec.structs.replace(life, ended_at=max(life.seen_at, life.started_at)))
+            has_news = True
+        if has_news or self._clock.monotonic_s() - self._written_s >= WRITE_S:
+            await self._write()
+
+    def _note_life(self, life: ReplicaLife) -> ReplicaLife:
+        assert self._living is not None, "read before anything is noted"
+        self._lives[life.replica_id] = life
+        if life.ended_at is None:
+            self._living[life.replica_id] = life
+        else:
+            self._living.pop(life.replica_id, None)
+        return life
+
+    def _add(self, hours: Iterable[ReplicaHour]) -> None:
+        for hour in hours:
+            key = (hour.hour, hour.replica_id)
+            before = self._hours.get(key)
+            self._hours[key] = hour if before is None else _plus(before, hour)
+
+    async def _write(self) -> None:
+        """Write down what is noted; a life and its hours in one transaction, so that none is booked twice."""
+        lives, hours = self._lives, self._hours
+        await self._books.put_lives(list(lives.values()), list(hours.values()))
+        self._lives, self._hours = {}, {}
+        self._written_s = self._clock.monotonic_s()
 
     def _busy(self, replica_ids: Iterable[str]) -> set[str]:
         """Return the replicas that have requests."""
@@ -107,11 +140,10 @@ class ReplicaBook:
         looks = {id: look for id in replica_ids if (look := self._latest(id)) is not None}
         return sent | {id for id, (_, load) in looks.items() if load.running or load.waiting}
 
-    def _born(self, replica: Replica, endpoint: Endpoint | None) -> ReplicaLife | None:
+    def _born(self, replica: Replica, endpoint: Endpoint | None, nodes: Mapping[str, Node]) -> ReplicaLife | None:
         """Return the life of a replica that is new; None for one that has not begun, or was over before the book."""
         if replica.state in OVER or not replica.started_at:
             return None
-        nodes = {id: seen.node for id, seen in self._nodes().items()}
         kind, count, hourly = shares(replica.placement, nodes, self._prices)
         return ReplicaLife(
             replica_id=replica.id,
@@ -172,6 +204,11 @@ class ReplicaBook:
                 cost_nanousd=round(now.hourly_nanousd * present / HOUR_S),
             )
             start = end
+
+
+def _plus(one: ReplicaHour, other: ReplicaHour) -> ReplicaHour:
+    amounts = ("present_s", "ready_s", "busy_s", "accelerator_s", "cost_nanousd")
+    return msgspec.structs.replace(other, **{name: getattr(one, name) + getattr(other, name) for name in amounts})
 
 
 def _greater(before: int | None, now: float | None) -> int | None:

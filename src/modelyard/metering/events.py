@@ -32,6 +32,8 @@ SEND_MAX = 5_000
 """Events that are sent and not acknowledged."""
 PAUSE_MAX_S = 30.0
 ALARM_SHARE = 0.5
+ALARM_S = 900.0
+"""Time without an acknowledgement before there is an alarm, whatever room is left."""
 ROWS = 1_000
 """Rows of the ledger read at a time."""
 
@@ -244,12 +246,14 @@ class UsageEvents:
 
     def _alarm(self) -> str:
         share = self._waiting_bytes / self._bytes_max
-        if share < ALARM_SHARE and not self._gap_requests:
+        for_s = self._clock.unix_s() - self._behind_since if self._behind_since is not None else 0.0
+        if share < ALARM_SHARE and not self._gap_requests and for_s < ALARM_S:
             return ""
         more = f", and {self._gap_requests} events will be sent from the ledger" if self._gap_requests else ""
+        said = f" It says: {self._sink.trouble}." if self._sink is not None and self._sink.trouble else ""
         return (
-            f"Kafka is behind: its spool is {share:.0%} full{more}. Check the brokers, or raise "
-            "'kafka.spool_bytes_max'."
+            f"Kafka has been behind for {for_s / 60:.0f} minutes: its spool is {share:.0%} full{more}.{said} "
+            "Check the brokers, or raise 'kafka.spool_bytes_max'."
         )
 
 

@@ -14,7 +14,7 @@ those need a person, and say so.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -46,7 +46,7 @@ _Key = tuple[str, str, int]
 
 
 class StripeReports:
-    """Reports what the ledger has; ``tenants`` returns all of them."""
+    """Reports what the ledger has; ``tenants`` returns all of them, ``spared`` those that Stripe does not bill."""
 
     def __init__(
         self,
@@ -56,6 +56,7 @@ class StripeReports:
         settings: StripeConfig,
         clock: Clock,
         tenants: Callable[[], Awaitable[Sequence[Tenant]]],
+        spared: Callable[[], Awaitable[Collection[str]]] | None = None,
     ) -> None:
         self._books = books
         self._meters = meters
@@ -63,6 +64,7 @@ class StripeReports:
         self._counted: Mapping[str, Quantity] = settings.meters or DEFAULT_METERS
         self._clock = clock
         self._tenants = tenants
+        self._spared = spared
         self._swept_s: float | None = None
         self._attempts: dict[str, int] = {}
         self._sent = 0
@@ -150,11 +152,12 @@ class StripeReports:
         return begun
 
     async def _note_span(self, since: int, until: int, now_s: float) -> None:
+        spared = {PLATFORM, *(await self._spared() if self._spared is not None else ())}
         sums = await self._books.hourly(since=since, until=until)
         told, parts, waiting = _told(await self._books.meter_events(since=since, until=until))
         new: list[MeterEvent] = []
         for (tenant_id, hour), total in sums.items():
-            if tenant_id == PLATFORM:
+            if tenant_id in spared:
                 continue
             for meter, quantity in self._counted.items():
                 key = (tenant_id, meter, hour)
@@ -180,10 +183,14 @@ class StripeReports:
         for start in range(0, len(waiting), TOGETHER):
             together = waiting[start : start + TOGETHER]
             for tenant_id in {event.tenant_id for event in together} - customers.keys():
-                customer_id = await self._meters.ensure_customer(tenant_id, names.get(tenant_id, tenant_id))
+                try:
+                    customer_id = await self._meters.ensure_customer(tenant_id, names.get(tenant_id, tenant_id))
+                except MeterRefusedError as refusal:
+                    self._refusal = str(refusal)
+                    continue
                 await self._books.put_customer(tenant_id, customer_id)
                 customers[tenant_id] = customer_id
-            await self._send_together(together, customers)
+            await self._send_together([one for one in together if one.tenant_id in customers], customers)
 
     async def _send_together(self, events: Sequence[MeterEvent], customers: Mapping[str, str]) -> None:
         """Write down that these are tried, try them, write down what came of it."""
@@ -191,7 +198,7 @@ class StripeReports:
         ready: list[MeterEvent] = []
         for event in events:
             checked = await self._checked(event, customers[event.tenant_id], now_s)
-            if checked.status is MeterStatus.PENDING:
+            if checked.status is MeterStatus.PENDING and not _is_in_doubt(checked, now_s):
                 tried_at = now_s if checked.tried_at is None else checked.tried_at
                 checked = msgspec.structs.replace(checked, tried_at=tried_at)
                 ready.append(checked)
@@ -205,8 +212,7 @@ class StripeReports:
 
     async def _checked(self, event: MeterEvent, customer_id: str, now_s: float) -> MeterEvent:
         """Return the event as it may be sent now, or why not."""
-        may_have_arrived = event.tried_at is not None and now_s - event.tried_at > DEDUP_S
-        if may_have_arrived:
+        if _is_in_doubt(event, now_s):
             event = await self._looked_up(event, customer_id, now_s)
         if event.status is MeterStatus.PENDING and now_s - event.hour > TAKEN_S:
             return _expired(event)
@@ -215,7 +221,11 @@ class StripeReports:
     async def _looked_up(self, event: MeterEvent, customer_id: str, now_s: float) -> MeterEvent:
         """Ask Stripe's summaries whether an event arrived whose identifier may be forgotten."""
         until = event.hour + HOUR_S
-        has = await self._meters.total(event.meter, customer_id, since=event.hour, until=until)
+        try:
+            has = await self._meters.total(event.meter, customer_id, since=event.hour, until=until)
+        except MeterRefusedError as refusal:
+            self._refusal = str(refusal)
+            return msgspec.structs.replace(event, reason=str(refusal))
         others = await self._books.meter_events(since=event.hour, until=until, status=MeterStatus.EXPORTED)
         before = sum(one.value for one in others if (one.tenant_id, one.meter) == (event.tenant_id, event.meter))
         replace = msgspec.structs.replace
@@ -262,6 +272,11 @@ class StripeReports:
         if self._behind_since is not None and self._clock.unix_s() - self._behind_since > HOUR_S:
             return f"Stripe takes nothing; {self._pending} events wait. It takes hours of the last 35 days only."
         return ""
+
+
+def _is_in_doubt(event: MeterEvent, now_s: float) -> bool:
+    """Say whether an event may have arrived, and Stripe may have forgotten its identifier."""
+    return event.tried_at is not None and now_s - event.tried_at > DEDUP_S
 
 
 def quantity_of(total: LedgerSum, quantity: Quantity) -> int:

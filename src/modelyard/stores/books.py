@@ -132,6 +132,9 @@ class SinkError(Exception):
 class EventSink(Protocol):
     """Where usage events go. Methods block: for a thread."""
 
+    trouble: str
+    """What it said last of why it cannot take anything; "" if nothing."""
+
     def send(self, events: Sequence[tuple[bytes, bytes]], *, wait_s: float) -> bool:
         """Take events (key, value) in order and wait for their acknowledgement; say whether all have it.
 

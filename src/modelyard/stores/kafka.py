@@ -31,11 +31,11 @@ _OURS = {
 }
 
 
-def check_installed() -> None:
-    """Say so at the start where the client is missing.
+def check(settings: KafkaConfig) -> None:
+    """Say at the start what could never work.
 
     Raises:
-        StartupError: it is.
+        StartupError: the client is missing, or an option is wrong.
     """
     try:
         importlib.import_module("confluent_kafka")
@@ -43,6 +43,10 @@ def check_installed() -> None:
         raise StartupError(
             "'kafka.brokers' is set, and Kafka's client is not installed. Run: pip install 'modelyard[kafka]'"
         ) from error
+    try:
+        KafkaSink(settings).close()
+    except SinkError as error:
+        raise StartupError(f"Bad setting: {error}. librdkafka's CONFIGURATION.md has all options.") from error
 
 
 class KafkaSink:
@@ -52,6 +56,7 @@ class KafkaSink:
         kafka: Any = importlib.import_module("confluent_kafka")
         self._topic = settings.topic
         self._failure = ""
+        self.trouble = ""
         given = {**_OURS, **settings.options, "bootstrap.servers": ",".join(settings.brokers)}
         try:
             self._producer: Any = kafka.Producer({**given, "error_cb": self._note}, logger=_log)
@@ -93,4 +98,4 @@ class KafkaSink:
         if error.fatal():
             self._failure = f"Kafka's client cannot go on: {error.str()}"
         else:
-            _log.debug("kafka: %s", error.str())
+            self.trouble = error.str()
