@@ -42,14 +42,7 @@ from modelyard.domain.usage import NANO_PER_USD
 from modelyard.engines import Engines
 from modelyard.fleet import Fleet
 from modelyard.metering.delivery import Delivery
-from modelyard.stores import (
-    ControlStore,
-    RequestStore,
-    StoreUnavailableError,
-    TableFeed,
-    UploadStore,
-    UsageStore,
-)
+from modelyard.stores import ControlStore, RequestStore, StoreUnavailableError, TableFeed, UploadStore, UsageStore
 from modelyard.web.fetcher import Fetcher
 
 __all__ = ["ensure_admin_key", "run_control"]
@@ -191,20 +184,6 @@ async def _serve(api: ASGIApp, listener: socket.socket, stop: asyncio.Event, loo
         group.create_task(loops, name="the loops")
 
 
-def _rollouts(context: Context, loops: Loops, publisher: TablePublisher) -> Rollouts:
-    return Rollouts(
-        store=context.store,
-        clock=context.clock,
-        changing=context.changing,
-        windows=context.signals,
-        passed=loops.passed,
-        refresh=publisher.refresh,
-        wake=context.wake,
-        interval_s=context.config.control.rollout_interval_s,
-        price=loops.price,
-    )
-
-
 def _books(given: Given, loops: Loops) -> Books:
     """Return the books with who keeps those of replicas."""
     replicas = ReplicaBook(
@@ -217,6 +196,20 @@ def _books(given: Given, loops: Loops) -> Books:
         clock=given.clock,
     )
     return replace(given.books, replicas=replicas)
+
+
+def _rollouts(context: Context, loops: Loops, publisher: TablePublisher) -> Rollouts:
+    return Rollouts(
+        store=context.store,
+        clock=context.clock,
+        changing=context.changing,
+        windows=context.signals,
+        passed=loops.passed,
+        refresh=publisher.refresh,
+        wake=context.wake,
+        interval_s=context.config.control.rollout_interval_s,
+        price=loops.price,
+    )
 
 
 def _keepers(
