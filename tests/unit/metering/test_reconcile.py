@@ -136,6 +136,22 @@ async def test_a_lost_row_is_found(office: Office) -> None:
     assert check.tokens == 30
 
 
+async def test_rows_that_are_not_kept_any_more_are_no_difference(office: Office) -> None:
+    office.write("gateway-0", named("old", 10))
+    office.clock.advance(2 * HOUR_S)
+    office.write("gateway-0", named("new", 5))
+    await office.delivery.drain()
+    kept_since = int(BEGIN_S) + HOUR_S
+    await office.change(sa.delete(LEDGER).where(LEDGER.c.created_at < kept_since))
+    assert (await journals_and_ledger(office.root, office.books)).found == 10
+    check = await journals_and_ledger(office.root, office.books, kept_since=kept_since)
+    assert check.is_good
+    assert check.compared == 5
+    span = {"since": int(BEGIN_S), "until": int(BEGIN_S) + 3 * HOUR_S}
+    assert (await rows_and_roll_ups(office.books, **span)).found == 1
+    assert (await rows_and_roll_ups(office.books, **span, kept_since=kept_since)).is_good
+
+
 async def test_a_row_that_no_journal_knows_is_found(office: Office) -> None:
     office.write("gateway-0", named("a", 10))
     await office.delivery.drain()

@@ -23,14 +23,15 @@ IDS = 20_000
 HOUR_S = 3600
 
 
-async def journals_and_ledger(root: Path, books: BookStore) -> Check:
-    """Compare every settlement of the journals that are there with its row."""
+async def journals_and_ledger(root: Path, books: BookStore, *, kept_since: int = 0) -> Check:
+    """Compare every settlement of the journals that are there with its row, from the hour on from which rows are kept."""
     findings = Findings("journal and ledger", "requests")
     folders = await asyncio.to_thread(sources, root)
     since = await asyncio.to_thread(_begin, folders)
     if since is None:
         findings.notes.append("there are no journals")
         return findings.check()
+    since = max(since, kept_since)
     # One view: rows and positions belong together.
     rows, positions = await books.sum_since(since)
     journal = LedgerSum()
@@ -41,7 +42,8 @@ async def journals_and_ledger(root: Path, books: BookStore) -> Check:
             continue
         pieces = Follower(folder).pieces(until)
         while (piece := await asyncio.to_thread(_next, pieces)) is not None:
-            journal = _plus(journal, await _compared(piece.settled, since, books, findings))
+            kept = [one for one in piece.settled if one.intent.at >= kept_since]
+            journal = _plus(journal, await _compared(kept, since, books, findings))
             if piece.orphans:
                 findings.notes.append(f"{folder.name}: {piece.orphans} settlements of requests that nobody knows")
     if journal.requests != rows.requests:
@@ -52,10 +54,10 @@ async def journals_and_ledger(root: Path, books: BookStore) -> Check:
     return findings.check()
 
 
-async def rows_and_roll_ups(books: BookStore, *, since: int, until: int) -> Check:
-    """Compare the roll-up of each whole hour with the sum of its rows."""
+async def rows_and_roll_ups(books: BookStore, *, since: int, until: int, kept_since: int = 0) -> Check:
+    """Compare the roll-up of each whole hour, from which on rows are kept, with the sum of its rows."""
     findings = Findings("rows and roll-ups of the ledger", "hours")
-    since, until = since // HOUR_S * HOUR_S, until // HOUR_S * HOUR_S
+    since, until = max(since // HOUR_S * HOUR_S, kept_since), until // HOUR_S * HOUR_S
     findings.compared = max(0, (until - since) // HOUR_S)
     for hour, rows, rolled in await books.roll_up_differences(since=since, until=until):
         findings.add(
