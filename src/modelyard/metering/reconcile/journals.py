@@ -24,7 +24,7 @@ HOUR_S = 3600
 
 
 async def journals_and_ledger(root: Path, books: BookStore, *, kept_since: int = 0) -> Check:
-    """Compare every settlement of the journals that are there with its row, from the hour on from which rows are kept."""
+    """Compare every settlement of the journals that are there with its row, from when on rows are kept."""
     findings = Findings("journal and ledger", "requests")
     folders = await asyncio.to_thread(sources, root)
     since = await asyncio.to_thread(_begin, folders)
