@@ -230,7 +230,7 @@ def _readable_type(kind: str) -> str:
     names = {"Positive": "number > 0", "PositiveInt": "integer ≥ 1", "Port": "integer 0–65535", "Usd": "number ≥ 0"}
     names |= {"Count": "integer ≥ 0", "str": "text", "int": "integer", "bool": "true or false", "None": "unset"}
     names |= {"_Positive": "number > 0", "_PositiveInt": "integer ≥ 1", "_Pause": "number ≥ 0"}
-    names |= {"dict[str, str]": "table of texts", "dict[str, Quantity]": "table of quantities"}
+    names |= {"dict[str, str]": "table of texts", "dict[MeterName, Quantity]": "table of quantities"}
     names |= {"Share": "number 0–1", "tuple[str, ...]": "list of texts", "tuple[dict[str, Any], ...]": "list of tables"}
     if kind.startswith("Literal["):
         return " or ".join(f"`{choice}`" for choice in ast.literal_eval(f"({kind[8:-1]},)"))

@@ -14,7 +14,7 @@ import random
 import resource
 import tempfile
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 
 from tests.support.journals import intent_of, settle_of, write_run
@@ -33,9 +33,8 @@ from modelyard.stores.sql import SqlBookStore, SqlUsageStore, open_database
 START_S = 1.7e9
 
 
-def requests_of(count: int, chance: random.Random) -> list[tuple[Intent, Settle]]:
-    """Return requests over a day, and how they ended."""
-    made = []
+def requests_of(count: int, chance: random.Random) -> Iterator[tuple[Intent, Settle]]:
+    """Yield requests over a day, and how they ended."""
     for number in range(count):
         rid, at = f"req_{number:024x}", START_S + 10 + number * 80_000 / count
         is_cut = chance.random() < 1 / 3
@@ -47,8 +46,7 @@ def requests_of(count: int, chance: random.Random) -> list[tuple[Intent, Settle]
             status=UsageStatus.CLIENT_CLOSED if is_cut else UsageStatus.SUCCESS,
             is_estimated=is_cut,
         )
-        made.append((intent_of(rid, at, tenant=f"ten-{number % 50}"), settle))
-    return made
+        yield intent_of(rid, at, tenant=f"ten-{number % 50}"), settle
 
 
 async def timed(work: Awaitable[object]) -> float:
@@ -61,10 +59,8 @@ async def timed(work: Awaitable[object]) -> float:
 async def measure(count: int, folder: Path) -> dict[str, float]:
     """Return requests a second of each way, and what differs."""
     root, clock = folder / "journal", ManualClock(start_s=START_S)
-    pairs = requests_of(count, random.Random(1))
-    write_run(root, "gateway-0", [], clock, pairs=pairs)
+    write_run(root, "gateway-0", [], clock, pairs=requests_of(count, random.Random(1)))
     size = sum(file.stat().st_size for file in root.rglob("*.journal"))
-    del pairs
     database = open_database(f"sqlite:///{folder / 'control.sqlite'}", timeout_s=60.0)
     books, usage = SqlBookStore(database), SqlUsageStore(database)
     delivery_s = await timed(Delivery(root, usage, 1.0).drain())

@@ -10,6 +10,8 @@ import msgspec
 
 Quantity = Literal["cost_nanousd", "requests", "prompt_tokens", "cached_tokens", "completion_tokens"]
 """What a meter counts."""
+MeterName = Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
+"""An identifier holds it, with the tenant and the hour, and Stripe takes a hundred characters."""
 _PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 _Positive = Annotated[float, msgspec.Meta(gt=0, le=31_536_000)]
 _Pause = Annotated[float, msgspec.Meta(ge=0, le=31_536_000)]
@@ -42,7 +44,7 @@ class StripeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether usage is reported to Stripe."""
     api_base: str = ""
     """URL of the API, for a proxy of your own; empty: Stripe's."""
-    meters: dict[str, Quantity] = {}
+    meters: dict[MeterName, Quantity] = {}
     """Stripe's meters by their ``event_name``, and what each counts; empty: ``modelyard_cost`` counts ``cost_nanousd``.
     Money is in whole nano-dollars, so that nothing is rounded: price that meter at 0.0000001 cents a unit."""
     customers: dict[str, str] = {}

@@ -1,6 +1,6 @@
 """Journals as gateway workers write them, without gateways."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from modelyard.clock import Clock
@@ -41,7 +41,7 @@ def write_run(
     clock: Clock,
     *,
     settled: bool = True,
-    pairs: Sequence[tuple[Intent, Settle]] = (),
+    pairs: Iterable[tuple[Intent, Settle]] = (),
 ) -> Path:
     """Write one more segment, as a worker's run from start to end does; return it."""
     journal = Journal(root / worker, sync_s=0.01, clock=clock, soon=lambda flush: flush())

@@ -27,6 +27,8 @@ from modelyard.stores import BookStore, ControlStore, StoreUnavailableError
 INTERVAL_S = 10.0
 WRITE_S = 60.0
 """Pause between two writes while nothing begins or ends: thousands of replicas are as many rows."""
+TOGETHER = 200
+"""Replicas that are looked at before others get a turn: some milliseconds."""
 PAUSES_SEEN = 3
 """A replica that was looked at longer ago than so many pauses was not watched in between."""
 OVER = frozenset({ReplicaState.STOPPED, ReplicaState.FAILED})
@@ -93,7 +95,9 @@ class ReplicaBook:
         replicas = {one.id: one for one in await self._store.replicas()}
         busy = self._busy(replicas)
         has_news = False
-        for replica in replicas.values():
+        for number, replica in enumerate(replicas.values()):
+            if number % TOGETHER == TOGETHER - 1:
+                await asyncio.sleep(0)
             before = self._living.get(replica.id)
             life = before or self._born(replica, endpoints.get(replica.endpoint_id), nodes)
             if life is not None:

@@ -156,7 +156,11 @@ class EventSink(Protocol):
 
 
 class MeterRefusedError(Exception):
-    """Stripe does not want this, and will not: the reason is its own."""
+    """Stripe does not want this, and will not: the reason is its own, and so is ``code``, which may be ""."""
+
+    def __init__(self, reason: str, code: str = "") -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 class Meters(Protocol):

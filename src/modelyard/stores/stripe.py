@@ -22,7 +22,8 @@ READ_TIMEOUT_S = 30.0
 HOUR_S = 3600
 PAGE = 100
 TENANT_KEY = "modelyard_tenant"
-_DUPLICATE = "already exists with identifier"
+_DUPLICATE, _ALREADY = "duplicate_meter_event", "event already exists with identifier"
+"""How Stripe says that it has an event: it names the code in its reference, and answers with the words."""
 
 
 def load_sdk() -> Any:
@@ -96,7 +97,7 @@ class StripeMeters:
         try:
             await self._ask(lambda: self._client.v1.billing.meter_events.create(asked, options))
         except MeterRefusedError as refusal:
-            if _DUPLICATE not in str(refusal):
+            if refusal.code != _DUPLICATE and _ALREADY not in str(refusal):
                 raise
 
     async def total(self, meter: str, customer_id: str, *, since: int, until: int) -> int:
@@ -148,6 +149,7 @@ class StripeMeters:
         except stripe.IdempotencyError as error:
             raise SinkError(f"Stripe has another request of this key: {error.user_message}") from error
         except stripe.InvalidRequestError as error:
-            raise MeterRefusedError(error.user_message or f"HTTP status {error.http_status}") from error
+            reason = error.user_message or f"HTTP status {error.http_status}"
+            raise MeterRefusedError(reason, error.code or "") from error
         except stripe.StripeError as error:
             raise SinkError(f"Stripe failed (HTTP status {error.http_status})", is_answered=True) from error
