@@ -77,6 +77,7 @@ def test_all_books_of_a_running_platform_agree(books: Yard, kafka: MockKafka) ->
     rows = {row["request_id"]: row for row in books.query("SELECT * FROM inference_requests")}
     assert {key for key, _ in events} == rows.keys()
     assert all(one["data"]["cost_nanousd"] == rows[key]["cost_nanousd"] for key, one in events)
+    assert "events sent" in out(books, "status")
     sinks = {one["sink"]: one for one in books.get("/v1/exports")["data"]}
     assert {name: one["alarm"] for name, one in sinks.items()} == {"kafka": "", "stripe": ""}
 

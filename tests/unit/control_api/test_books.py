@@ -6,9 +6,12 @@ import pytest
 from tests.support.journals import intent_of, named, settle_of, write_run
 from tests.support.management import Management
 
+from modelyard.cli.status import _problems, _sink
+from modelyard.control.books import Books
 from modelyard.domain.books import ReplicaHour
 from modelyard.domain.tenants import Identity
 from modelyard.metering.delivery import Delivery
+from modelyard.metering.events import SinkStatus
 from modelyard.stores import JournalPosition
 
 HOUR_S = 3600
@@ -76,6 +79,21 @@ async def test_costs_have_their_customers_margin_and_waste(api: Management, admi
     assert endpoint["margin_nanousd"] == endpoint["revenue_nanousd"] - 2 * USD
     (customer,) = answer["customers"]
     assert (customer["tenant_id"], customer["cost_nanousd"]) == ("ten-a", 2 * USD)
+
+
+async def test_alarms_of_sinks_are_on_the_page_of_the_status_for_admins(
+    api: Management, admin: Identity, manager: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alarm = SinkStatus(sink="kafka", alarm="Kafka has been behind for 20 minutes")
+    monkeypatch.setattr(Books, "statuses", lambda _: [alarm])
+    seen = (await api.call(admin, "GET", "/v1/status")).json()
+    assert [(one["sink"], one["alarm"]) for one in seen["sinks"]] == [("kafka", alarm.alarm)]
+    assert (await api.call(manager, "GET", "/v1/status")).json()["sinks"] is None
+    balance = (await api.call(admin, "GET", "/v1/reconciliation")).json()
+    assert balance["balances"] is False
+    assert balance["checks"][-1]["differences"][0]["what"] == alarm.alarm
+    assert _problems(seen) == ["no gateway is connected", "Kafka needs somebody"]
+    assert _sink(seen["sinks"][0]) == alarm.alarm
 
 
 async def test_without_sinks_none_is_shown(api: Management, admin: Identity) -> None:
