@@ -201,9 +201,8 @@ def _default_of(function: Function, argument: str) -> str:
 
 def settings() -> list[Setting]:
     """Return every setting, in the order of ``config/``."""
-    parts = [
-        node for name in ("batch.py", "billing.py", "__init__.py") for node in parse(SOURCE / "config" / name).body
-    ]
+    files = ("batch.py", "billing.py", "books.py", "__init__.py")
+    parts = [node for name in files for node in parse(SOURCE / "config" / name).body]
     classes = {node.name: node for node in parts if isinstance(node, ast.ClassDef)}
     return list(_settings_of(classes["Config"], classes, ""))
 
@@ -238,6 +237,8 @@ def _readable_type(kind: str) -> str:
         "tuple[str, ...]": "list of texts",
         "tuple[dict[str, Any], ...]": "list of tables",
     }
+    names |= {"_Positive": "number > 0", "_PositiveInt": "integer ≥ 1", "_Pause": "number ≥ 0"}
+    names |= {"dict[str, str]": "table of texts", "dict[MeterName, Quantity]": "table of quantities"}
     if kind.startswith("Literal["):
         return " or ".join(f"`{choice}`" for choice in ast.literal_eval(f"({kind[8:-1]},)"))
     return ", ".join(names.get(part, part) for part in kind.split(" | "))

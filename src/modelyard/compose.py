@@ -24,9 +24,12 @@ from modelyard.domain.usage import MICRO_PER_UNIT
 from modelyard.errors import StartupError
 
 if TYPE_CHECKING:
+    from modelyard.control.books import Books
     from modelyard.control.leadership import Leadership
     from modelyard.engines import Engine, Engines
     from modelyard.fleet import Fence, Fleet
+    from modelyard.metering.events import UsageEvents
+    from modelyard.metering.stripe_reports import StripeReports
     from modelyard.stores.sql import Database
     from modelyard.web.fetcher import Fetcher
 
@@ -198,6 +201,8 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
     # Opening blocks and may migrate, so it comes before the loop; what it refuses becomes one line of ``up``.
     database = open_database(url, timeout_s=config.control.database_timeout_s, clock=clock)
 
+    books = _books(config, data, database, clock)
+
     async def serve(stop: asyncio.Event) -> None:
         usage = SqlUsageStore(database)
         given = Given(
@@ -205,6 +210,7 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
             data=data,
             store=MirroredStore(SqlControlStore(database), clock),
             usage=usage,
+            books=books,
             requests=SqlRequestStore(database),
             events=SqlEventStore(database),
             webhooks=SqlWebhookStore(database),
@@ -218,7 +224,7 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
             leadership=_leadership(config, database, fence, clock),
             engines=_engines(config, data),
             feed=FeedServer(data.feed_socket, shared.internal_token),
-            delivery=Delivery(data.journal, usage, config.control.delivery_interval_s),
+            delivery=Delivery(data.journal, usage, config.control.delivery_interval_s, books.needed),
             console=build_console,
             internal_token=shared.internal_token,
             pepper=shared.pepper,
@@ -307,6 +313,57 @@ def run_batch_plane(config: Config, data: DataDirectory, *, name: str, level: st
             await database.close()
 
     _run(serve)
+
+
+def _books(config: Config, data: DataDirectory, database: "Database", clock: Clock) -> "Books":
+    """Return the books with the sinks that are configured."""
+    from modelyard.control.books import Books
+    from modelyard.stores.sql import SqlBookStore
+
+    books = SqlBookStore(database)
+    events = _usage_events(config, data, database, clock) if config.kafka.brokers else None
+    stripe = _stripe_reports(config, data, database, clock) if config.stripe.enabled else None
+    return Books(books, events=events, stripe=stripe)
+
+
+def _usage_events(config: Config, data: DataDirectory, database: "Database", clock: Clock) -> "UsageEvents":
+    from modelyard.metering.events import UsageEvents
+    from modelyard.stores.kafka import KafkaSink, check
+    from modelyard.stores.sql import SqlBookStore, SqlUsageStore
+
+    check(config.kafka)
+    return UsageEvents(
+        root=data.journal,
+        books=SqlBookStore(database),
+        usage=SqlUsageStore(database),
+        open_sink=partial(KafkaSink, config.kafka),
+        clock=clock,
+        interval_s=config.kafka.interval_s,
+        spool_bytes_max=config.kafka.spool_bytes_max,
+    )
+
+
+def _stripe_reports(config: Config, data: DataDirectory, database: "Database", clock: Clock) -> "StripeReports":
+    from modelyard.metering.stripe_reports import StripeReports
+    from modelyard.stores.sql import SqlBookStore, SqlControlStore
+    from modelyard.stores.stripe import StripeMeters, load_sdk
+
+    load_sdk()
+    file = data.provider_keys.with_name("stripe")
+    try:
+        key = (os.environ.get("STRIPE_API_KEY") or file.read_text("ascii")).strip()
+    except (OSError, UnicodeDecodeError):
+        key = ""
+    if not key:
+        raise StartupError(f"'stripe.enabled' is set, but there is no key: set STRIPE_API_KEY, or write it to {file}.")
+    settings = config.stripe
+    return StripeReports(
+        books=SqlBookStore(database),
+        meters=StripeMeters(key, api_base=settings.api_base, customers=settings.customers),
+        settings=settings,
+        clock=clock,
+        tenants=SqlControlStore(database).tenants,
+    )
 
 
 def _fetcher(settings: FetchConfig) -> "Fetcher":

@@ -20,6 +20,7 @@ from modelyard.console import build_console
 from modelyard.control.api import build_api
 from modelyard.control.artifacts import ArtifactStore, Sources
 from modelyard.control.billing import BillingDesk
+from modelyard.control.books import Books
 from modelyard.control.context import Context
 from modelyard.control.files import FileDesk
 from modelyard.control.part_files import PartFiles
@@ -48,6 +49,7 @@ from modelyard.stores.contents import DiskContents
 from modelyard.stores.sql import (
     SqlBatchStore,
     SqlBillingStore,
+    SqlBookStore,
     SqlControlStore,
     SqlEventStore,
     SqlFileStore,
@@ -200,6 +202,7 @@ async def management(folder: Path, config: Config | None = None) -> AsyncIterato
         data=data,
         store=store,
         usage=usage,
+        books=Books(SqlBookStore(database)),
         requests=RequestDesk(store=requests, webhooks=webhooks, settings=settings.control, clock=clock),
         events=events,
         webhooks=webhooks,

@@ -38,6 +38,8 @@ _COMMANDS = {
     "credits": "Show and give credit; set how tenants pay.",
     "budgets": "List, make and remove budgets.",
     "invoices": "List, show, issue and take back invoices.",
+    "costs": "Show what GPUs cost, and what is wasted.",
+    "reconcile": "Say whether the books balance.",
     "forecast": "Show when requests are expected, and replay.",
     "batch": "Submit, list, show and cancel batches.",
     "requests": "List, show or cancel detached requests.",

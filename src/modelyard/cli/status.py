@@ -6,7 +6,7 @@ import click
 
 from modelyard.cli.exits import Exit
 from modelyard.cli.http import Platform, connected
-from modelyard.cli.output import Item, show_json, show_pairs
+from modelyard.cli.output import Item, clean, show_json, show_pairs
 
 
 @click.command(
@@ -44,6 +44,7 @@ def _show(platform: Platform, status: Item, problems: list[str]) -> None:
             "Replicas": _counts(status["replicas"]),
             "Database": "well" if status["database"]["is_healthy"] else status["database"]["reason"],
             "Ledger": waiting,
+            **{sink["sink"].capitalize(): _sink(sink) for sink in status.get("sinks") or ()},
         }
     )
 
@@ -56,7 +57,16 @@ def _problems(status: Item) -> list[str]:
         found.append("no gateway is connected")
     if failed := (status["endpoints"] or {}).get("failed"):
         found.append(f"{failed} endpoint{'s' if failed > 1 else ''} cannot start")
+    found += [f"{sink['sink'].capitalize()} needs somebody" for sink in status.get("sinks") or () if sink["alarm"]]
     return found
+
+
+def _sink(sink: Item) -> str:
+    if sink["alarm"]:
+        return clean(sink["alarm"])
+    waiting = sink["pending"] or sink["waiting_bytes"]
+    unit = "events" if sink["pending"] else "bytes"
+    return f"{sink['sent']} events sent, {waiting} {unit} to go" if waiting else f"{sink['sent']} events sent"
 
 
 def _counts(counts: dict[str, Any] | None) -> str:

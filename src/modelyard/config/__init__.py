@@ -19,6 +19,7 @@ import msgspec
 
 from modelyard.config.batch import BatchConfig
 from modelyard.config.billing import BillingConfig, PriceConfig
+from modelyard.config.books import KafkaConfig, StripeConfig
 from modelyard.config.directory import DataDirectory as DataDirectory
 from modelyard.errors import StartupError
 
@@ -289,6 +290,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     without one, use is metered and free."""
     billing: BillingConfig = BillingConfig()
     """Money: currency, invoices, notices."""
+    kafka: KafkaConfig = KafkaConfig()
+    stripe: StripeConfig = StripeConfig()
 
 
 def _lists(section: type[msgspec.Struct], *path: str) -> Iterator[tuple[str, ...]]:
@@ -412,9 +415,9 @@ def _did_you_mean(error: str) -> str:
         return ""
     import difflib
 
-    sections: dict[str, type[msgspec.Struct]] = {"": Config, "gateway": GatewayConfig, "control": ControlConfig}
-    sections |= {"fleet": FleetConfig, "fetch": FetchConfig, "fetch.s3": S3Config}
-    sections |= {"batch": BatchConfig}
-    section = sections.get(unknown[2] or "", PriceConfig)
+    names = ("gateway", "control", "fleet", "engines", "fetch", "batch", "billing", "kafka", "stripe")
+    sections = {name: getattr(Config(), name) for name in names}
+    sections |= {"": Config(), "fetch.s3": S3Config(), "billing.smtp": BillingConfig().smtp}
+    section = sections.get(unknown[2] or "", PriceConfig())
     close = difflib.get_close_matches(unknown[1], section.__struct_fields__, n=1)
     return f" Did you mean '{close[0]}'?" if close else ""

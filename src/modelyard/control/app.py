@@ -10,7 +10,7 @@ import logging
 import random
 import socket
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from modelyard.control.api import build_api
 from modelyard.control.artifacts import ArtifactStore, Sources
 from modelyard.control.artifacts.sweep import Sweep
 from modelyard.control.billing import BillingDesk
+from modelyard.control.books import Books
 from modelyard.control.bootstrap import ensure_admin_key, keep_admin_key
 from modelyard.control.context import Context
 from modelyard.control.files import FileDesk
@@ -32,6 +33,7 @@ from modelyard.control.leases import LeaseOffice
 from modelyard.control.loops import Loops, Parts
 from modelyard.control.notices import NoticeSender
 from modelyard.control.part_files import PartFiles
+from modelyard.control.replica_book import ReplicaBook
 from modelyard.control.requests import RequestDesk
 from modelyard.control.rollouts import Rollouts
 from modelyard.control.signals import Signals
@@ -40,6 +42,7 @@ from modelyard.control.terms import TermsDesk
 from modelyard.control.tidings import TidingsPublisher
 from modelyard.control.uploads import UploadDesk
 from modelyard.control.webhooks import WebhookSender
+from modelyard.domain.usage import NANO_PER_USD
 from modelyard.engines import Engines
 from modelyard.fleet import Fleet
 from modelyard.metering.delivery import Delivery
@@ -93,6 +96,7 @@ class Given:
     data: DataDirectory
     store: ControlStore
     usage: UsageStore
+    books: Books
     requests: RequestStore
     events: EventStore
     webhooks: WebhookStore
@@ -130,7 +134,7 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
     rollouts = _rollouts(context, loops, made.publisher)
     works = (given.delivery, made.tidings, made.leases, context.requests, made.webhooks, made.forecasts, rollouts)
     keepers = (made.uploads, context.files, made.sweep, made.retention, made.billing, made.notices)
-    runs = [one.run for one in (*works, *keepers)]
+    runs = [*(one.run for one in (*works, *keepers)), *context.books.runs()]
     api = build_api(context, given.console(context))
     # Of thousands of endpoints and replicas a look at all objects takes a tenth of a second in which nothing else
     # happens, and every report of a gateway brought one about.
@@ -205,6 +209,7 @@ def _context(given: Given, made: _Made) -> Context:
         data=given.data,
         store=given.store,
         usage=given.usage,
+        books=_books(given, loops),
         requests=RequestDesk(store=given.requests, webhooks=made.webhooks, settings=config.control, clock=clock),
         events=given.events,
         webhooks=made.webhooks,
@@ -251,6 +256,20 @@ async def _serve(api: ASGIApp, listener: socket.socket, stop: asyncio.Event, loo
     async with asyncio.TaskGroup() as group:
         group.create_task(server.serve(api, listener, stop), name="the management API")
         group.create_task(loops, name="the loops")
+
+
+def _books(given: Given, loops: Loops) -> Books:
+    """Return the books with who keeps those of replicas."""
+    replicas = ReplicaBook(
+        store=given.store,
+        books=given.books.store,
+        nodes=loops.nodes,
+        latest=loops.latest,
+        reports=given.feed.reports,
+        prices={kind: round(usd * NANO_PER_USD) for kind, usd in given.config.fleet.accelerator_prices.items()},
+        clock=given.clock,
+    )
+    return replace(given.books, replicas=replicas)
 
 
 def _rollouts(context: Context, loops: Loops, publisher: TablePublisher) -> Rollouts:

@@ -13,6 +13,7 @@ from modelyard.clock import Clock
 from modelyard.config import Config, DataDirectory
 from modelyard.control.artifacts import ArtifactStore
 from modelyard.control.billing import BillingDesk
+from modelyard.control.books import Books
 from modelyard.control.files import FileDesk
 from modelyard.control.requests import RequestDesk
 from modelyard.control.signals import Signals
@@ -39,6 +40,8 @@ class Context:
     data: DataDirectory
     store: ControlStore
     usage: UsageStore
+    books: Books
+    """Sinks of usage, replicas' hours."""
     requests: RequestDesk
     """Requests whose answer is kept."""
     events: EventStore

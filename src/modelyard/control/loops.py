@@ -43,7 +43,7 @@ from modelyard.domain.demand import Report
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.nodes import NodeSeen
 from modelyard.domain.routing_table import Heartbeat, ReplicaSnapshot
-from modelyard.engines import Engines
+from modelyard.engines import EngineLoad, Engines
 from modelyard.fleet import Fleet
 from modelyard.observe.rounds import RoundStatus, RoundTimes
 from modelyard.policy import scaling
@@ -146,6 +146,10 @@ class Loops:
     def nodes(self) -> Mapping[str, NodeSeen]:
         """Return the fleet's nodes by id, as the last round saw them."""
         return self._tools.placer.nodes if self._tools else {}
+
+    def latest(self, replica_id: str) -> tuple[float, EngineLoad] | None:
+        """Return the last load of a replica and the (monotonic) moment at which its page was read."""
+        return self._tools.observer.latest(replica_id) if self._tools else None
 
     def passed(self) -> Mapping[str, Passed]:
         """Return what the last pass over each endpoint came to, by endpoint id."""

@@ -79,6 +79,10 @@ class Intent(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Millionths of the usual price that ``price`` is, for whoever wants to show it."""
 
 
+LINE_REPEATED = "batch_line_repeated"
+"""The error code of a ledger row that is not charged, because another run of its line of a batch is."""
+
+
 class Mark(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Progress of a stream: what would be billed if nothing more were known."""
 

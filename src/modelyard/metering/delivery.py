@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,12 +40,23 @@ class Tail(NamedTuple):
 
 
 class Delivery:
-    """Delivers every journal under ``journal_root`` (one folder a worker) into ``store``."""
+    """Delivers every journal under ``journal_root`` (one folder a worker) into ``store``.
 
-    def __init__(self, journal_root: Path, store: UsageStore, interval_s: float) -> None:
+    ``needed`` says of a worker which segment others still need, and all after it; None: none.
+    """
+
+    def __init__(
+        self,
+        journal_root: Path,
+        store: UsageStore,
+        interval_s: float,
+        needed: Callable[[str], str | None] = lambda _: None,
+    ) -> None:
         self._root = journal_root
         self._store = store
         self._interval_s = interval_s
+        self._needed = needed
+        self._needed_before: dict[str, str | None] = {}
         self._positions: dict[str, JournalPosition] | None = None
         self._read: dict[Path, tuple[int, int]] = {}
         self._backlog = 0
@@ -82,8 +93,10 @@ class Delivery:
             tails = await self._look()
             for tail in tails:
                 await self._deliver(tail, self._positions)
-            if tails:
-                await asyncio.to_thread(self._delete_delivered, dict(self._positions))
+            needed = {source: self._needed(source) for source in self._positions}
+            if tails or needed != self._needed_before:
+                await asyncio.to_thread(self._delete_delivered, dict(self._positions), needed)
+                self._needed_before = needed
 
     def backlog(self) -> int:
         """Return the bytes that were written and not delivered at the last look."""
@@ -109,11 +122,13 @@ class Delivery:
         self._read[tail.path] = tail.stamp
         self._backlog = max(0, self._backlog - (end - tail.offset))
 
-    def _delete_delivered(self, positions: Mapping[str, JournalPosition]) -> None:
-        """Delete the segments before the position, but for the newest ones. Blocks: for a thread."""
+    def _delete_delivered(self, positions: Mapping[str, JournalPosition], needed: Mapping[str, str | None]) -> None:
+        """Delete the segments before the position, but for the newest ones and what is needed. Blocks: for a thread."""
         for source, position in positions.items():
+            wanted = needed.get(source)
+            before = position.segment if wanted is None else min(position.segment, wanted)
             for path in segments(self._root / source)[:-SEGMENTS_KEPT]:
-                if path.name < position.segment:
+                if path.name < before:
                     path.unlink(missing_ok=True)
                     self._read.pop(path, None)
 

@@ -58,16 +58,17 @@ def segments(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.journal"))
 
 
-def read_records(path: Path, offset: int) -> tuple[list[JournalRecord], int]:
+def read_records(path: Path, offset: int, bytes_max: int = -1) -> tuple[list[JournalRecord], int]:
     """Return the whole records of a segment from ``offset`` on, and the offset behind the last.
 
-    An unfinished record at the end is left for the next call. What is damaged
+    An unfinished record at the end is left for the next call; ``bytes_max`` (at least twice the longest record) makes
+    that the end of a piece. What is damaged
     is skipped and logged: one flipped bit, be it in a length, must not cost the
     rest of the file.
     """
     with path.open("rb") as file:
         file.seek(offset)
-        data = file.read()
+        data = file.read(bytes_max)
     records: list[JournalRecord] = []
     at = 0
     while at < len(data):

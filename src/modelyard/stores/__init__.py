@@ -22,6 +22,11 @@ from modelyard.domain.usage import EVERYTHING, JournalRecord, Moment, UsageBucke
 from modelyard.domain.why import Ask, RequestStory, Told
 from modelyard.stores.batches import BatchStore as BatchStore
 from modelyard.stores.billing import BillingStore as BillingStore
+from modelyard.stores.books import BookStore as BookStore
+from modelyard.stores.books import EventSink as EventSink
+from modelyard.stores.books import MeterRefusedError as MeterRefusedError
+from modelyard.stores.books import Meters as Meters
+from modelyard.stores.books import SinkError as SinkError
 from modelyard.stores.events import EventStore as EventStore
 from modelyard.stores.events import Replayed as Replayed
 from modelyard.stores.events import WebhookStore as WebhookStore

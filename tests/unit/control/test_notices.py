@@ -16,9 +16,10 @@ from modelyard.clock import ManualClock
 from modelyard.config.billing import SmtpConfig
 from modelyard.control.notices import NoticeSender, told
 from modelyard.domain.billing import BillingEvent, Channel, Notice, NoticeStatus
+from modelyard.domain.tenants import Tenant
 from modelyard.policy.addresses import networks
 from modelyard.policy.webhooks import GIVE_UP_S
-from modelyard.stores.sql import Database, SqlBillingStore
+from modelyard.stores.sql import Database, SqlBillingStore, SqlControlStore
 from modelyard.web.fetcher import Fetcher
 
 EVENT = BillingEvent(
@@ -28,6 +29,7 @@ EVENT = BillingEvent(
     1_800_000_000,
     "once",
     {
+        "budget_id": "bud-1",
         "name": "<all>",
         "key_id": None,
         "model": "chat",
@@ -62,6 +64,7 @@ class Place:
 @pytest.fixture
 async def place(tmp_path: Path) -> AsyncIterator[Place]:
     database = open_fresh("sqlite", tmp_path)
+    await SqlControlStore(database).add_tenant(Tenant(EVENT.tenant_id, "a", created_at=1))
     yield Place(database)
     await database.close()
 

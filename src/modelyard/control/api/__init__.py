@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 import modelyard
 from modelyard.control.api.batches import Batches
+from modelyard.control.api.books import Books
 from modelyard.control.api.budgets import Budgets
 from modelyard.control.api.credits import Credits
 from modelyard.control.api.deploy import Deployments
@@ -93,6 +94,7 @@ def declared_routes(context: Context) -> list[AnyRoute]:
         Budgets,
         Invoices,
         Batches,
+        Books,
     )
     return [route for noun in nouns for route in noun(context).routes()]
 

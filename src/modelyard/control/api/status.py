@@ -13,6 +13,7 @@ from modelyard.domain.fleet import Replica
 from modelyard.domain.routing_table import Heartbeat
 from modelyard.domain.tenants import Scope
 from modelyard.metering.delivery import backlog_bytes
+from modelyard.metering.events import SinkStatus
 from modelyard.observe.rounds import RoundStatus
 from modelyard.stores import StoreUnavailableError
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
@@ -56,6 +57,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Null for whoever is no admin, too: it is of all tenants."""
     reconcile: RoundStatus | None
     """How long the controller's rounds take; for admins."""
+    sinks: list[SinkStatus] | None
+    """How sinks of usage stand, with their alarms; for admins."""
 
 
 class StatusPage:
@@ -102,6 +105,7 @@ class StatusPage:
             database=DatabaseStatus(is_healthy=health.is_authoritative, reason=health.reason),
             journal=journal,
             reconcile=context.rounds() if is_operator else None,
+            sinks=context.books.statuses() if is_operator else None,
         )
 
     async def _journal(self) -> JournalStatus:

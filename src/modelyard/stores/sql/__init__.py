@@ -3,11 +3,12 @@
 ``database.py`` holds the connection and its threads, ``schema.py`` the tables,
 ``migrate.py`` their change over time, ``mapping.py`` nouns to rows and back,
 ``control.py``, ``leader.py``, ``usage.py``, ``requests.py``, ``uploads.py``, ``files.py``, ``batches.py``,
-``events.py``, ``webhooks.py`` and ``billing/`` the contracts.
+``events.py``, ``webhooks.py``, ``books.py`` and ``billing/`` the contracts.
 """
 
 from modelyard.stores.sql.batches import SqlBatchStore
 from modelyard.stores.sql.billing import SqlBillingStore
+from modelyard.stores.sql.books import SqlBookStore
 from modelyard.stores.sql.control import SqlControlStore
 from modelyard.stores.sql.database import Database, open_database
 from modelyard.stores.sql.events import SqlEventStore
@@ -22,6 +23,7 @@ __all__ = [
     "Database",
     "SqlBatchStore",
     "SqlBillingStore",
+    "SqlBookStore",
     "SqlControlStore",
     "SqlEventStore",
     "SqlFileStore",

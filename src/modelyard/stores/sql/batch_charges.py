@@ -9,13 +9,11 @@ from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 
-from modelyard.domain.usage import Intent, UsageStatus
+from modelyard.domain.usage import LINE_REPEATED, Intent, UsageStatus
 from modelyard.stores.sql import schema
 from modelyard.stores.sql.database import CHUNK, insert
 from modelyard.stores.sql.mapping import Values
 
-REPEATED = "batch_line_repeated"
-"""The error code of a ledger row that is not charged because another run of its line is."""
 _TABLE = schema.batch_charges
 _NOTHING: Values = {
     "prompt_tokens": 0,
@@ -29,7 +27,7 @@ _NOTHING: Values = {
     "units_micro": 0,
     "unit": "",
     "status": UsageStatus.INTERRUPTED.value,
-    "error_code": REPEATED,
+    "error_code": LINE_REPEATED,
 }
 
 

@@ -13,7 +13,7 @@ keys: it outlives everything that it bills. Times are unix seconds.
 
 import sqlalchemy as sa
 
-from modelyard.stores.sql import columns, schema_billing, schema_events
+from modelyard.stores.sql import columns, schema_billing, schema_books, schema_events
 from modelyard.stores.sql.columns import Sequence as _Sequence
 from modelyard.stores.sql.columns import added as _added
 from modelyard.stores.sql.columns import count as _count
@@ -24,12 +24,12 @@ from modelyard.stores.sql.columns import model as _model
 from modelyard.stores.sql.columns import owner as _owner
 from modelyard.stores.sql.columns import text as _text
 
-HEAD = "0013"
+HEAD = "0014"
 """The newest migration; a fresh database is created at it directly. A test holds it equal to Alembic's head."""
 
 metadata = columns.metadata
-BILLING, EVENTS = schema_billing, schema_events
-"""The tables of money, of events and of webhooks, which are of the same schema."""
+BILLING, BOOKS, EVENTS = schema_billing, schema_books, schema_events
+"""The tables of money, of the books, of events and of webhooks, which are of the same schema."""
 
 
 def _tokens_added(*names: str) -> list[sa.Column[int]]:

@@ -1,0 +1,100 @@
+"""``modelyard reconcile``: do journals, ledger, engines, Stripe and a provider's invoice agree."""
+
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+import msgspec
+
+from modelyard.cli.exits import Exit, Failure
+from modelyard.cli.http import Platform, connected
+from modelyard.cli.nouns import DURATION
+from modelyard.cli.output import Item, clean, dollars, moment, remark, show_json
+from modelyard.clock import SystemClock
+from modelyard.metering.reconcile.invoices import InvoiceError, InvoiceLine, read_invoice
+
+_DATA = "data: "
+
+
+@click.command(
+    "reconcile",
+    epilog="\b\nExample:\n  modelyard reconcile\n  modelyard reconcile --since 30d --invoice provider-november.csv\n"
+    "  modelyard reconcile --json || page-finance",
+    short_help="Say whether the books balance.",
+)
+@click.option("--since", type=DURATION, default="24h", show_default=True, help="So long ago.")
+@click.option("--until", type=DURATION, default="0s", show_default=True, help="So long ago.")
+@click.option("--tolerance", type=click.FloatRange(0, 1), default=0.02, show_default=True, help="Allowed share.")
+@click.option(
+    "--invoice",
+    "file",
+    type=click.File("r", encoding="utf-8-sig"),
+    help="A provider's CSV: model, tokens, day, cost.",
+)
+@click.option("--json", "is_json", is_flag=True, help="Print JSON.")
+@connected
+@click.pass_context
+def command(
+    context: click.Context,
+    *,
+    platform: Platform,
+    since: float,
+    until: float,
+    tolerance: float,
+    file: TextIO | None,
+    is_json: bool,
+) -> None:
+    """Compare journals, ledger, engines, Stripe and an invoice; exit code 1 where they differ."""
+    now_s = SystemClock.unix_s()
+    asked: Item = {"since": now_s - since, "until": now_s - until, "tolerance": tolerance}
+    if file is not None:
+        asked["invoice"] = [msgspec.to_builtins(line) for line in _lines_of(file)]
+    result: Item | None = None
+    with platform.lines("POST", "/v1/reconciliation", asked) as lines:
+        for line in lines:
+            if not line.startswith(_DATA):
+                continue
+            event: Item = msgspec.json.decode(line.removeprefix(_DATA))
+            if event["type"] == "checked" and not is_json:
+                _show(event["check"])
+            if event["type"] == "result":
+                result = event["result"]
+    if result is None:
+        raise Failure("The platform stopped before it was done. See 'modelyard logs', and try again.")
+    if is_json:
+        show_json(result)
+    elif result["balances"]:
+        click.echo(f"The books balance, {moment(result['since'])} to {moment(result['until'])}.")
+    if not result["balances"]:
+        remark("The books do not balance.")
+        context.exit(Exit.FAILURE)
+
+
+def _lines_of(file: TextIO) -> list[InvoiceLine]:
+    try:
+        return read_invoice(file)
+    except (InvoiceError, UnicodeDecodeError) as error:
+        raise Failure(f"Cannot read the invoice {Path(file.name).name}: {error}.", Exit.USAGE) from error
+
+
+def _show(check: Item) -> None:
+    state = "differs" if check["found"] else "unknown" if check["problem"] else "agrees"
+    click.echo(f"{check['name']}: {state} ({check['compared']} {check['unit']})")
+    if check["problem"]:
+        click.echo(f"  {clean(check['problem'])}")
+    if check["found"]:
+        amounts = f"{check['tokens']:+} tokens, {dollars(check['nanousd'])}"
+        click.echo(f"  {check['found']} differences: {amounts}")
+    for difference in check["differences"]:
+        _show_difference(difference)
+    if check["found"] > len(check["differences"]):
+        click.echo(f"  … and {check['found'] - len(check['differences'])} more")
+    for note in check["notes"][:5]:
+        remark(f"  {clean(note)}")
+
+
+def _show_difference(difference: dict[str, Any]) -> None:
+    click.echo(f"  {clean(difference['subject'])}: {clean(difference['what'])}")
+    ids = difference["request_ids"]
+    if ids and ids != [difference["subject"]]:
+        click.echo(f"    requests: {', '.join(map(clean, ids))}")

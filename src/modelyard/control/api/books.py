@@ -1,0 +1,232 @@
+"""The books: whether they balance, how sinks stand, what accelerators cost. For admins: it is of all tenants."""
+
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Annotated, Any
+
+import msgspec
+from starlette.responses import Response
+
+from modelyard.control.context import Context
+from modelyard.domain.endpoints import Endpoint
+from modelyard.domain.tenants import Scope
+from modelyard.errors import invalid_value
+from modelyard.metering.events import SinkStatus
+from modelyard.metering.prices import usd
+from modelyard.metering.reconcile import Check, Difference, Findings
+from modelyard.metering.reconcile.invoices import InvoiceLine, ledger_and_invoice
+from modelyard.metering.reconcile.journals import journals_and_ledger, rows_and_roll_ups
+from modelyard.metering.reconcile.replicas import ledger_and_engines
+from modelyard.metering.reconcile.stripe import ledger_and_stripe
+from modelyard.policy import gpu_costs
+from modelyard.web.routes import AnyRoute, Call, Empty, Route
+from modelyard.web.streams import event_stream
+
+DAY_S = 86_400
+HOUR_S = 3600
+WEEK_S = 7 * DAY_S
+SPAN_MAX_S = 400 * DAY_S
+LINES_MAX = 100_000
+
+_Unix = Annotated[float, msgspec.Meta(ge=0, le=253_402_300_799, description="Unix seconds.")]
+_Tolerance = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class Span(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """From when to when; by default the last day, or week."""
+
+    since: _Unix | None = None
+    until: _Unix | None = None
+
+
+class ReconcileQuery(Span, frozen=True, forbid_unknown_fields=True):
+    """Which time."""
+
+    tolerance: _Tolerance = 0.02
+    """How much more an engine may have done than was billed, as a share."""
+
+
+class ReconcileBody(ReconcileQuery, frozen=True, forbid_unknown_fields=True):
+    """Which time, and a provider's invoice."""
+
+    invoice: Annotated[list[InvoiceLine], msgspec.Meta(max_length=LINES_MAX)] = []
+
+
+class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
+    """What was compared and found. ``balances``: nothing differs, and everything could be compared."""
+
+    object: str = "reconciliation"
+    since: int
+    until: int
+    balances: bool
+    checks: list[Check]
+
+
+class Sinks(msgspec.Struct, frozen=True, kw_only=True):
+    """How every sink of usage stands."""
+
+    object: str = "list"
+    data: list[SinkStatus]
+    has_more: bool = False
+
+
+class CostReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What accelerators cost, whose cost that is, and what is wasted; nano-dollars are exact, ``…_usd`` the same."""
+
+    object: str = "gpu_costs"
+    since: int
+    until: int
+    cost_usd: str
+    revenue_usd: str
+    margin_usd: str
+    waste_usd: str
+    accelerator_hours: float
+    utilisation: float
+    """Share of ready time with a request."""
+    endpoints: list[gpu_costs.EndpointCost]
+    customers: list[gpu_costs.CustomerCost]
+    waste: list[gpu_costs.Waste]
+
+
+_ToCheck = tuple[str, Callable[[], Coroutine[Any, Any, Check]]]
+
+
+class Books:
+    """The routes of the books."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def routes(self) -> list[AnyRoute]:
+        """Return the declared routes."""
+        path, admin = "/v1/reconciliation", Scope.ADMIN
+        return [
+            Route("GET", path, admin, "Whether the books balance", self.get, Empty, ReconcileQuery, Reconciliation),
+            Route("POST", path, admin, "The same as events", self.stream, ReconcileBody, Empty, Reconciliation),
+            Route("GET", "/v1/exports", admin, "Sinks of usage", self.sinks, Empty, Empty, Sinks),
+            Route("GET", "/v1/organization/gpu-costs", admin, "Cost of GPUs", self.costs, Empty, Span, CostReport),
+        ]
+
+    async def get(self, call: Call[Empty, ReconcileQuery]) -> Reconciliation:
+        """Compare all but an invoice."""
+        query = call.query
+        asked = ReconcileBody(query.since, query.until, query.tolerance)
+        since, until = self._span(asked, DAY_S)
+        return _reconciled(since, until, [await check() for _, check in await self._checks(asked, since, until)])
+
+    async def stream(self, call: Call[ReconcileBody, Empty]) -> Response:
+        """Compare all; an event before and behind each comparison, and the whole at the end."""
+        since, until = self._span(call.body, DAY_S)
+        return event_stream(self._events(await self._checks(call.body, since, until), since, until))
+
+    async def sinks(self, call: Call[Empty, Empty]) -> Sinks:
+        """Return how sinks stand."""
+        return Sinks(data=self._context.books.statuses())
+
+    async def costs(self, call: Call[Empty, Span]) -> CostReport:
+        """Return what accelerators cost in whole hours."""
+        since, until = self._span(call.query, WEEK_S)
+        start, end = int(since // HOUR_S * HOUR_S), int(-(-until // HOUR_S) * HOUR_S)
+        books = self._context.books.store
+        hours = await books.hours(since=start, until=end)
+        uses = await books.endpoint_use(since=start, until=end)
+        setups = {one.id: _setup(one) for one in await self._context.store.endpoints() if not one.is_deleted}
+        report = gpu_costs.report(hours, uses, setups, now_s=self._context.clock.unix_s())
+        cost = sum(one.cost_nanousd for one in report.endpoints)
+        revenue = sum(one.revenue_nanousd for one in report.endpoints)
+        ready_s = sum(hour.ready_s for hour in hours)
+        return CostReport(
+            since=start,
+            until=end,
+            cost_usd=usd(cost),
+            revenue_usd=usd(revenue),
+            margin_usd=usd(revenue - cost),
+            waste_usd=usd(sum(one.nanousd for one in report.waste)),
+            accelerator_hours=sum(one.accelerator_hours for one in report.endpoints),
+            utilisation=sum(hour.busy_s for hour in hours) / ready_s if ready_s else 0.0,
+            endpoints=report.endpoints,
+            customers=report.customers,
+            waste=report.waste,
+        )
+
+    def _span(self, asked: Span, default_s: float) -> tuple[float, float]:
+        until = self._context.clock.unix_s() if asked.until is None else asked.until
+        since = max(0.0, until - default_s) if asked.since is None else asked.since
+        if since > until:
+            raise invalid_value("since", "it is after 'until'")
+        if until - since > SPAN_MAX_S:
+            raise invalid_value("since", "the time is longer than 400 days")
+        return since, until
+
+    async def _checks(self, asked: ReconcileBody, since: float, until: float) -> list[_ToCheck]:
+        context, books = self._context, self._context.books.store
+        kept = await context.usage.kept_since()
+        start, end = int(since // HOUR_S * HOUR_S), int(until // HOUR_S * HOUR_S)
+        found: list[_ToCheck] = [
+            ("journal and ledger", lambda: journals_and_ledger(context.data.journal, books, kept_since=kept)),
+            ("rows and roll-ups", lambda: rows_and_roll_ups(books, since=start, until=end, kept_since=kept)),
+            (
+                "ledger and engines",
+                lambda: ledger_and_engines(books, since=since, until=until, tolerance=asked.tolerance),
+            ),
+        ]
+        if context.books.statuses():
+            found.append(("sinks of usage", self._sinks_check))
+        if (stripe := context.books.stripe) is not None:
+            meters, counted = stripe.meters, stripe.counted
+            found.append(
+                ("ledger and Stripe", lambda: ledger_and_stripe(books, meters, counted, since=start, until=end))
+            )
+        if asked.invoice:
+            names = await self._provider_names()
+            compare = ledger_and_invoice
+            found.append(
+                (
+                    "ledger and the provider's invoice",
+                    lambda: compare(books, asked.invoice, names, since=since, until=until, tolerance=asked.tolerance),
+                )
+            )
+        return found
+
+    async def _sinks_check(self) -> Check:
+        """Return what sinks want somebody to do."""
+        findings = Findings("sinks of usage", "sinks")
+        for sink in self._context.books.statuses():
+            findings.compared += 1
+            if sink.alarm:
+                findings.add(Difference(subject=sink.sink, what=sink.alarm))
+        return findings.check()
+
+    async def _provider_names(self) -> dict[str, str]:
+        """Return what providers call the models of versions that they run."""
+        engines = self._context.engines
+        return {
+            version.id: str(version.options.get("model") or version.name)
+            for version in await self._context.store.versions()
+            if (engine := engines.get(version.framework)) is not None and engine.is_remote
+        }
+
+    async def _events(self, checks: list[_ToCheck], since: float, until: float) -> AsyncIterator[str]:
+        done: list[Check] = []
+        for name, check in checks:
+            yield _encode({"type": "checking", "name": name})
+            done.append(await check())
+            yield _encode({"type": "checked", "check": done[-1]})
+        yield _encode({"type": "result", "result": _reconciled(since, until, done)})
+
+
+def _encode(event: dict[str, Any]) -> str:
+    return msgspec.json.encode(event).decode()
+
+
+def _reconciled(since: float, until: float, checks: list[Check]) -> Reconciliation:
+    balances = all(check.is_good for check in checks)
+    return Reconciliation(since=int(since), until=int(until), balances=balances, checks=checks)
+
+
+def _setup(endpoint: Endpoint) -> gpu_costs.Setup:
+    rollout, scaling = endpoint.rollout, endpoint.scaling
+    weighted = sum(release.weight > 0 for release in endpoint.releases)
+    since = rollout.began_at if rollout is not None and rollout.is_open and weighted > 1 else None
+    return gpu_costs.Setup(
+        endpoint.name, endpoint.tenant_id, scaling.min_replicas, scaling.max_replicas, scaling.scale_to_zero, since
+    )

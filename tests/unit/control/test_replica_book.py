@@ -1,0 +1,228 @@
+"""Every second of every replica is booked once, through restarts of the controller and over the ends of hours."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.conformance.backends import open_fresh
+
+from modelyard.clock import ManualClock
+from modelyard.control.replica_book import INTERVAL_S, ReplicaBook
+from modelyard.domain.books import ReplicaHour, ReplicaLife
+from modelyard.domain.catalog import Artifact, ModelVersion
+from modelyard.domain.demand import ReplicaReport, Report
+from modelyard.domain.endpoints import Endpoint, Release, Scaling
+from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.nodes import Accelerator, Node, NodeSeen, Part, Placement
+from modelyard.domain.tenants import Tenant
+from modelyard.engines import EngineLoad
+from modelyard.policy.gpu_costs import HOUR_S
+from modelyard.stores import StoreUnavailableError
+from modelyard.stores.sql import Database, SqlBookStore, SqlControlStore
+
+BEGIN_S = 1_700_002_800.0  # a full hour
+USD = 1_000_000_000
+GIB = 1024**3
+
+
+class Floor:
+    """A stored endpoint with replicas, and the book of them."""
+
+    def __init__(self, database: Database) -> None:
+        self.clock = ManualClock(start_s=BEGIN_S)
+        self.store = SqlControlStore(database)
+        self.books = SqlBookStore(database)
+        self.loads: dict[str, EngineLoad] = {}
+        self.reports: dict[str, Report] = {}
+        self.book = self.new_book()
+
+    def new_book(self) -> ReplicaBook:
+        node = Node("n", (Accelerator(0, "h100", 80 * GIB),), price_nanousd=4 * USD)
+        return ReplicaBook(
+            store=self.store,
+            books=self.books,
+            nodes=lambda: {"n": NodeSeen(node=node)},
+            latest=lambda one: (self.clock.monotonic_s() - 1.0, self.loads[one]) if one in self.loads else None,
+            reports=lambda: self.reports,
+            prices={},
+            clock=self.clock,
+        )
+
+    async def put(
+        self, state: ReplicaState, *, id: str = "rep-1", started: float = BEGIN_S, ready: float | None = None
+    ) -> None:
+        placement = Placement((Part("n", (0,), 40 * GIB),))
+        await self.store.put_replica(
+            Replica(
+                id,
+                "ep-1",
+                "ver-1",
+                0,
+                1,
+                state,
+                self.clock.unix_s(),
+                started_at=started,
+                ready_at=ready,
+                placement=placement,
+            )
+        )
+
+    async def looks(self, count: int, every_s: float = INTERVAL_S) -> None:
+        for _ in range(count):
+            self.clock.advance(every_s)
+            await self.book.note()
+
+    async def hours(self) -> list[ReplicaHour]:
+        """Return what is booked, that of the last looks too."""
+        await self.book._write()
+        return await self.books.hours(since=0, until=2**40)
+
+    async def lives(self) -> list[ReplicaLife]:
+        await self.book._write()
+        return await self.books.lives(since=0, until=2**40)
+
+
+@pytest.fixture
+async def floor(tmp_path: Path) -> AsyncIterator[Floor]:
+    database = open_fresh("sqlite", tmp_path)
+    made = Floor(database)
+    await made.store.add_tenant(Tenant(id="ten-a", name="a", created_at=0))
+    version = ModelVersion(
+        id="ver-1",
+        tenant_id="ten-a",
+        name="m",
+        version="v1",
+        framework="simulated",
+        artifact=Artifact(""),
+        options={},
+        created_at=0,
+    )
+    await made.store.add_deployment(
+        version, Endpoint("ep-1", "ten-a", "m", (Release("ver-1"),), Scaling(), created_at=0)
+    )
+    yield made
+    await database.close()
+
+
+async def test_a_life_is_booked_by_the_hour_with_its_share_and_price(floor: Floor) -> None:
+    await floor.put(ReplicaState.LOADING)
+    await floor.looks(6)
+    ready = floor.clock.unix_s()
+    await floor.put(ReplicaState.READY, ready=ready)
+    await floor.looks(360)  # an hour, from a minute past one
+    await floor.put(ReplicaState.STOPPED, ready=ready)
+    await floor.looks(3)
+    first, second = await floor.hours()
+    assert (first.hour, second.hour) == (BEGIN_S, BEGIN_S + HOUR_S)
+    assert (first.present_s, first.ready_s, first.busy_s) == (HOUR_S, HOUR_S - 60, 0)
+    assert (second.present_s, second.ready_s) == (60, 60)
+    assert first.accelerator_s == HOUR_S / 2, "it has half of the memory"
+    assert first.cost_nanousd == pytest.approx(2 * USD, rel=1e-6)
+    (life,) = await floor.lives()
+    assert (life.ended_at, life.ready_at, life.owner_id, life.accelerator) == (ready + HOUR_S, ready, "ten-a", "h100")
+
+
+async def test_busy_is_when_an_engine_or_a_gateway_says_so(floor: Floor) -> None:
+    await floor.put(ReplicaState.READY, ready=BEGIN_S)
+    await floor.looks(2)
+    floor.loads["rep-1"] = EngineLoad(running=1)
+    await floor.looks(3)
+    floor.loads.clear()
+    floor.reports["g"] = Report([], [ReplicaReport("rep-1/guest@1", 2, 0, "")])
+    await floor.looks(4)
+    floor.reports.clear()
+    await floor.looks(1)
+    (booked,) = await floor.hours()
+    assert (booked.present_s, booked.busy_s) == (100, 70)
+
+
+async def test_a_controller_that_was_away_books_the_time_between_once_and_as_idle(floor: Floor) -> None:
+    await floor.put(ReplicaState.READY, ready=BEGIN_S)
+    floor.loads["rep-1"] = EngineLoad(running=1)
+    await floor.looks(13)  # of which the first and the seventh were written, and then it was killed
+    floor.clock.advance(600)
+    floor.book = floor.new_book()
+    await floor.book.note()
+    await floor.book.note()
+    await floor.looks(2)
+    (booked,) = await floor.hours()
+    assert booked.present_s == 750
+    assert booked.busy_s == 150
+
+
+async def test_a_store_that_is_away_costs_no_second_and_books_none_twice(
+    floor: Floor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object) -> None:
+        raise StoreUnavailableError("locked")
+
+    await floor.put(ReplicaState.READY, ready=BEGIN_S)
+    await floor.looks(3)
+    with monkeypatch.context() as patched:
+        patched.setattr(SqlBookStore, "put_lives", away)
+        for _ in range(9):
+            with contextlib.suppress(StoreUnavailableError):
+                await floor.looks(1)
+        await floor.put(ReplicaState.STOPPED, ready=BEGIN_S)
+        with pytest.raises(StoreUnavailableError):
+            await floor.looks(1)
+    await floor.looks(2)
+    (booked,) = await floor.hours()
+    assert booked.present_s == 120
+    (life,) = await floor.lives()
+    assert life.ended_at == BEGIN_S + 120
+
+
+async def test_nothing_is_booked_before_the_fleet_was_looked_at(floor: Floor) -> None:
+    """Its price would be wrong for good."""
+    await floor.put(ReplicaState.READY, ready=BEGIN_S)
+    nodes, floor.book._nodes = floor.book._nodes, dict
+    await floor.looks(3)
+    assert await floor.lives() == []
+    floor.book._nodes = nodes
+    await floor.looks(3)
+    (booked,) = await floor.hours()
+    assert booked.present_s == 60
+    assert booked.cost_nanousd > 0
+
+
+async def test_counters_are_kept_with_the_moment_of_their_page_and_never_go_back(floor: Floor) -> None:
+    await floor.put(ReplicaState.READY, ready=BEGIN_S)
+    floor.loads["rep-1"] = EngineLoad(prompt_tokens_total=50.0, generation_tokens_total=70.0)
+    await floor.looks(1)
+    floor.loads["rep-1"] = EngineLoad(prompt_tokens_total=40.0, generation_tokens_total=90.0)
+    await floor.looks(1)
+    at = floor.clock.unix_s() - 1.0
+    del floor.loads["rep-1"]
+    await floor.looks(5)
+    (life,) = await floor.lives()
+    assert (life.prompt_tokens, life.generation_tokens, life.counted_at) == (50, 90, at)
+
+
+async def test_what_was_over_before_the_book_or_has_not_begun_is_not_booked(floor: Floor) -> None:
+    await floor.put(ReplicaState.FAILED, id="rep-old")
+    await floor.put(ReplicaState.STARTING, id="rep-new", started=0.0)
+    await floor.looks(3)
+    assert await floor.lives() == []
+
+
+async def test_a_replica_that_goes_with_its_endpoint_ends(floor: Floor) -> None:
+    await floor.put(ReplicaState.READY, ready=BEGIN_S)
+    await floor.looks(3)
+    await floor.store.remove_endpoint("ep-1")
+    await floor.looks(3)
+    (life,) = await floor.lives()
+    assert life.ended_at == BEGIN_S + 30
+    (booked,) = await floor.hours()
+    assert booked.present_s == 30
+
+
+async def test_a_clock_that_is_set_back_books_nothing_twice(floor: Floor) -> None:
+    await floor.put(ReplicaState.READY, ready=BEGIN_S)
+    await floor.looks(6)
+    floor.clock.elapsed_s -= 30
+    await floor.book.note()
+    await floor.looks(6)
+    (booked,) = await floor.hours()
+    assert booked.present_s == 90
