@@ -224,9 +224,16 @@ def test_over_the_limit_exits_5(served: Yard) -> None:
     assert codes == [0, 5]
 
 
+def book_one(served: Yard) -> None:
+    """Ask something, and wait for its row: those of all that ended before it are there then, too."""
+    key = json.loads(out(served, "keys", "create", "counted", "--json"))
+    assert run(served, "run", "sim", "count me", key=key["key"]).returncode == 0
+    wanted = f"SELECT 1 FROM inference_requests WHERE api_key_id = '{key['id']}'"
+    eventually(lambda: served.query(wanted) and served.open_requests() == 0, 10, "all is booked")
+
+
 def test_usage_agrees_with_the_ledger_in_every_format(served: Yard) -> None:
-    out(served, "run", "sim", "count me")
-    eventually(lambda: served.open_requests() == 0, 10, "all is booked")
+    book_one(served)
     report = json.loads(out(served, "usage", "--by", "model,day", "--since", "1h", "--json"))
     rows = served.rows()
     assert report["total"]["requests"] == len(rows)
@@ -244,8 +251,7 @@ def test_usage_agrees_with_the_ledger_in_every_format(served: Yard) -> None:
 
 
 def test_an_export_is_the_ledger_and_there_only_when_it_is_whole(served: Yard, tmp_path: Path) -> None:
-    out(served, "run", "sim", "count me")
-    eventually(lambda: served.open_requests() == 0, 10, "all is booked")
+    book_one(served)
     rows = {row.request_id: row for row in served.rows()}
     sheet = list(csv.DictReader(io.StringIO(out(served, "usage", "export", "--since", "1h"))))
     assert {line["request_id"]: int(line["cost_nanousd"]) for line in sheet} == {

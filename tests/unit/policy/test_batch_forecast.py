@@ -2,7 +2,6 @@
 
 from modelyard.domain.usage import Price
 from modelyard.policy.batch_forecast import OUTPUT_DEFAULT, Seen, Work, forecast
-from modelyard.policy.pricing import discounted
 
 PRICE = Price(input=1_000_000, output=2_000_000)
 """One nano-dollar a prompt token, two a generated one."""
@@ -35,9 +34,3 @@ def test_a_model_without_replicas_or_with_more_than_lines_may_be_out() -> None:
     assert forecast(Work(100, 400, None), seen, PRICE, concurrency=8).seconds is None
     many = Seen(answers=50, output_tokens=30.0, seconds=2.0, slots=1000)
     assert forecast(Work(100, 400, None), many, PRICE, concurrency=8).seconds == 25.0
-
-
-def test_a_price_is_discounted_in_each_part_half_to_even() -> None:
-    assert discounted(Price(3, 5, 10, 1), 500_000) == Price(2, 2, 5, 0)
-    assert discounted(PRICE, 1_000_000) is PRICE
-    assert discounted(PRICE, 0) == Price()

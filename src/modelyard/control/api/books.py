@@ -99,9 +99,21 @@ class Books:
     def routes(self) -> list[AnyRoute]:
         """Return the declared routes."""
         path, admin = "/v1/reconciliation", Scope.ADMIN
+        example = {"since": "7d", "tolerance": 0.001}
         return [
             Route("GET", path, admin, "Whether the books balance", self.get, Empty, ReconcileQuery, Reconciliation),
-            Route("POST", path, admin, "The same as events", self.stream, ReconcileBody, Empty, Reconciliation),
+            Route(
+                "POST",
+                path,
+                admin,
+                "The same as events",
+                self.stream,
+                ReconcileBody,
+                Empty,
+                Reconciliation,
+                200,
+                example,
+            ),
             Route("GET", "/v1/exports", admin, "Sinks of usage", self.sinks, Empty, Empty, Sinks),
             Route("GET", "/v1/organization/gpu-costs", admin, "Cost of GPUs", self.costs, Empty, Span, CostReport),
         ]
