@@ -100,7 +100,6 @@ class Books:
         """Return the declared routes."""
         path, admin = "/v1/reconciliation", Scope.ADMIN
         example = {"since": 1_793_491_200, "until": 1_796_083_200, "tolerance": 0.01}
-        body, view = ReconcileBody, Reconciliation
         return [
             Route("GET", path, admin, "Whether the books balance", self.get, Empty, ReconcileQuery, Reconciliation),
             Route(
