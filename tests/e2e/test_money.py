@@ -106,7 +106,7 @@ def test_a_hard_budget_refuses_and_a_soft_one_is_told(served: Yard) -> None:
     # Two workers divide it, so that each has room for two.
     statuses = [chat(served, key).status for _ in range(8)]
     assert 2 <= statuses.count(200) <= 4
-    assert statuses[-1] == 429
+    assert 429 in statuses
 
     def shares() -> list[int]:
         events = served.get("/v1/billing/events?tenant=bounded")["data"]
