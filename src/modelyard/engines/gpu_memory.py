@@ -8,6 +8,7 @@ activations, graphs) is there once on each accelerator.
 
 from fractions import Fraction
 from math import ceil
+from typing import Protocol
 
 import msgspec
 
@@ -32,20 +33,55 @@ class GpuMemory(msgspec.Struct, frozen=True):
     """Tokens that were counted in."""
     total_bytes: int
 
-    def settings(self, *, slots: int, context_length: int, load_s: float) -> Settings:
-        """Return the settings of an engine that needs this; ``load_s`` is the time of a start."""
-        return Settings(
-            slots=slots,
-            context_length=context_length,
-            memory_bytes=self.total_bytes,
-            load_s=load_s,
-            kv_tokens=self.kv_tokens,
-            weights_bytes=self.weights_bytes,
-            kv_bytes_per_token=self.kv_bytes_per_token,
-        )
+
+class GpuOptions(Protocol):
+    """What the options of engines that divide a model by tensor parallelism have in common."""
+
+    @property
+    def slots(self) -> int: ...
+    @property
+    def context_length(self) -> int: ...
+    @property
+    def kv_tokens(self) -> int: ...
+    @property
+    def kv_type(self) -> str: ...
 
 
-def is_wide(facts: ModelFacts | None) -> bool:
+def gpu_settings(
+    read: GpuOptions,
+    facts: ModelFacts | None,
+    artifact_bytes: int,
+    *,
+    parallel: int,
+    load_s: float,
+    weights_share: Fraction = Fraction(1),
+) -> Settings:
+    """Return the settings of a replica with these options. ``load_s`` is the time of a start.
+
+    ``weights_share``: what is left of weights that are not quantised yet, when the engine quantises them as it loads.
+    """
+    needs = gpu_memory(
+        facts,
+        artifact_bytes,
+        slots=read.slots,
+        context_length=read.context_length,
+        parallel=parallel,
+        kv_tokens=read.kv_tokens,
+        kv_share=Fraction(1) if read.kv_type == "auto" else Fraction(1, 2),
+        weights_share=weights_share if _is_wide(facts) else Fraction(1),
+    )
+    return Settings(
+        slots=read.slots,
+        context_length=read.context_length,
+        memory_bytes=needs.total_bytes,
+        load_s=load_s,
+        kv_tokens=needs.kv_tokens,
+        weights_bytes=needs.weights_bytes,
+        kv_bytes_per_token=needs.kv_bytes_per_token,
+    )
+
+
+def _is_wide(facts: ModelFacts | None) -> bool:
     """Say whether weights are not quantised yet, or nobody knows: an engine that quantises as it loads shrinks them."""
     return facts is None or facts.quantisation in ("", "BF16", "F16", "F32")
 

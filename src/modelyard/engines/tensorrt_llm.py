@@ -12,7 +12,6 @@ Not run here (CUDA only): flags of NVIDIA/TensorRT-LLM
 ``examples/serve/prometheus_metrics.py`` @ 47d640e.
 """
 
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,7 +19,7 @@ import msgspec
 
 from modelyard.domain.facts import ModelFacts
 from modelyard.engines import EngineCommand, EngineLoad, LaunchSpec, Options, Settings
-from modelyard.engines.gpu_memory import gpu_memory
+from modelyard.engines.gpu_memory import gpu_settings
 from modelyard.engines.guard import Plan, Route, folder_of, guarded, openai_routes
 from modelyard.engines.options import read_options
 from modelyard.engines.pages import count_of, read_samples
@@ -100,17 +99,13 @@ class TensorRtLlmEngine(ProgramEngine):
             ValueError: an unknown option or a bad value, naming it.
         """
         read = read_options(TensorRtLlmOptions, options, engine=self.name)
-        needs = gpu_memory(
+        return gpu_settings(
+            read,
             facts,
             artifact_bytes,
-            slots=read.slots,
-            context_length=read.context_length,
             parallel=max(1, read.tensor_parallel) * read.pipeline_parallel,
-            kv_tokens=read.kv_tokens,
-            kv_share=Fraction(1) if read.kv_type == "auto" else Fraction(1, 2),
+            load_s=_LOAD_S + artifact_bytes / _LOAD_BYTES_PER_S,
         )
-        load_s = _LOAD_S + artifact_bytes / _LOAD_BYTES_PER_S
-        return needs.settings(slots=read.slots, context_length=read.context_length, load_s=load_s)
 
     def command(self, spec: LaunchSpec) -> EngineCommand:
         """Return the guard with ``trtllm-serve`` behind it."""

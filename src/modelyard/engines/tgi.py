@@ -18,7 +18,7 @@ import msgspec
 
 from modelyard.domain.facts import ModelFacts
 from modelyard.engines import EngineCommand, EngineLoad, LaunchSpec, Options, Settings
-from modelyard.engines.gpu_memory import gpu_memory, is_wide
+from modelyard.engines.gpu_memory import gpu_settings
 from modelyard.engines.guard import Plan, folder_of, guarded, openai_routes
 from modelyard.engines.options import read_options
 from modelyard.engines.pages import count_of, read_samples
@@ -93,18 +93,14 @@ class TgiEngine(ProgramEngine):
             ValueError: an unknown option or a bad value, naming it.
         """
         read = read_options(TgiOptions, options, engine=self.name)
-        needs = gpu_memory(
+        return gpu_settings(
+            read,
             facts,
             artifact_bytes,
-            slots=read.slots,
-            context_length=read.context_length,
             parallel=max(1, read.tensor_parallel),
-            kv_tokens=read.kv_tokens,
-            kv_share=Fraction(1) if read.kv_type == "auto" else Fraction(1, 2),
-            weights_share=_WEIGHTS_SHARE.get(read.quantisation, Fraction(1)) if is_wide(facts) else Fraction(1),
+            load_s=_LOAD_S + artifact_bytes / _LOAD_BYTES_PER_S,
+            weights_share=_WEIGHTS_SHARE.get(read.quantisation, Fraction(1)),
         )
-        load_s = _LOAD_S + artifact_bytes / _LOAD_BYTES_PER_S
-        return needs.settings(slots=read.slots, context_length=read.context_length, load_s=load_s)
 
     def command(self, spec: LaunchSpec) -> EngineCommand:
         """Return the guard with the launcher behind it; the key between them is in the environment."""

@@ -70,10 +70,15 @@ def _named(
     return Hosting(host, [])
 
 
+def _served_by(host: Endpoint, versions: Mapping[str, ModelVersion]) -> list[ModelVersion]:
+    """Return the versions of a host that answer."""
+    return [versions[one.version_id] for one in host.releases if one.weight and one.version_id in versions]
+
+
 def why_not(host: Endpoint, engine: Engine, base: ModelVersion | None, versions: Mapping[str, ModelVersion]) -> str:
     """Return why ``host`` cannot take in an adapter of ``base`` (or, without one, a model of ``engine``); "" where it
     can."""
-    served = [versions[one.version_id] for one in host.releases if one.weight and one.version_id in versions]
+    served = _served_by(host, versions)
     name = f"'{host.name}'"
     if host.host_id:
         return f"{name} is a guest itself; name the endpoint that it sits on"
@@ -92,7 +97,7 @@ def why_not(host: Endpoint, engine: Engine, base: ModelVersion | None, versions:
 
 def seats_of(host: Endpoint, engine: Engine, versions: Mapping[str, ModelVersion]) -> int:
     """Return how many guests all replicas of ``host`` hold at most."""
-    served = [versions[one.version_id] for one in host.releases if one.weight and one.version_id in versions]
+    served = _served_by(host, versions)
     return host.scaling.max_replicas * max((guests_max(engine, one) for one in served), default=0)
 
 

@@ -128,13 +128,13 @@ class Releases:
         context, engine, base = self._context, findings.engine, findings.base
         if engine is None:
             return []
-        versions = {one.id: one for one in await context.store.versions()}
         if not endpoint.host_id:
             if base is not None:
                 return [Fault("base", f"'{endpoint.name}' has replicas of its own; deploy the adapter as an endpoint")]
             answers = not (wanted.shadow or wanted.fallback)
             new = findings.registered or draft_of(endpoint, engine, findings, wanted.options)
             return await stranding(context, endpoint, engine, new) if answers else []
+        versions = {one.id: one for one in await context.store.versions()}
         main = versions.get(main_release(endpoint).version_id)
         if base is None and main is not None and main.base_id:
             return [Fault("base", f"'{endpoint.name}' is a guest: its versions are adapters; name the base")]
