@@ -20,6 +20,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from modelyard.console import views
+from modelyard.console.batch_rows import batch_rows
 from modelyard.console.session import SESSION_S, sign_in, signed_in
 from modelyard.domain.tenants import Identity
 from modelyard.errors import ApiError
@@ -60,6 +61,7 @@ def build_console(context: views.ConsoleContext) -> ASGIApp:
             Route("/endpoints/{endpoint}", guarded(console.endpoint), methods=["GET"]),
             Route("/keys", guarded(console.keys), methods=["GET"]),
             Route("/usage", guarded(console.usage), methods=["GET"]),
+            Route("/batches", guarded(console.batches), methods=["GET"]),
             Route("/invoices", guarded(console.invoices), methods=["GET"]),
             Route("/invoices/{invoice}", guarded(console.invoice), methods=["GET"]),
             Route("/login", console.login_page, methods=["GET"]),
@@ -115,6 +117,9 @@ class _Console:
         days = int(wanted) if wanted in map(str, SPANS) else SPANS[1]
         rows, total = await views.usage_rows(self.context, identity, days=days)
         return self._page("usage.html", identity, rows=rows, total=total, days=days, spans=SPANS)
+
+    async def batches(self, _: Request, identity: Identity) -> Response:
+        return self._page("batches.html", identity, rows=await batch_rows(self.context, identity))
 
     async def invoices(self, _: Request, identity: Identity) -> Response:
         return self._page("invoices.html", identity, rows=await views.invoice_rows(self.context, identity))

@@ -17,7 +17,7 @@ from modelyard.domain.usage import NANO_PER_USD, UsageBucket
 from modelyard.engines import Engines
 from modelyard.policy.money import decimal
 from modelyard.policy.releases import serving_release
-from modelyard.stores import BillingStore, Event, UsageStore
+from modelyard.stores import BatchStore, BillingStore, Event, UsageStore
 
 EVENTS_SHOWN = 50
 INVOICES_SHOWN = 200
@@ -29,6 +29,11 @@ class ConsoleContext(SessionContext, Protocol):
     @property
     def usage(self) -> UsageStore:
         """The ledger."""
+        ...
+
+    @property
+    def batches(self) -> BatchStore:
+        """Batches."""
         ...
 
     @property
