@@ -95,6 +95,7 @@ class TermsDesk:
         self._free_nanousd = nano_of(settings.free_usd_per_month)
         self._terms = NO_TERMS
         self._due_s: float | None = None
+        self._voided = 0
         self._turn = asyncio.Lock()
         self._tenants: dict[str, tuple[Tenant, Terms, Tenant]] = {}
         self._keys: dict[str, tuple[ApiKey, Terms, ApiKey]] = {}
@@ -105,6 +106,7 @@ class TermsDesk:
     def void(self) -> None:
         """Read anew at the next question."""
         self._due_s = None
+        self._voided += 1
 
     async def current(self) -> Terms:
         """Return what holds.
@@ -134,24 +136,21 @@ class TermsDesk:
         return self._due_s is None or self._clock.monotonic_s() >= self._due_s
 
     async def _read(self) -> None:
-        # Set before reading: what is voided meanwhile is read once more.
-        self._due_s = self._clock.monotonic_s() + REREAD_S
-        try:
-            now = self._clock.unix_s()
-            prices, accounts = await self._store.prices(), await self._store.accounts()
-            left: dict[str, int] = {}
-            for grant in await self._store.grants(tenant_id=None):
-                left[grant.tenant_id] = left.get(grant.tenant_id, 0) + credit.left([grant], now)
-            hard = [one for one in await self._store.budgets(tenant_id=None) if one.is_hard]
-        except BaseException:
-            self._due_s = None
-            raise
+        # Due until it is read: who asks meanwhile waits for it, and what is voided meanwhile is read once more.
+        voided, now = self._voided, self._clock.unix_s()
+        prices, accounts = await self._store.prices(), await self._store.accounts()
+        left: dict[str, int] = {}
+        for grant in await self._store.grants(tenant_id=None):
+            left[grant.tenant_id] = left.get(grant.tenant_id, 0) + credit.left([grant], now)
+        hard = [one for one in await self._store.budgets(tenant_id=None) if one.is_hard]
         terms = Terms(prices, accounts, left, hard, self._free_nanousd)
         if terms.facts() != self._terms.facts():
             self._terms = terms
             for made in (self._tenants, self._keys):
                 for gone in made.keys() - terms.bound:
                     del made[gone]
+        if voided == self._voided:
+            self._due_s = self._clock.monotonic_s() + REREAD_S
 
 
 def _applied(made: dict[str, tuple[T, Terms, T]], stored: T, terms: Terms, limits_of: Callable[[T], Limits]) -> T:

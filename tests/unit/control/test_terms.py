@@ -1,5 +1,6 @@
 """What money means for gateways: limits of tenants and keys, the same objects while nothing changed."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -86,4 +87,19 @@ async def test_what_another_process_wrote_is_seen_after_a_while(place: Place) ->
     await place.store.put_budget(Budget("bud-1", "ten-a", 300, is_hard=True), WHO)
     assert (await place.desk.tenants([TENANT]))[0] is TENANT
     place.clock.advance(REREAD_S)
+    assert (await place.desk.tenants([TENANT]))[0].limits.nanousd_per_month == 300
+
+
+async def test_who_asks_while_it_is_read_waits_for_what_holds(place: Place) -> None:
+    await place.store.put_budget(Budget("bud-1", "ten-a", 300, is_hard=True), WHO)
+    first, second = await asyncio.gather(place.desk.tenants([TENANT]), place.desk.tenants([TENANT]))
+    assert (first[0].limits.nanousd_per_month, second[0].limits.nanousd_per_month) == (300, 300)
+
+
+async def test_a_change_while_it_is_read_is_read_at_the_next_question(place: Place) -> None:
+    reading = asyncio.ensure_future(place.desk.current())
+    await asyncio.sleep(0)  # it has begun
+    place.desk.void()
+    await reading
+    await place.store.put_budget(Budget("bud-1", "ten-a", 300, is_hard=True), WHO)
     assert (await place.desk.tenants([TENANT]))[0].limits.nanousd_per_month == 300
