@@ -144,5 +144,9 @@ def test_the_command_line_leads_from_a_price_to_a_credit_note(served: Yard) -> N
     made = out(served, "budgets", "create", "9", "--tenant", "payer", "--at", "90", "--quiet").strip()
     assert "90 %" in out(served, "budgets", made)
     out(served, "budgets", "rm", made)
+    key_id = key.split("_")[1]
+    of_key = json.loads(out(served, "budgets", "create", "9", "--tenant", "payer", "--of-key", key_id, "--json"))
+    assert of_key["key_id"] == key_id
+    out(served, "budgets", "rm", of_key["id"])
     out(served, "prices", "end", price["id"])
     assert "no" in out(served, "prices", "--tenant", "payer").split()

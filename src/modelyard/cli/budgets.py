@@ -41,7 +41,7 @@ def list_budgets(*, platform: Platform, is_json: bool, is_quiet: bool) -> None:
 @command.command("create", epilog="\b\nExample:\n  modelyard budgets create 500 --model chat --at 90 --at 100")
 @click.argument("amount")
 @click.option("--tenant", metavar="TENANT", help="Whose. [default: your own]")
-@click.option("--of-key", "key", metavar="ID", help="Only what this key spends.")
+@click.option("--of-key", metavar="ID", help="Only what this key spends.")
 @click.option("--model", help="Only what this model costs.")
 @click.option(
     "--at",
@@ -57,9 +57,9 @@ def list_budgets(*, platform: Platform, is_json: bool, is_quiet: bool) -> None:
 @click.option("--name", help="What it is called.")
 @connected
 @formats("Print only the budget's id.")
-def create(*, platform: Platform, is_json: bool, is_quiet: bool, **given: Any) -> None:
+def create(*, platform: Platform, is_json: bool, is_quiet: bool, of_key: str | None, **given: Any) -> None:
     """Make a budget of AMOUNT a month."""
-    body = {name: value for name, value in given.items() if value not in (None, ())}
+    body = {name: value for name, value in {**given, "key": of_key}.items() if value not in (None, ())}
     _show(platform.post("/v1/budgets", body), is_json=is_json, is_quiet=is_quiet)
 
 
