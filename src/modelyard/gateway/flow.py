@@ -385,6 +385,8 @@ class Gateway:
     def refuse(self, client: ClientConnection, refusal: ApiError, request_id: str, *, route: str = "") -> None:
         """Answer with an error, in the shape that the API of ``route`` has."""
         self.note_refusal(refusal, request_id)
+        if refusal.is_of_worker:
+            client.retire()
         body = body_of_error(route, refusal, request_id)
         client.respond(refusal.status, answers.error_headers(refusal, request_id, route), body)
 

@@ -209,3 +209,18 @@ def test_parts_are_all_of_the_limit_when_nothing_is_used() -> None:
 @pytest.mark.parametrize(("name", "following"), [("2026-12-31", "2027-01-01"), ("2028-02-10", "2028-03-01")])
 def test_months_end_where_the_calendar_says(name: str, following: str) -> None:
     assert day_name(next_month(day_number(name))) == following
+
+
+def test_a_worker_whose_part_is_used_says_whether_another_one_has_room() -> None:
+    rows = [a_row(tokens=50), a_row(tokens=20, source="gateway-1")]
+    book, quota = a_book(*rows, workers=2, tokens_per_day=100)
+    assert [take(book, quota, needed).is_elsewhere for needed in (1, 30, 31)] == [True, True, False]
+    book.hear([a_row(tokens=50), a_row(tokens=50, source="gateway-1")], {"gateway-0": ("1", 1)})
+    assert not take(book, quota, 1).is_elsewhere
+    alone, quota = a_book(*rows, tokens_per_day=70)
+    assert not take(alone, quota, 1).is_elsewhere
+    stopped, quota = a_book(workers=2, nanousd_per_month=0)
+    assert not take(stopped, quota, 0, 0).is_elsewhere, "a limit of nothing is nobody's to use"
+    told = [msgspec.structs.replace(one, total_nanousd=have) for one, have in zip(rows, (5, 2), strict=True)]
+    ahead, quota = a_book(*told, workers=2, nanousd_total=10)
+    assert [take(ahead, quota, 1, needed).is_elsewhere for needed in (1, 3, 4)] == [True, True, False]
