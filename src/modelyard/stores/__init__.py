@@ -319,12 +319,7 @@ class UsageStore(Protocol):
         ...
 
     async def spent(
-        self,
-        tenant_ids: Collection[str],
-        *,
-        day: int,
-        totals_of: Collection[str] = (),
-        models_of: Collection[str] = (),
+        self, tenant_ids: Collection[str], *, day: int, totals_of: Collection[str] = (), models_of: Collection[str] = ()
     ) -> tuple[list[SpentRow], list[JournalPosition]]:
         """Return what each key of these tenants has in the ledger for ``day`` (since 1970) and for its whole month.
 

@@ -119,12 +119,7 @@ class SqlUsageStore:
         return await self._database.read(lambda c: usage_reports.arrivals(c, endpoint_id, since, until))
 
     async def spent(
-        self,
-        tenant_ids: Collection[str],
-        *,
-        day: int,
-        totals_of: Collection[str] = (),
-        models_of: Collection[str] = (),
+        self, tenant_ids: Collection[str], *, day: int, totals_of: Collection[str] = (), models_of: Collection[str] = ()
     ) -> tuple[list[SpentRow], list[JournalPosition]]:
         """Return what each key of these tenants has in the ledger for ``day`` and for its month; see the contract."""
 
