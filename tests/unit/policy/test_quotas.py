@@ -201,6 +201,35 @@ def test_parts_never_exceed_the_limit_unless_it_is_used_up(limit: int, used: lis
     assert all(part >= 0 for part in parts)
 
 
+@given(
+    st.lists(st.integers(0, 300), min_size=2, max_size=4),
+    st.integers(0, 60),
+    st.lists(
+        st.tuples(st.sampled_from(["spend", "limit", "sums", "grow"]), st.integers(0, 3), st.integers(1, 40)),
+        max_size=60,
+    ),
+)
+def test_workers_that_hear_late_and_differently_never_spend_more_than_the_limit_together(
+    used: list[int], credit: int, steps: list[tuple[str, int, int]]
+) -> None:
+    """Each counts its own at once, and of the others knows what it heard last; credit is only ever added."""
+    count, limit = len(used), sum(used) + credit
+    limits, heard = [limit] * count, [list(used) for _ in used]
+    for what, worker, amount in steps:
+        at = worker % count
+        if what == "limit":
+            limits[at] = limit
+        elif what == "sums":
+            heard[at] = list(used)
+        elif what == "grow":
+            limit += amount
+        elif used[at] + amount <= equal_part(limits[at], heard[at], at):
+            used[at] += amount
+        assert sum(used) <= limit
+    left = [equal_part(limit, used, at) - used[at] for at in range(count)]
+    assert max(left) >= (limit - sum(used)) // count, "once all have heard, somebody has room for an equal part of it"
+
+
 def test_parts_are_all_of_the_limit_when_nothing_is_used() -> None:
     assert [equal_part(100, [0, 0, 0, 0], index) for index in range(4)] == [25] * 4
     assert [equal_part(100, [80, 0], index) for index in range(2)] == [80, 20]
