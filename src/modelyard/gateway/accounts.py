@@ -71,6 +71,11 @@ class KeyState:
     proven: bytes = b""
     """The last token that proved this key, in memory only: comparing it costs a tenth of a hash."""
 
+    @property
+    def has_quotas(self) -> bool:
+        """Say whether any quota bounds its requests."""
+        return bool(self.quotas or self.quotas_by_model)
+
 
 class Reservation:
     """What one request holds of its key's and tenant's limits, from its admission to its end.
@@ -208,13 +213,15 @@ class Accounts:
         now_s: float,
         now_unix_s: float,
         prompt_max: int = 0,
+        output_max: int = 0,
         units: float = 0.0,
     ) -> Reservation:
         """Take a request at its worst case from everything that bounds it, or from nothing.
 
         ``model`` is the endpoint's name (not what the caller called it). ``output_tokens`` is the most that all choices
-        together can generate. ``prompt_tokens`` is an estimate, which rates may use; quotas take ``prompt_max`` where
-        that is more, since they must never be exceeded. ``units`` are the most seconds, pictures or the like.
+        together can generate. ``prompt_tokens`` is an estimate, which rates may use; quotas take ``prompt_max`` and
+        ``output_max`` where these are more, since they must never be exceeded. ``units`` are the most seconds, pictures
+        or the like.
 
         Raises:
             ApiError: 429 with ``limits`` set; 503 when nothing is known yet of a quota.
@@ -226,8 +233,9 @@ class Accounts:
         quota_tokens = quota_nanousd = 0
         if quotas:
             prompt_max = max(prompt_max, prompt_tokens)
-            quota_tokens = prompt_max + output_tokens
-            quota_nanousd = _worst(price, prompt_max, output_tokens, units)
+            output_max = max(output_max, output_tokens)
+            quota_tokens = prompt_max + output_max
+            quota_nanousd = _worst(price, prompt_max, output_max, units)
             refused = self.quotas.refusal(quotas, quota_tokens, quota_nanousd, now_unix_s=now_unix_s)
             if refused is not None:
                 raise _out_of_quota(refused, allowances, now_s)
