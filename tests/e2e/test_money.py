@@ -167,6 +167,8 @@ def test_the_command_line_leads_from_a_price_to_a_credit_note(served: Yard) -> N
     month = time.strftime("%Y-%m", time.gmtime(max(served.row_of(one)["created_at"] for one in request_ids)))
     out(served, "credits", "add", "payer", "2", "--reason", "welcome")
     assert "welcome" in out(served, "credits", "--tenant", "payer")
+    mistaken = out(served, "credits", "add", "payer", "2000", "--quiet").strip()
+    assert out(served, "credits", "revoke", mistaken, "--quiet").strip() == "2000"
     assert out(served, "invoices", "upcoming", "--tenant", "payer", "--quiet").strip() == "5.00"
     draft = out(served, "invoices", "draft", "payer", month, "--quiet").strip()
     number = out(served, "invoices", "issue", draft, "--quiet").strip()
@@ -183,5 +185,7 @@ def test_the_command_line_leads_from_a_price_to_a_credit_note(served: Yard) -> N
     made = out(served, "budgets", "create", "9", "--tenant", "payer", "--at", "90", "--quiet").strip()
     assert "90 %" in out(served, "budgets", made)
     out(served, "budgets", "rm", made)
+    hard = out(served, "budgets", "create", "9", "--tenant", "payer", "--model", "sim", "--hard", "--quiet").strip()
+    assert "model sim" in out(served, "budgets", hard)
     out(served, "prices", "end", price["id"])
     assert "no" in out(served, "prices", "--tenant", "payer").split()

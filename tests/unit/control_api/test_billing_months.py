@@ -98,6 +98,27 @@ async def test_a_threshold_that_was_reached_at_the_end_of_a_month_is_told_though
     assert event["data"]["budget_id"] != late["id"], "who asks in December wants to know of December"
 
 
+async def test_pages_of_invoices_and_credit_notes_go_on_after_the_last_one(
+    api: Management, admin: Identity, manager: Identity
+) -> None:
+    for month in (11, 12):
+        go_to(api, datetime(2026, month, 25, tzinfo=UTC).timestamp())
+        await Used.dollars(api, manager.tenant_id, 5)
+        draft = await ok(api, admin, "POST", "/v1/invoices", {"tenant": "acme", "month": f"2026-{month}"})
+        await ok(api, admin, "POST", f"/v1/invoices/{draft['id']}/issue")
+        await ok(api, admin, "POST", f"/v1/invoices/{draft['id']}/credit-notes", {"reason": "sorry", "amount": 1})
+    first = await ok(api, manager, "GET", "/v1/invoices?limit=1")
+    (newest,) = first["data"]
+    assert (newest["number"], first["has_more"]) == ("INV-000002", True)
+    for last in (newest["id"], newest["number"]):
+        rest = await ok(api, manager, "GET", f"/v1/invoices?limit=1&after={last}")
+        assert ([one["number"] for one in rest["data"]], rest["has_more"]) == (["INV-000001"], False)
+    notes = await ok(api, manager, "GET", "/v1/credit-notes?limit=1")
+    assert ([one["number"] for one in notes["data"]], notes["has_more"]) == (["CN-000001"], True)
+    notes = await ok(api, manager, "GET", f"/v1/credit-notes?limit=1&after={notes['data'][0]['id']}")
+    assert ([one["number"] for one in notes["data"]], notes["has_more"]) == (["CN-000002"], False)
+
+
 # --- credit ---
 
 

@@ -59,6 +59,7 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ({"input": 0.1 + 0.2}, "input"),
     ({"input": "-1"}, "input"),
     ({"input": "1e3"}, "input"),
+    ({"input": "\u0663"}, "input"),
     ({"output": 1_000_001}, "output"),
     ({"unit": 11}, "unit"),
     ({"batch_factor": 1.5}, "batch_factor"),

@@ -184,10 +184,14 @@ class Invoices:
         """Return invoices and drafts, newest month first."""
         query = call.query
         tenant_id = await money.tenant_of(self._context, call.identity, query.tenant)
-        if query.after and await self._context.billing.invoice(query.after, tenant_id=tenant_id) is None:
-            raise invalid_value("after", "no object of this list has this id")
+        after = query.after
+        if after:
+            last = await self._context.billing.invoice(after, tenant_id=tenant_id)
+            if last is None:
+                raise invalid_value("after", "no object of this list has this id")
+            after = last.id  # it may have been named by its number
         invoices = await self._context.billing.invoices(
-            tenant_id=tenant_id, month=query.month or None, limit=query.limit + 1, after=query.after
+            tenant_id=tenant_id, month=query.month or None, limit=query.limit + 1, after=after
         )
         notes = await self._context.billing.credit_notes(tenant_id=tenant_id, invoice_id=None)
         return Page([self._view(one, notes) for one in invoices[: query.limit]], has_more=len(invoices) > query.limit)
