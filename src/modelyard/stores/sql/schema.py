@@ -285,6 +285,7 @@ usage_model_months = sa.Table(
     _text("source"),
     _count("cost_nanousd"),
     sa.PrimaryKeyConstraint("customer_id", "api_key_id", "month", "model_name", "source"),
+    sqlite_with_rowid=False,
 )
 
 usage_open = sa.Table(

@@ -57,7 +57,10 @@ def add(
         if row["cost_nanousd"]:
             owner = (row["customer_id"], row["api_key_id"], source)
             totals.setdefault(owner, [0])[0] += row["cost_nanousd"]
-    _raise(connection, _SUMS, (*_NAMES, *_BILLED), sums)
+    if any(total[-len(_BILLED)] for total in sums.values()):
+        _raise(connection, _SUMS, (*_NAMES, *_BILLED), sums)
+    else:
+        _raise(connection, _SUMS, _NAMES, {key: total[: len(_NAMES)] for key, total in sums.items()})
     _raise(connection, _TOTALS, ("cost_nanousd",), totals)
 
 

@@ -20,6 +20,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint(
             "customer_id", "api_key_id", "month", "model_name", "source", name=op.f("pk_usage_model_months")
         ),
+        sqlite_with_rowid=False,
     )
     op.execute(
         "INSERT INTO usage_model_months (customer_id, api_key_id, month, model_name, source, cost_nanousd) "
