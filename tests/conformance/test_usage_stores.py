@@ -418,3 +418,20 @@ async def test_arrivals_of_an_endpoint_are_counted_by_ten_minutes(store: UsageSt
     assert found == {NOON: 2, NOON + 600: 1, NOON + 3000: 1, NOON + 3600: 1}
     assert await store.arrivals("ep-smol", since=NOON + 600, until=NOON + 601) == {NOON + 600: 1}
     assert await store.arrivals("ep-none", since=0.0, until=math.inf) == {}
+
+
+async def test_what_was_spent_on_each_model_is_by_month_and_source(store: UsageStore) -> None:
+    there = JournalPosition("gateway-1", "0000000003.journal", 9)
+    other = msgspec.structs.replace(an_intent("r3"), model="other")
+    await store.apply([an_intent("r1"), a_settle("r1"), other, a_settle("r3")], HERE)
+    await store.apply([an_intent("r2", at=NOON - 20 * 86_400), a_settle("r2")], there)
+    await store.apply([an_intent("r4", at=NOON - 40 * 86_400), a_settle("r4")], HERE)
+    await store.apply([an_intent("r5", tenant="t2"), a_settle("r5")], HERE)
+    one, model = cost(PRICE, 10, 4, 20), an_intent("r1").model
+    rows, _ = await store.spent(["t1", "t2"], day=DAY, models_of=["t1"])
+    assert [row for row in rows if row.model] == [
+        SpentRow("t1", "k1", "gateway-0", 0, 0, 0, one, model="other"),
+        SpentRow("t1", "k1", "gateway-0", 0, 0, 0, one, model=model),
+        SpentRow("t1", "k1", "gateway-1", 0, 0, 0, one, model=model),
+    ]
+    assert [row for row in rows if not row.model] == (await store.spent(["t1", "t2"], day=DAY))[0]

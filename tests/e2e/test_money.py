@@ -117,6 +117,45 @@ def test_a_hard_budget_refuses_and_a_soft_one_is_told(served: Yard) -> None:
     assert chat(served, key).status == 200
 
 
+def test_all_of_little_credit_can_be_spent_though_workers_divide_it(served: Yard) -> None:
+    """Whoever does what ``x-should-retry`` says spends it to the last dollar, and never one more."""
+    key = served.new_tenant("thrifty")
+    put(served, "/v1/prices", {"model": "sim", "request": "1", "tenant": "thrifty"})
+    put(served, "/v1/billing/accounts/thrifty", {"plan": "prepaid"})
+    put(served, "/v1/credits", {"tenant": "thrifty", "amount": 7}, method="POST")
+    replies: list[Reply] = []
+
+    def is_refused_for_good() -> bool:
+        replies.append(chat(served, key))
+        if replies[-1].headers.get("x-should-retry") == "true":
+            assert replies[-1].headers["connection"] == "close"
+        return replies[-1].status != 200 and replies[-1].headers["x-should-retry"] == "false"
+
+    eventually(is_refused_for_good, 20, "all is spent")
+    assert {reply.json()["error"]["code"] for reply in replies if reply.status != 200} == {"insufficient_quota"}
+    # Seven are divided to three each, and one that nobody may have.
+    assert [reply.status for reply in replies].count(200) == 6
+
+
+def test_a_hard_budget_of_a_key_for_a_model_stops_that_key_at_that_model_alone(served: Yard) -> None:
+    key = served.new_tenant("choosy")
+    owner = served.query("SELECT tenant_id FROM tenants WHERE name = 'choosy'")[0]["tenant_id"]
+    other = served.new_key(tenant_id=owner)
+    served.deploy("sim2", shared=True)
+    put(served, "/v1/prices", {"model": "*", "request": "1", "tenant": "choosy"})
+    budget = {"tenant": "choosy", "amount": 2, "key": key[3:11], "model": "sim", "is_hard": True}
+    put(served, "/v1/budgets", budget, method="POST")
+    # Two workers divide it: one each.
+    statuses = [chat(served, key).status for _ in range(12)]
+    assert 1 <= statuses.count(200) <= 2
+    refused = chat(served, key)
+    while refused.status == 200 or refused.headers["x-should-retry"] == "true":
+        refused = chat(served, key)
+    assert "this key's budget for 'sim' of this month" in refused.json()["error"]["message"]
+    assert served.call("POST", "/v1/chat/completions", {**CHAT, "model": "sim2"}, key=key).status == 200
+    assert chat(served, other).status == 200
+
+
 def test_the_command_line_leads_from_a_price_to_a_credit_note(served: Yard) -> None:
     key = served.new_tenant("payer")
     price = json.loads(out(served, "prices", "set", "sim", "--tenant", "payer", "--request", "1.25", "--json"))
@@ -128,6 +167,8 @@ def test_the_command_line_leads_from_a_price_to_a_credit_note(served: Yard) -> N
     month = time.strftime("%Y-%m", time.gmtime(max(served.row_of(one)["created_at"] for one in request_ids)))
     out(served, "credits", "add", "payer", "2", "--reason", "welcome")
     assert "welcome" in out(served, "credits", "--tenant", "payer")
+    mistaken = out(served, "credits", "add", "payer", "2000", "--quiet").strip()
+    assert out(served, "credits", "revoke", mistaken, "--quiet").strip() == "2000"
     assert out(served, "invoices", "upcoming", "--tenant", "payer", "--quiet").strip() == "5.00"
     draft = out(served, "invoices", "draft", "payer", month, "--quiet").strip()
     number = out(served, "invoices", "issue", draft, "--quiet").strip()
@@ -148,5 +189,7 @@ def test_the_command_line_leads_from_a_price_to_a_credit_note(served: Yard) -> N
     of_key = json.loads(out(served, "budgets", "create", "9", "--tenant", "payer", "--of-key", key_id, "--json"))
     assert of_key["key_id"] == key_id
     out(served, "budgets", "rm", of_key["id"])
+    hard = out(served, "budgets", "create", "9", "--tenant", "payer", "--model", "sim", "--hard", "--quiet").strip()
+    assert "model sim" in out(served, "budgets", hard)
     out(served, "prices", "end", price["id"])
     assert "no" in out(served, "prices", "--tenant", "payer").split()

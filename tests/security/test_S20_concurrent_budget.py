@@ -119,6 +119,26 @@ def test_exactly_ten_pass(busy: Yard, limit: str, way: str) -> None:
         assert sum(row["total_tokens"] for row in rows) <= budget(limit, body, output), "I6"
 
 
+@pytest.mark.parametrize("whose", ["key", "tenant"])
+def test_exactly_ten_pass_a_hard_budget_of_one_model_and_all_pass_at_another(busy: Yard, whose: str) -> None:
+    path, body, output = WAYS["stream"]
+    key = busy.new_key() if whose == "key" else busy.new_tenant("one model")
+    owner = busy.query(f"SELECT tenant_id FROM api_keys WHERE api_key_id = '{key[3:11]}'")[0]["tenant_id"]
+    amount = f"{budget('nanousd_per_month', body, output) / 10**9:.9f}"
+    wanted = {"tenant": owner, "amount": amount, "model": "sim", "is_hard": True}
+    made = busy.call("POST", "/v1/budgets", wanted | ({"key": key[3:11]} if whose == "key" else {}))
+    assert made.status == 201, made.body
+    if whose == "key":
+        busy.deploy("sim2")
+    exchanges = asyncio.run(storm(busy, key, path, body))
+    refused = [one for one in exchanges if one.status != 200]
+    assert {(one.status, one.error["code"]) for one in refused} == {(429, "insufficient_quota")}
+    assert len(exchanges) - len(refused) == FIT
+    if whose == "key":
+        others = asyncio.run(storm(busy, key, path, body | {"model": "sim2"}, at_once=2 * FIT))
+        assert {one.status for one in others} == {200}, "another model is nobody's business"
+
+
 def ledger_of(yard: Yard, whose: str, rows: int) -> list[dict[str, Any]]:
     statement = f"SELECT * FROM inference_requests WHERE {whose}"
     eventually(lambda: len(yard.query(statement)) >= rows, 8, f"{rows} rows")

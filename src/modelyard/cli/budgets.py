@@ -91,7 +91,7 @@ def events(*, platform: Platform, tenant: str | None, is_json: bool, is_quiet: b
         "WHEN": lambda event: moment(event["created_at"]),
         "WHAT": lambda event: event["type"],
         "TENANT": lambda event: event["tenant_id"],
-        "ABOUT": _about,
+        "ABOUT": about,
         "TOLD": lambda event: "; ".join(f"{target} {state}" for target, state in event["notices"].items()),
     }
     found = platform.get("/v1/billing/events", limit=PAGE, tenant=tenant)["data"]
@@ -103,10 +103,15 @@ def _subject(budget: Item) -> str:
     return " and ".join(parts) or "the tenant"
 
 
-def _about(event: Item) -> str:
+def about(event: Item) -> str:
+    """Return what an event is about, in a few words."""
     data = event["data"]
     if "threshold_percent" in data:
         return f"{data['threshold_percent']} % of {data['name'] or data['budget_id']} in {data['month']}"
+    if "left_nanousd" in data:
+        from modelyard.policy.money import exact
+
+        return f"{exact(data['left_nanousd'])} {data['currency']} are left"
     return str(data.get("number") or "")
 
 

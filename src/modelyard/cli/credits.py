@@ -74,6 +74,22 @@ def add(*, platform: Platform, is_json: bool, is_quiet: bool, **given: Any) -> N
         )
 
 
+@command.command("revoke", epilog="\b\nExample:\n  modelyard credits revoke grant-3kf8x2ma")
+@click.argument("grant")
+@connected
+@formats("Print only how much was taken back.")
+def revoke(grant: str, *, platform: Platform, is_json: bool, is_quiet: bool) -> None:
+    """Take back what is left of GRANT; what was used stays paid by it."""
+    ended = platform.delete(f"/v1/credits/{segment(grant)}")
+    if is_json:
+        show_json(ended)
+    elif is_quiet:
+        print(ended["expired"])
+    else:
+        left = f"{ended['expired']} of {ended['amount']} {ended['currency']}"
+        show_pairs({"ID": ended["id"], "Tenant": ended["tenant_id"], "Taken back": left})
+
+
 @command.command("account", epilog="\b\nExample:\n  modelyard credits account acme --plan pay_as_you_go")
 @click.argument("tenant")
 @click.option("--plan", type=click.Choice(["free", "pay_as_you_go", "prepaid"]), help="How it pays.")

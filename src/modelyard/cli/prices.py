@@ -8,7 +8,7 @@ from modelyard.cli.http import PAGE, Platform, connected, segment
 from modelyard.cli.nouns import NounGroup
 from modelyard.cli.output import Item, formats, listing, moment, remark, show_json, show_list, show_pairs, show_table
 
-_AMOUNTS = ("input", "cached_input", "output", "unit", "request", "batch_factor")
+_AMOUNTS = ("input", "cached_input", "output", "unit", "request")
 _EXAMPLE = """\b
 Example:
   modelyard prices
@@ -59,7 +59,8 @@ def list_prices(*, platform: Platform, model: str | None, tenant: str | None, is
 @connected
 @formats("Print only the price's id.")
 def put(*, platform: Platform, is_json: bool, is_quiet: bool, **given: Any) -> None:
-    """Set a price of MODEL (an endpoint's name, NAME@VERSION, or '*' for all others)."""
+    """Set a price of MODEL (an endpoint's name, NAME@VERSION, or '*' for all others); what is left out is free."""
+    # A price is set whole: a factor alone would make the model free.
     if not any(given[name] for name in _AMOUNTS):
         raise click.UsageError("Give at least one of --input, --output, --unit and --request")
     body = {name: value for name, value in given.items() if value is not None}

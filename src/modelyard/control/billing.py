@@ -17,7 +17,6 @@ from modelyard.domain.billing import (
     Account,
     AuditEntry,
     BillingEvent,
-    BillingPlan,
     Budget,
     Channel,
     EventData,
@@ -32,9 +31,11 @@ from modelyard.policy import budgets as budgeting
 from modelyard.policy import credit
 from modelyard.policy.invoicing import Terms as InvoiceTerms
 from modelyard.policy.utc import DAY_S, day_of, first_of_month, month_name, next_month
-from modelyard.stores import BillingStore, ControlStore, SpentRow, UsageStore
+from modelyard.stores import BillingStore, ControlStore, JournalPosition, UsageStore
 
 INTERVAL_S = 5.0
+LATE_S = 86_400.0
+"""How long after its end a month's budgets are looked at: what was used at its end is delivered later."""
 MONTH_END_S = 600.0
 """Pause between two looks for months that are over."""
 ITSELF = "controller"
@@ -78,7 +79,8 @@ class BillingDesk:
         self._wake = wake
         self._clock = clock
         self._month_end_s = float("-inf")
-        self._seen: tuple[object, ...] = ()
+        self._seen: list[tuple[int, tuple[Budget, ...], tuple[JournalPosition, ...]]] = []
+        """What the months that are looked at were last told by."""
         self._told: set[str] = set()
         """Occasions that are known to be told; the store knows the others."""
 
@@ -107,7 +109,7 @@ class BillingDesk:
     # --- credit ---
 
     async def book(self) -> None:
-        """Draw what was used, end what expired, and tell whose credit is used up."""
+        """Draw what was used, end what expired, and tell whose credit is used up, or nearly."""
         if not (await self._terms.current()).accounts:
             return  # nobody has credit, and nobody pays in another way than all do
         now = self._clock.unix_s()
@@ -120,62 +122,57 @@ class BillingDesk:
         # Level, not edge: a controller that died before it told is followed by one that does.
         for tenant_id, account in (await self._terms.current()).accounts.items():
             grants = held.get(tenant_id, [])
-            if grants and credit.left(grants, now) == 0:
-                data: EventData = {"tenant_id": tenant_id, "currency": self._settings.currency}
-                once = f"credit/{tenant_id}/{len(grants)}"
-                emails = (account.email,) if account.email else ()
+            left = credit.left(grants, now)
+            if not grants or (left and not credit.is_low(grants, now)):
+                continue
+            data: EventData = {"tenant_id": tenant_id, "currency": self._settings.currency}
+            emails = (account.email,) if account.email else ()
+            once = f"credit/{tenant_id}/{len(grants)}"
+            if left:
+                await self._tell("credit.low", tenant_id, f"{once}/low", {**data, "left_nanousd": left}, emails)
+            else:
                 await self._tell("credit.exhausted", tenant_id, once, data, emails)
 
     # --- budgets ---
 
     async def tell_budgets(self) -> None:
-        """Tell each threshold that was reached this month and not told yet."""
+        """Tell each threshold that was reached this month, or at the end of the last one, and not told yet."""
         budgets = await self._store.budgets(tenant_id=None)
         if not budgets:
             return
-        day = day_of(self._clock.unix_s())
-        rows, positions = await self._usage.spent({budget.tenant_id for budget in budgets}, day=day)
-        seen = (day, tuple(budgets), tuple(positions))
-        if seen == self._seen:
-            return  # nothing was spent, or asked for, since the last look
-        month = month_name(day)
-        for budget in budgets:
-            spent = await self._spent(budget, rows, day)
-            for share in budgeting.reached(budget, spent):
-                data: EventData = {
-                    "budget_id": budget.id,
-                    "name": budget.name,
-                    "tenant_id": budget.tenant_id,
-                    "key_id": budget.key_id or None,
-                    "model": budget.model or None,
-                    "month": month,
-                    "threshold_percent": share,
-                    "amount_nanousd": budget.amount_nanousd,
-                    "spent_nanousd": spent,
-                    "currency": self._settings.currency,
-                }
-                once = budgeting.once(budget, share, month)
-                await self._tell(
-                    "budget.threshold_reached", budget.tenant_id, once, data, budget.emails, budget.slack_url
-                )
-        self._seen = seen
+        now = self._clock.unix_s()
+        months = {first_of_month(day_of(at)) for at in (now - LATE_S, now)}
+        owners = {budget.tenant_id for budget in budgets}
+        of_models = {budget.tenant_id for budget in budgets if budget.model}
+        for month in sorted(months):
+            rows, positions = await self._usage.spent(owners, day=month, models_of=of_models)
+            seen = (month, tuple(budgets), tuple(positions))
+            if seen in self._seen:
+                continue  # nothing was spent, or asked for, since the last look
+            spent = budgeting.sums((row.tenant_id, row.key_id, row.model, row.month_nanousd) for row in rows)
+            for budget in budgets:
+                # Who asks in a month wants to know of that one, not of the last.
+                if max(budget.created_at, budget.changed_at) < next_month(month) * DAY_S:
+                    used = spent.get((budget.tenant_id, budget.key_id, budget.model), 0)
+                    await self._tell_budget(budget, used, month_name(month))
+            self._seen = [one for one in self._seen if one[0] in months - {month}] + [seen]
 
-    async def _spent(self, budget: Budget, rows: Sequence[SpentRow], day: int) -> int:
-        if not budget.model:
-            return sum(
-                row.month_nanousd
-                for row in rows
-                if row.tenant_id == budget.tenant_id and budget.key_id in ("", row.key_id)
-            )
-        buckets = await self._usage.usage(
-            tenant_id=budget.tenant_id,
-            key_id=budget.key_id or None,
-            model=budget.model,
-            since=float(first_of_month(day) * DAY_S),
-            until=float(next_month(day) * DAY_S),
-            group_by=(),
-        )
-        return sum(bucket.cost_nanousd for bucket in buckets)
+    async def _tell_budget(self, budget: Budget, spent: int, month: str) -> None:
+        for share in budgeting.reached(budget, spent):
+            data: EventData = {
+                "budget_id": budget.id,
+                "name": budget.name,
+                "tenant_id": budget.tenant_id,
+                "key_id": budget.key_id or None,
+                "model": budget.model or None,
+                "month": month,
+                "threshold_percent": share,
+                "amount_nanousd": budget.amount_nanousd,
+                "spent_nanousd": spent,
+                "currency": self._settings.currency,
+            }
+            once = budgeting.once(budget, share, month)
+            await self._tell("budget.threshold_reached", budget.tenant_id, once, data, budget.emails, budget.slack_url)
 
     # --- months ---
 
@@ -184,15 +181,19 @@ class BillingDesk:
         if self._settings.month_end == "none":
             return
         before = month_name(day_of(self._clock.unix_s() - self._settings.grace_s))
-        plans = {account.tenant_id: account.plan for account in await self._store.accounts()}
         for tenant_id, month in await self._store.open_months(before=before):
-            if plans.get(tenant_id) is BillingPlan.FREE or tenant_id == PLATFORM:
-                # The operator's own use is nobody's to pay.
-                await self._store.waive(tenant_id, until=month)
-                continue
-            invoice = await self.draft(tenant_id, month)
-            if invoice is not None and self._settings.month_end == "issue":
-                await self.issue(invoice.id, key_id=ITSELF)
+            # One whose invoice cannot be made must not keep all others from theirs.
+            with boundary(f"the invoice of {tenant_id} for {month}"):
+                await self._end_month(tenant_id, month)
+
+    async def _end_month(self, tenant_id: str, month: str) -> None:
+        if tenant_id == PLATFORM:
+            # The operator's own use is nobody's to pay.
+            await self._store.waive(tenant_id, until=month)
+            return
+        invoice = await self.draft(tenant_id, month)
+        if invoice is not None and self._settings.month_end == "issue":
+            await self.issue(invoice.id, key_id=ITSELF)
 
     async def draft(self, tenant_id: str, month: str) -> Invoice | None:
         """Draft the invoice of a month; None where nothing is owed."""
@@ -217,33 +218,42 @@ class BillingDesk:
             prefix=self._settings.invoice_prefix,
             now=now,
             due_at=now + self._settings.due_days * DAY_S,
+            told=self._issue_told,
         )
         if issued is not None:
-            data: EventData = {
-                "invoice_id": issued.id,
-                "number": issued.number,
-                "tenant_id": issued.tenant_id,
-                "month": issued.month,
-                "total": issued.total,
-                "currency": issued.currency,
-                "due_at": issued.due_at,
-            }
-            email = issued.buyer.email
-            once = f"invoice/{issued.id}"
-            await self._tell("invoice.issued", issued.tenant_id, once, data, (email,) if email else ())
+            _log.info("invoice %s of %s for %s was issued", issued.number, issued.tenant_id, issued.month)
+            self._wake()
         return issued
+
+    def _issue_told(self, issued: Invoice) -> tuple[BillingEvent, list[Notice]]:
+        data: EventData = {
+            "invoice_id": issued.id,
+            "number": issued.number,
+            "tenant_id": issued.tenant_id,
+            "month": issued.month,
+            "total": issued.total,
+            "currency": issued.currency,
+            "due_at": issued.due_at,
+        }
+        emails = (issued.buyer.email,) if issued.buyer.email else ()
+        return self._told_as("invoice.issued", issued.tenant_id, f"invoice/{issued.id}", data, emails)
 
     async def _tell(
         self, kind: str, tenant_id: str, once: str, data: EventData, emails: Sequence[str], slack_url: str = ""
     ) -> None:
         if once in self._told:
             return
+        if await self._store.add_event(*self._told_as(kind, tenant_id, once, data, emails, slack_url)):
+            _log.info("%s: %s", kind, once)
+            self._wake()
+        self._told.add(once)
+
+    def _told_as(
+        self, kind: str, tenant_id: str, once: str, data: EventData, emails: Sequence[str], slack_url: str = ""
+    ) -> tuple[BillingEvent, list[Notice]]:
+        """Return the event, and the notices that tell it."""
         now = self._clock.unix_s()
         event = BillingEvent(new_id("evt-"), tenant_id, kind, int(now), once, data)
         ways = [(Channel.EMAIL, email) for email in emails if self._settings.smtp.host]
         ways += [(Channel.SLACK, slack_url)] if slack_url else []
-        notices = [Notice(new_id("ntc-"), event, channel, target, due_at=now) for channel, target in ways]
-        if await self._store.add_event(event, notices):
-            _log.info("%s: %s", kind, once)
-            self._wake()
-        self._told.add(once)
+        return event, [Notice(new_id("ntc-"), event, channel, target, due_at=now) for channel, target in ways]

@@ -11,7 +11,7 @@ import smtplib
 import ssl
 from collections.abc import Callable
 from email.message import EmailMessage
-from email.utils import formatdate, make_msgid
+from email.utils import formatdate, parseaddr
 
 import msgspec
 
@@ -102,6 +102,9 @@ class NoticeSender:
             except NoticeError as error:
                 after = self._failed(notice, str(error), now)
                 _log.warning("a notice by %s was not taken: %s", notice.channel.value, error)
+            except Exception as error:  # noqa: BLE001 - boundary: of one notice; all others go their way
+                _log.exception("notice %s could not be made", notice.id)
+                after = self._failed(notice, f"it could not be made: {_line(error)}", now)
             else:
                 after = msgspec.structs.replace(
                     notice, status=NoticeStatus.SENT, due_at=None, tries=notice.tries + 1, error=""
@@ -152,6 +155,9 @@ def told(event: BillingEvent) -> tuple[str, str]:
     if event.type == "invoice.issued":
         total = f"{decimal(int(data['total'] or 0), str(currency))} {currency}"
         return f"Invoice {data['number']} for {data['month']}", f"{total} are to be paid."
+    if event.type == "credit.low":
+        left = _amount(data["left_nanousd"], currency)
+        return "The prepaid credit is nearly used up", f"{left} of credit are left of {data['tenant_id']}."
     return "The prepaid credit is used up", f"No credit is left of {data['tenant_id']}."
 
 
@@ -163,9 +169,9 @@ def email_of(notice: Notice, sender: str) -> EmailMessage:
     message["From"] = sender
     message["To"] = notice.target
     message["Date"] = formatdate(notice.event.at)
-    message["Message-ID"] = make_msgid(idstring=notice.id, domain=sender.rpartition("@")[2] or "localhost").replace(
-        "\n", ""
-    )
+    # Without its time and chance, which make_msgid would add: the same message has the same name.
+    domain = parseaddr(sender)[1].rpartition("@")[2] or "localhost"
+    message["Message-ID"] = f"<{notice.id}@{domain}>"
     message["Auto-Submitted"] = "auto-generated"
     message.set_content(f"{text}\n\nEvent {notice.event.id}\n")
     return message

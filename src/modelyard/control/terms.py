@@ -10,7 +10,7 @@ How a tenant pays, and hard budgets, become limits as there are already:
 * free: the free allowance, as money a month;
 * prepaid: what was ever accounted and the credit that is left, as money in all.
   Drawing credit moves as much from one to the other, so it changes nothing;
-* a hard budget: money a month of its tenant or key.
+* a hard budget: money a month of its tenant or key, or of these for one model.
 
 The strictest counts; a limit that an administrator set is never lifted.
 """
@@ -33,6 +33,8 @@ from modelyard.stores import BillingStore
 T = TypeVar("T", Tenant, ApiKey)
 
 REREAD_S = 30.0
+TOTAL_MAX = 2**62
+"""Most that a limit may be: it travels in 64 bits, and what more was given nobody can spend."""
 
 
 class Terms:
@@ -53,6 +55,7 @@ class Terms:
         self._budgets: dict[str, list[Budget]] = {}
         for budget in hard:
             self._budgets.setdefault(budget.key_id or budget.tenant_id, []).append(budget)
+        self._hard = tuple(hard)
         self._bound = frozenset(self.accounts) | frozenset(self._budgets)
 
     @property
@@ -62,7 +65,7 @@ class Terms:
 
     def facts(self) -> tuple[object, ...]:
         """Return all that it is made of; equal ones mean the same."""
-        return self.prices, self.accounts, self._left, self._budgets, self._free_nanousd
+        return self.prices, self.accounts, self._left, self._hard, self._free_nanousd
 
     def of_tenant(self, tenant: Tenant) -> Limits:
         """Return the limits of a tenant."""
@@ -71,7 +74,7 @@ class Terms:
         most: list[int | None] = [self._free_nanousd if plan is BillingPlan.FREE else None]
         total = None
         if account is not None and plan is BillingPlan.PREPAID:
-            total = account.accounted_nanousd + self._left.get(tenant.id, 0)
+            total = min(TOTAL_MAX, account.accounted_nanousd + self._left.get(tenant.id, 0))
         return self._limited(tenant.id, tenant.limits, most, total)
 
     def of_key(self, key: ApiKey) -> Limits:
@@ -79,8 +82,15 @@ class Terms:
         return self._limited(key.id, key.limits, [], None)
 
     def _limited(self, subject_id: str, limits: Limits, most: list[int | None], total: int | None) -> Limits:
-        most = [limits.nanousd_per_month, *most, *(one.amount_nanousd for one in self._budgets.get(subject_id, ()))]
-        return msgspec.structs.replace(limits, nanousd_per_month=budgets.lowest(most), nanousd_total=total)
+        mine = self._budgets.get(subject_id, ())
+        most = [limits.nanousd_per_month, *most, *(one.amount_nanousd for one in mine if not one.model)]
+        by_model: dict[str, int] = {}
+        for one in mine:
+            if one.model:
+                by_model[one.model] = min(one.amount_nanousd, by_model.get(one.model, one.amount_nanousd))
+        return msgspec.structs.replace(
+            limits, nanousd_per_month=budgets.lowest(most), nanousd_total=total, model_budgets=by_model
+        )
 
 
 NO_TERMS = Terms((), (), {}, (), 0)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from modelyard.clock import Clock
 from modelyard.control.terms import TermsDesk
 from modelyard.domain.routing_table import ReplicaSnapshot, Spent, Tidings
-from modelyard.domain.tenants import ApiKey, Tenant
+from modelyard.domain.tenants import ApiKey, Limits, Tenant, model_subject
 from modelyard.policy.utc import day_name, day_of, month_name
 from modelyard.stores import ControlStore, JournalPosition, SpentRow, StoreUnavailableError, TableFeed, UsageStore
 
@@ -116,14 +116,16 @@ class TidingsPublisher:
             if self._terms is not None:
                 tenants, keys = await self._terms.tenants(tenants), await self._terms.keys(keys)
             self._tenants, self._keys, self._looked_s = tenants, keys, now_s
-        owners = {tenant.id for tenant in self._tenants if tenant.limits.has_quota}
+        by_model = {tenant.id for tenant in self._tenants if tenant.limits.model_budgets}
+        by_model |= {key.tenant_id for key in self._keys if key.limits.model_budgets}
+        owners = by_model | {tenant.id for tenant in self._tenants if tenant.limits.has_quota}
         owners |= {key.tenant_id for key in self._keys if key.limits.has_quota}
         if not owners:
             return (), {}
         # A wall clock that goes back must not bring back a day whose quota is spent.
         self._day = max(self._day, day_of(self._clock.unix_s()))
         ahead = {tenant.id for tenant in self._tenants if tenant.limits.nanousd_total is not None}
-        rows, positions = await self._usage.spent(owners, day=self._day, totals_of=ahead)
+        rows, positions = await self._usage.spent(owners, day=self._day, totals_of=ahead, models_of=by_model)
         return spent_of(self._tenants, self._keys, rows, day=self._day), _by_source(positions)
 
 
@@ -138,12 +140,14 @@ def spent_of(
 
     Of who pays in advance they also tell what was ever spent.
     """
-    bounds = {tenant.id: tenant.limits for tenant in tenants} | {key.id: key.limits for key in keys}
+    bounds: dict[str, Limits] = {tenant.id: tenant.limits for tenant in tenants} | {key.id: key.limits for key in keys}
     wanted = {subject for subject, limits in bounds.items() if limits.has_quota}
     ahead = {subject for subject in wanted if bounds[subject].nanousd_total is not None}
+    wanted |= {model_subject(owner, model) for owner, limits in bounds.items() for model in limits.model_budgets}
     sums: dict[tuple[str, str], list[int]] = {}
     for row in rows:
-        for subject in (row.tenant_id, row.key_id):
+        owners = row.tenant_id, row.key_id
+        for subject in (model_subject(owner, row.model) for owner in owners) if row.model else owners:
             if subject in wanted:
                 amounts = sums.setdefault((subject, row.source), [0] * 5)
                 spent = (row.day_tokens, row.month_tokens, row.day_nanousd, row.month_nanousd, row.total_nanousd)

@@ -35,6 +35,15 @@ class Account(msgspec.Struct, frozen=True):
     """How much of all that the tenant ever used was set against its credit, whether there was enough or not."""
     applied_nanousd: int = 0
     """How much of the credit that was drawn is on invoices."""
+    free_since: int = 0
+    free_until: int | None = None
+    """When the plan ``free`` began and ended the last time (unix seconds); set by the store."""
+
+    def is_free_at(self, at: float) -> bool:
+        """Say whether what a request costs that arrived then is never to be paid."""
+        if at < self.free_since:
+            return False
+        return self.plan is BillingPlan.FREE or (self.free_until is not None and at < self.free_until)
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -92,6 +101,7 @@ class Budget(msgspec.Struct, frozen=True):
     created_at: int = 0
     is_operators: bool = False
     """Set by an admin for somebody else."""
+    changed_at: int = 0
 
 
 class BillingEvent(msgspec.Struct, frozen=True):

@@ -40,6 +40,7 @@ class EventType(StrEnum):
     ROLLOUT_PROMOTED = "rollout.promoted"
     BUDGET_THRESHOLD = "budget.threshold"
     BUDGET_EXCEEDED = "budget.exceeded"
+    CREDIT_LOW = "credit.low"
     CREDIT_EXHAUSTED = "credit.exhausted"
     INVOICE_ISSUED = "invoice.issued"
     WEBHOOK_DISABLED = "webhook.disabled"

@@ -39,6 +39,8 @@ class Limits(Rates, frozen=True, omit_defaults=True):
     """Accelerators that all replicas of a tenant may have at once; of a key it means nothing."""
     nanousd_total: int | None = None
     """All that may ever be spent: what was, and the prepaid credit that is left. Set by how a tenant pays."""
+    model_budgets: dict[str, int] = {}
+    """Money a month for single models, by endpoint name. Set by hard budgets."""
 
     @property
     def has_quota(self) -> bool:
@@ -50,6 +52,11 @@ class Limits(Rates, frozen=True, omit_defaults=True):
         """The bounds of sums: tokens of a day and a month, money of a day, of a month and in all."""
         days = (self.tokens_per_day, self.tokens_per_month, self.nanousd_per_day, self.nanousd_per_month)
         return (*days, self.nanousd_total)
+
+
+def model_subject(owner_id: str, model: str) -> str:
+    """Return the name of what a key or tenant spends on one model: a quota has it, and so have the sums for it."""
+    return f"{owner_id}/{model}"
 
 
 class Plan(StrEnum):

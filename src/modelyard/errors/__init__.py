@@ -10,6 +10,7 @@ every route. The message says what is wrong and what to do; nothing internal
 from modelyard.errors.limits import (
     batches_full,
     credit_exhausted,
+    elsewhere,
     engine_busy,
     files_full,
     kept_requests_full,
@@ -95,6 +96,7 @@ __all__ = [
     "context_exceeded",
     "control_unavailable",
     "credit_exhausted",
+    "elsewhere",
     "engine_busy",
     "engine_connect_timeout",
     "engine_error",

@@ -94,14 +94,22 @@ def queue_full(model: str, *, retry_after_s: float) -> ApiError:
 
 
 def quota_exhausted(
-    kind: str, period: str, *, is_tenants: bool, retry_after_s: float, needed: int, left: int, limit: int
+    kind: str,
+    period: str,
+    *,
+    is_tenants: bool,
+    retry_after_s: float,
+    needed: int,
+    left: int,
+    limit: int,
+    model: str = "",
 ) -> ApiError:
     """Return the error for a spent quota; ``kind`` is ``tokens`` or ``money``, ``period`` ``day`` or ``month``.
 
-    ``needed``, ``left`` and ``limit`` are tokens or nano-dollars.
+    ``needed``, ``left`` and ``limit`` are tokens or nano-dollars; ``model`` is the one that the quota is of, "" all.
     """
     whose = "the tenant's" if is_tenants else "this key's"
-    what = "token quota" if kind == "tokens" else "budget"
+    what = ("token quota" if kind == "tokens" else "budget") + (f" for '{model}'" if model else "")
     amount = _tokens if kind == "tokens" else _dollars
     wait = "It never fits" if needed > limit else f"It is renewed in {retry_after_s:.0f} s"
     return ApiError(
@@ -126,6 +134,13 @@ def credit_exhausted(*, needed: int, left: int) -> ApiError:
         "credit, or send a smaller 'max_tokens' or prompt.",
         should_retry=False,
     )
+
+
+def elsewhere(error: ApiError) -> ApiError:
+    """Return ``error``, of a quota whose part of this gateway worker is used while another worker has room."""
+    error.message += " Another gateway worker still has room for it: send it again, on a new connection."
+    error.retry_after_s, error.should_retry, error.is_of_worker = 1.0, True, True
+    return error
 
 
 def _tokens(amount: int) -> str:

@@ -45,6 +45,8 @@ class ApiError(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
         self.should_retry = should_retry
+        self.is_of_worker = False
+        """Another gateway worker may answer the request: the connection ends with it, for the next may meet another."""
         self.limits = b""
         """``x-ratelimit-*`` header lines to send with it."""
         self.facts: dict[str, str | int | float] | None = None

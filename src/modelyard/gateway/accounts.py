@@ -13,10 +13,11 @@ waits.
 import hmac
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from modelyard import errors
 from modelyard.domain.routing_table import Tidings
-from modelyard.domain.tenants import ApiKey, Identity, Limits, Scope, Tenant
+from modelyard.domain.tenants import ApiKey, Identity, Limits, Scope, Tenant, model_subject
 from modelyard.domain.usage import Price
 from modelyard.errors import ApiError
 from modelyard.gateway.answers import limit_lines
@@ -30,7 +31,9 @@ from modelyard.policy.quotas import Hold, Quota, QuotaBook, QuotaRefusal
 _WHOSE = ("this key", "the tenant", "this model")
 """Whose the allowances of a request are, in their order."""
 _NO_MODELS: Mapping[str, Allowance] = {}
-_NO_EXTRAS: Mapping[str, tuple[Allowance, ...]] = {}
+_NO_BUDGETS: Mapping[str, Quota] = {}
+_NOTHING: Mapping[str, Any] = {}
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -41,6 +44,8 @@ class TenantState:
     allowance: Allowance
     models: Mapping[str, Allowance]
     quota: Quota | None
+    budgets: Mapping[str, Quota]
+    """Of single models, by name."""
 
 
 @dataclass(slots=True)
@@ -48,7 +53,8 @@ class KeyState:
     """A key with what is left of its limits.
 
     ``allowances`` are the key's and its tenant's; ``by_model`` has them together with those for a model, for the models
-    that the key or the tenant has limits for. ``quotas`` are the key's and its tenant's, as far as there are any.
+    that the key or the tenant has limits for. ``quotas`` are the key's and its tenant's, as far as there are any, and
+    ``quotas_by_model`` these together with those of a model, for models that have a budget.
     """
 
     record: ApiKey
@@ -58,11 +64,17 @@ class KeyState:
     by_model: Mapping[str, tuple[Allowance, ...]]
     own_models: Mapping[str, Allowance]
     quotas: tuple[Quota, ...]
+    quotas_by_model: Mapping[str, tuple[Quota, ...]]
     models: frozenset[str] | None
     identity: Identity
     may_infer: bool
     proven: bytes = b""
     """The last token that proved this key, in memory only: comparing it costs a tenth of a hash."""
+
+    @property
+    def has_quotas(self) -> bool:
+        """Say whether any quota bounds its requests."""
+        return bool(self.quotas or self.quotas_by_model)
 
 
 class Reservation:
@@ -146,7 +158,10 @@ class Accounts:
             if (tenant := self._tenants.get(record.tenant_id)) is not None:
                 found[record.id.encode()] = self._key(record, tenant, now_s)
         self._keys = found
-        self.quotas.keep_only(frozenset(self._tenants) | {state.record.id for state in found.values()})
+        owners: list[Tenant | ApiKey] = [state.record for state in self._tenants.values()]
+        owners += [state.record for state in found.values()]
+        of_models = {model_subject(owner.id, model) for owner in owners for model in owner.limits.model_budgets}
+        self.quotas.keep_only(frozenset(of_models | {owner.id for owner in owners}))
 
     def hear(self, tidings: Tidings, *, now_unix_s: float) -> None:
         """Take the ledger's sums for keys and tenants that have quotas."""
@@ -198,26 +213,30 @@ class Accounts:
         now_s: float,
         now_unix_s: float,
         prompt_max: int = 0,
+        output_max: int = 0,
         units: float = 0.0,
     ) -> Reservation:
         """Take a request at its worst case from everything that bounds it, or from nothing.
 
         ``model`` is the endpoint's name (not what the caller called it). ``output_tokens`` is the most that all choices
-        together can generate. ``prompt_tokens`` is an estimate, which rates may use; quotas take ``prompt_max`` where
-        that is more, since they must never be exceeded. ``units`` are the most seconds, pictures or the like.
+        together can generate. ``prompt_tokens`` is an estimate, which rates may use; quotas take ``prompt_max`` and
+        ``output_max`` where these are more, since they must never be exceeded. ``units`` are the most seconds, pictures
+        or the like.
 
         Raises:
             ApiError: 429 with ``limits`` set; 503 when nothing is known yet of a quota.
         """
         allowances = key.by_model.get(model, key.allowances) if key.by_model else key.allowances
         tokens = prompt_tokens + output_tokens
+        quotas = key.quotas_by_model.get(model, key.quotas) if key.quotas_by_model else key.quotas
         hold = None
         quota_tokens = quota_nanousd = 0
-        if key.quotas:
+        if quotas:
             prompt_max = max(prompt_max, prompt_tokens)
-            quota_tokens = prompt_max + output_tokens
-            quota_nanousd = _worst(price, prompt_max, output_tokens, units)
-            refused = self.quotas.refusal(key.quotas, quota_tokens, quota_nanousd, now_unix_s=now_unix_s)
+            output_max = max(output_max, output_tokens)
+            quota_tokens = prompt_max + output_max
+            quota_nanousd = _worst(price, prompt_max, output_max, units)
+            refused = self.quotas.refusal(quotas, quota_tokens, quota_nanousd, now_unix_s=now_unix_s)
             if refused is not None:
                 raise _out_of_quota(refused, allowances, now_s)
         if now_s >= self.shares.due_s:
@@ -226,8 +245,8 @@ class Accounts:
         if refusal is not None:
             self.shares.refused(allowances, refusal, tokens)
             raise _limited(refusal, prompt_tokens, allowances, now_s)
-        if key.quotas:
-            hold = self.quotas.hold(key.quotas, quota_tokens, quota_nanousd)
+        if quotas:
+            hold = self.quotas.hold(quotas, quota_tokens, quota_nanousd)
             now_unix_s = self.quotas.arrival(now_unix_s)
         return Reservation(self, allowances, tokens, hold, price, now_s, now_unix_s)
 
@@ -250,9 +269,10 @@ class Accounts:
         quota = self.quotas.quota(record.id, record.limits, is_tenants=True)
         allowance = self.shares.allowance(record.id, record.limits, known.allowance if known else None, now_s=now_s)
         models = self._models(record.id, record.limits, known.models if known else _NO_MODELS, now_s)
+        budgets = self._budgets(record.id, record.limits, is_tenants=True)
         if known is None:
-            return TenantState(record, allowance, models, quota)
-        known.record, known.models, known.quota = record, models, quota
+            return TenantState(record, allowance, models, quota, budgets)
+        known.record, known.models, known.quota, known.budgets = record, models, quota, budgets
         return known
 
     def _key(self, record: ApiKey, tenant: TenantState, now_s: float) -> KeyState:
@@ -261,6 +281,8 @@ class Accounts:
         own_models = self._models(record.id, record.limits, known.own_models if known else _NO_MODELS, now_s)
         allowances = (allowance, tenant.allowance)
         quota = self.quotas.quota(record.id, record.limits, is_tenants=False)
+        quotas = tuple(one for one in (quota, tenant.quota) if one is not None)
+        own_budgets = self._budgets(record.id, record.limits, is_tenants=False)
         identity = Identity(record.id, record.tenant_id, record.scopes)
         return KeyState(
             record=record,
@@ -269,7 +291,8 @@ class Accounts:
             allowances=allowances,
             by_model=_by_model(allowances, own_models, tenant.models),
             own_models=own_models,
-            quotas=tuple(one for one in (quota, tenant.quota) if one is not None),
+            quotas=quotas,
+            quotas_by_model=_by_model(quotas, own_budgets, tenant.budgets),
             models=frozenset(record.models) if record.models is not None else None,
             identity=identity,
             may_infer=identity.may(Scope.INFERENCE),
@@ -286,14 +309,25 @@ class Accounts:
             for name, rates in limits.models.items()
         }
 
+    def _budgets(self, owner_id: str, limits: Limits, *, is_tenants: bool) -> Mapping[str, Quota]:
+        """Return the budgets of single models, as quotas of their own."""
+        if not limits.model_budgets:
+            return _NO_BUDGETS
+        found = {
+            name: self.quotas.quota(
+                model_subject(owner_id, name), Limits(nanousd_per_month=most), is_tenants=is_tenants, model=name
+            )
+            for name, most in limits.model_budgets.items()
+        }
+        return {name: quota for name, quota in found.items() if quota is not None}
 
-def _by_model(
-    allowances: tuple[Allowance, ...], of_key: Mapping[str, Allowance], of_tenant: Mapping[str, Allowance]
-) -> Mapping[str, tuple[Allowance, ...]]:
+
+def _by_model(every: tuple[T, ...], of_key: Mapping[str, T], of_tenant: Mapping[str, T]) -> Mapping[str, tuple[T, ...]]:
+    """Return ``every`` together with what there is for a model, for the models that there is something for."""
     if not of_key and not of_tenant:
-        return _NO_EXTRAS
+        return _NOTHING
     return {
-        name: (*allowances, *(models[name] for models in (of_key, of_tenant) if name in models))
+        name: (*every, *(models[name] for models in (of_key, of_tenant) if name in models))
         for name in {*of_key, *of_tenant}
     }
 
@@ -356,20 +390,22 @@ def _out_of_quota(refused: QuotaRefusal, allowances: tuple[Allowance, ...], now_
             refused.kind,
             refused.period,
             is_tenants=refused.is_tenants,
+            model=refused.model,
             retry_after_s=refused.retry_after_s,
             needed=refused.needed,
             left=refused.left,
             limit=refused.limit,
         )
+        whose = "the tenant" if refused.is_tenants else "this key"
         error.facts = {
-            "whose": "the tenant" if refused.is_tenants else "this key",
+            "whose": f"{whose} for '{refused.model}'" if refused.model else whose,
             "kind": f"{refused.kind}_per_{refused.period}",
             "limit": refused.limit,
             "used": refused.limit - refused.left,
             "needed": refused.needed,
         }
     error.limits = limit_lines(allowances, now_s)
-    return error
+    return errors.elsewhere(error) if refused.is_elsewhere else error
 
 
 def _proves_previous(record: ApiKey, digest: bytes, now_unix_s: float) -> bool:

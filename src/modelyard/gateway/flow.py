@@ -34,6 +34,7 @@ from modelyard.gateway import (
     recovery,
     side_requests,
     waiting,
+    worst_case,
 )
 from modelyard.gateway.accounts import KeyState
 from modelyard.gateway.catalog import QUIET_S, Catalog, EndpointState
@@ -227,7 +228,8 @@ class Gateway:
         if not self.journal.is_writable:
             raise errors.storage_full()
         prompt = endpoint.prompt_tokens(call.text_length)
-        output = self._output_tokens(call, prompt, endpoint.route.context_length)
+        context_length = endpoint.route.context_length
+        output, output_max = worst_case.output_tokens(call, prompt, context_length, self.settings.max_tokens_default)
         job = self._job(request, key, call, endpoint, prompt, output)
         now_s, now_unix_s = self.clock.monotonic_s(), self.clock.unix_s()
         prices = endpoint.sheet(key.record.tenant_id, now_unix_s)
@@ -239,10 +241,10 @@ class Gateway:
             price=prices.most,
             prompt_tokens=prompt,
             output_tokens=output,
+            output_max=output_max,
             now_s=now_s,
             now_unix_s=now_unix_s,
-            # A token is at least a byte, and what a chat template adds is less than what JSON does.
-            prompt_max=len(request.body),
+            prompt_max=worst_case.prompt_tokens(call, len(request.body), context_length) if key.has_quotas else 0,
             units=call.units_max,
         )
         exchange = Exchange(
@@ -291,22 +293,6 @@ class Gateway:
         if not is_able or (call.choices > 1 and "n" not in able) or (call.needs and call.lacking(able) is not None):
             return NEVER_S
         return self.clock.monotonic_s() + route.serving.fallback_after_s
-
-    def _output_tokens(self, call: Call, prompt: int, context_length: int) -> int:
-        """Return the most the request can generate; a chat that names no limit gets the default."""
-        if call.output_tokens is not None:
-            if not context_length or call.output_tokens < context_length * call.choices or not call.is_chat:
-                return call.output_tokens
-            # More than the context holds in all: engines would refuse what only means "as much as there is room for".
-            call.request.max_tokens = None  # type: ignore[attr-defined]  # chats have it
-            return max(1, context_length - prompt) * call.choices
-        cap = self.settings.max_tokens_default
-        # A token is hardly ever shorter than a character, so this cap is sure to fit; where it might not, the
-        # context itself is the cap, and naming a larger one would make some engines refuse the request.
-        if not context_length or call.text_length + cap <= context_length:
-            call.request.max_tokens = cap  # type: ignore[attr-defined]  # only chats leave it open
-            return cap * call.choices
-        return max(1, context_length - prompt) * call.choices
 
     def admit(self, exchange: Exchange, wait_s_max: float | None = None) -> None:
         """Give the request a replica, a place in line, or the reason why it gets neither; first what it links to.
@@ -385,6 +371,8 @@ class Gateway:
     def refuse(self, client: ClientConnection, refusal: ApiError, request_id: str, *, route: str = "") -> None:
         """Answer with an error, in the shape that the API of ``route`` has."""
         self.note_refusal(refusal, request_id)
+        if refusal.is_of_worker:
+            client.retire()
         body = body_of_error(route, refusal, request_id)
         client.respond(refusal.status, answers.error_headers(refusal, request_id, route), body)
 

@@ -341,6 +341,10 @@ def _bounds(catalog: "Catalog[Exchange]", key_id: str, model: str) -> tuple[Boun
                 found.append(Bound(whose, kind, limit))
         if model in limits.models:
             found += _rates(f"{whose} for this model", limits.models[model])
+        if model in limits.model_budgets:
+            found.append(Bound(f"{whose} for this model", "nanousd_per_month", limits.model_budgets[model]))
+        if limits.nanousd_total is not None:
+            found.append(Bound(whose, "money_prepaid", limits.nanousd_total))
     return tuple(found)
 
 

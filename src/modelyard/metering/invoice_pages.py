@@ -98,7 +98,8 @@ def table(invoice: Invoice, notes: Sequence[CreditNote]) -> str:
 
     sums("subtotal", invoice.subtotal, exact(invoice.subtotal_nanousd))
     sums("credit", -invoice.credit)
-    sums("tax", invoice.tax)
+    # What is contained in the lines already would be there twice for whoever adds the column up.
+    sums("tax contained" if invoice.tax_rule.is_inclusive else "tax", invoice.tax)
     sums("total", invoice.total)
     for note in notes:
         sums("credit note", -note.total, number=note.number)
@@ -131,7 +132,7 @@ def _day(unix_s: int) -> str:
 
 def _inert(text: str) -> str:
     """Return a cell that no spreadsheet takes for a formula."""
-    return "'" + text if text[:1] in {"=", "+", "-", "@", "\t"} else text
+    return "'" + text if text[:1] in {"=", "+", "-", "@", "\t", "\r"} else text
 
 
 @lru_cache(maxsize=1)

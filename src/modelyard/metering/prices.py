@@ -17,7 +17,7 @@ from modelyard.policy.pricing import TOKENS_PER_PRICE, cost, micro_units
 
 __all__ = ["ANY_MODEL", "USD_MAX", "configured", "cost", "exact_nano", "micro_units", "price_of"]
 
-_AMOUNT = re.compile(r"(\d{1,9})(?:\.(\d{1,9}))?")
+_AMOUNT = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 
 USD_MAX = 1_000_000
 """Highest price per million tokens; a dollar a token. Keeps every cost and sum within 64 bits."""

@@ -15,6 +15,9 @@ import msgspec
 from modelyard.domain.billing import CreditKind, Grant
 
 NEVER = float("inf")
+LOW_PERCENT = 10
+"""Of the grants of which anything is left: less than that is nearly nothing. A prepaid tenant never comes to nothing
+quite, since a request is refused that could cost more than is left."""
 
 
 class Move(NamedTuple):
@@ -51,3 +54,10 @@ def booked(grants: Iterable[Grant], used_nanousd: int, now_unix_s: float) -> tup
 def left(grants: Sequence[Grant], now_unix_s: float) -> int:
     """Return what can be drawn now."""
     return sum(one.left_nanousd for one in grants if one.expires_at is None or now_unix_s < one.expires_at)
+
+
+def is_low(grants: Sequence[Grant], now_unix_s: float) -> bool:
+    """Say whether little is left of what can be drawn now."""
+    open_ = [one for one in grants if one.left_nanousd and (one.expires_at is None or now_unix_s < one.expires_at)]
+    given = sum(one.amount_nanousd for one in open_)
+    return left(grants, now_unix_s) * 100 <= given * LOW_PERCENT

@@ -18,7 +18,8 @@ its earlier lives, a quota refuses everything; later it goes on without news for
 as long as the controller is away.
 
 With several workers each may use an equal part of the whole, by the sums of its
-own journal (``equal_part``).
+own journal (``equal_part``). One whose part is used says so, and whether another
+one has room: then the request is worth a second try, on another connection.
 
 Pure: no clock, no file, no task. One owner, no locks.
 """
@@ -55,6 +56,10 @@ class QuotaRefusal(NamedTuple):
     left: int = 0
     limit: int = 0
     """Tokens, or nano-dollars: what the request may need, what is left for it, and the whole quota."""
+    model: str = ""
+    """The model that the quota is of, "" for one of all."""
+    is_elsewhere: bool = False
+    """What this gateway may use is used; another one still has room for the request."""
 
 
 class _Entry(NamedTuple):
@@ -75,7 +80,7 @@ class _Entry(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Quota:
-    """What one key or tenant may use and has used. Lists have five numbers, by ``KINDS``.
+    """What one key or tenant (for one model) may use and has used. Lists have five numbers, by ``KINDS``.
 
     ``used`` is all of it: heard, settled since and reserved; ``heard`` the part that came from the ledger.
     ``bounds`` are the numbers that are limited, with this gateway's limit.
@@ -89,6 +94,7 @@ class Quota:
     heard: list[int] = field(default_factory=lambda: [0] * len(KINDS))
     entries: deque[_Entry] = field(default_factory=deque)
     grain: int = 1
+    model: str = ""
     is_known: bool = False
 
     def refusing(self, tokens: int, nanousd: int) -> int | None:
@@ -170,15 +176,18 @@ class QuotaBook:
 
     # --- what there is ---
 
-    def quota(self, subject_id: str, limits: Limits, *, is_tenants: bool) -> Quota | None:
-        """Return the quota of a key or tenant, None when it has none. What was used stays used when limits change."""
+    def quota(self, subject_id: str, limits: Limits, *, is_tenants: bool, model: str = "") -> Quota | None:
+        """Return the quota of a key or tenant (for one model), None when it has none.
+
+        What was used stays used when limits change.
+        """
         if not limits.has_quota:
             self._quotas.pop(subject_id, None)
             return None
         wanted = limits.quotas
         quota = self._quotas.get(subject_id)
         if quota is None:
-            quota = self._quotas[subject_id] = Quota(subject_id, is_tenants, wanted)
+            quota = self._quotas[subject_id] = Quota(subject_id, is_tenants, wanted, model=model)
             quota.bounds = self._bounds(quota)
             self._apply(quota)
         elif quota.limits != wanted:
@@ -243,6 +252,8 @@ class QuotaBook:
                     needed=tokens if index < 2 else nanousd,
                     left=max(0, limit - quota.used[index]),
                     limit=limit,
+                    model=quota.model,
+                    is_elsewhere=self._is_elsewhere(quota, index, tokens if index < 2 else nanousd),
                 )
         return None
 
@@ -319,6 +330,25 @@ class QuotaBook:
         limited = [(index, limit) for index, limit in enumerate(quota.limits) if limit is not None]
         if self._workers == 1:
             return tuple(limited)
+        used, strange = self._used_by_worker(quota)
+        return tuple(
+            (index, equal_part(limit - strange[index], [amounts[index] for amounts in used], self._worker))
+            for index, limit in limited
+        )
+
+    def _is_elsewhere(self, quota: Quota, index: int, needed: int) -> bool:
+        """Say whether another worker's part has room for so much, by what was heard of it last."""
+        limit = quota.limits[index]
+        if self._workers == 1 or limit is None:
+            return False
+        used, strange = self._used_by_worker(quota)
+        have = [amounts[index] for amounts in used]
+        parts = [equal_part(limit - strange[index], have, one) for one in range(self._workers)]
+        others = (one for one in range(self._workers) if one != self._worker)
+        return any(parts[one] > 0 and parts[one] - have[one] >= needed for one in others)
+
+    def _used_by_worker(self, quota: Quota) -> tuple[list[list[int]], list[int]]:
+        """Return what the ledger has of each worker, and of journals of none of them."""
         used = [[0] * len(KINDS) for _ in range(self._workers)]
         strange = [0] * len(KINDS)
         for row in self._rows.get(quota.subject_id, ()):
@@ -326,10 +356,7 @@ class QuotaBook:
             amounts = used[worker] if worker is not None and worker < self._workers else strange
             for index, amount in enumerate(_amounts(row)):
                 amounts[index] += amount if self._is_present(row, index) else 0
-        return tuple(
-            (index, equal_part(limit - strange[index], [amounts[index] for amounts in used], self._worker))
-            for index, limit in limited
-        )
+        return used, strange
 
 
 def equal_part(limit: int, used: Sequence[int], index: int) -> int:

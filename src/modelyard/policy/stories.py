@@ -233,6 +233,8 @@ def _named(one: Considered) -> str:
 def _bound(kind: str, limit: int) -> str:
     if kind.startswith("nanousd"):
         return f"{_dollars(limit)} a {kind.rpartition('_')[2]}"
+    if kind.startswith("money"):
+        return f"{_dollars(limit)} {_LIMITS[kind]}"
     return _agreed(_UNITS.get(kind, "{} " + kind), limit).format(limit)
 
 

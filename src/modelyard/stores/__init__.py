@@ -263,6 +263,8 @@ class SpentRow(msgspec.Struct, frozen=True):
     month_nanousd: int
     total_nanousd: int = 0
     """All that it ever cost; told only where it was asked for."""
+    model: str = ""
+    """Of this model alone, and then only ``month_nanousd`` is told; beside the row of all."""
 
 
 class UsageStore(Protocol):
@@ -317,11 +319,12 @@ class UsageStore(Protocol):
         ...
 
     async def spent(
-        self, tenant_ids: Collection[str], *, day: int, totals_of: Collection[str] = ()
+        self, tenant_ids: Collection[str], *, day: int, totals_of: Collection[str] = (), models_of: Collection[str] = ()
     ) -> tuple[list[SpentRow], list[JournalPosition]]:
         """Return what each key of these tenants has in the ledger for ``day`` (since 1970) and for its whole month.
 
-        Rows of ``totals_of``, which are some of these tenants, also tell what it ever cost.
+        Rows of ``totals_of``, which are some of these tenants, also tell what it ever cost; of ``models_of`` there are
+        more rows, one for each model.
         The sums are exact, by the arrival of requests, and hold at least all that the returned positions cover.
         """
         ...

@@ -42,7 +42,7 @@ class BillingStore(Protocol):
     async def put_account(self, account: Account, audit: AuditEntry, *, now: float) -> Account:
         """Add or replace how a tenant pays, not what was accounted; return the whole.
 
-        Credit is booked first. A tenant that ceases to be free owes nothing for what it used before.
+        Credit is booked first. What was used before is owed, or not, by the plan of its time.
         """
         ...
 
@@ -52,6 +52,10 @@ class BillingStore(Protocol):
 
     async def add_grant(self, grant: Grant, audit: AuditEntry, *, now: float) -> None:
         """Add, for what is used from now on: what the ledger has already is booked first."""
+        ...
+
+    async def end_grant(self, grant_id: str, audit: AuditEntry, *, now: float) -> Grant | None:
+        """Let what is left of a grant expire now, after what was used is drawn; None where nothing is left of it."""
         ...
 
     async def credit_entries(self, tenant_id: str, *, limit: int) -> list[CreditEntry]:
@@ -77,7 +81,10 @@ class BillingStore(Protocol):
         ...
 
     async def add_event(self, event: BillingEvent, notices: Sequence[Notice]) -> bool:
-        """Add an event with the notices that tell it, unless its occasion was told; say whether it was new."""
+        """Add an event with the notices that tell it, unless its occasion was told; say whether it was new.
+
+        Those beyond ``NOTICES_A_DAY`` of a tenant are kept as failed.
+        """
         ...
 
     async def billing_events(self, *, tenant_id: str | None, limit: int) -> list[BillingEvent]:
@@ -132,8 +139,12 @@ class BillingStore(Protocol):
         prefix: str,
         now: int,
         due_at: int,
+        told: Callable[[Invoice], tuple[BillingEvent, Sequence[Notice]]] | None = None,
     ) -> Invoice | None:
-        """Draft it a last time, number it, and close it for good; None if it is no draft (any more)."""
+        """Draft it a last time, number it, and close it for good; None if it is no draft (any more).
+
+        What ``told`` makes of it is added with it, as by ``add_event``: nobody can be in between.
+        """
         ...
 
     async def invoice(self, invoice_id: str, *, tenant_id: str | None) -> Invoice | None:

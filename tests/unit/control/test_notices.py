@@ -7,6 +7,7 @@ import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.conformance.backends import open_fresh
 from tests.support.certificates import make_certificate
@@ -14,7 +15,7 @@ from tests.support.mailbox import Mailbox, mailbox
 
 from modelyard.clock import ManualClock
 from modelyard.config.billing import SmtpConfig
-from modelyard.control.notices import NoticeSender, told
+from modelyard.control.notices import NoticeSender, email_of, told
 from modelyard.domain.billing import BillingEvent, Channel, Notice, NoticeStatus
 from modelyard.domain.tenants import Tenant
 from modelyard.policy.addresses import networks
@@ -156,5 +157,34 @@ def test_every_kind_of_event_is_told_in_words() -> None:
         "e", "t", "invoice.issued", 1, "o", {"number": "INV-1", "month": "2026-11", "total": 1234, "currency": "EUR"}
     )
     assert told(issued) == ("Invoice INV-1 for 2026-11", "12.34 EUR are to be paid.")
+    low = BillingEvent(
+        "e", "t", "credit.low", 1, "o", {"tenant_id": "t", "currency": "EUR", "left_nanousd": 1500000000}
+    )
+    assert told(low) == ("The prepaid credit is nearly used up", "1.5 EUR of credit are left of t.")
     used_up = BillingEvent("e", "t", "credit.exhausted", 1, "o", {"tenant_id": "ten-a", "currency": "EUR"})
     assert told(used_up)[0] == "The prepaid credit is used up"
+
+
+async def test_one_that_cannot_be_made_holds_up_no_other_and_is_given_up(place: Place) -> None:
+    unlike_any = {name: value for name, value in EVENT.data.items() if name != "spent_nanousd"}
+    broken = msgspec.structs.replace(EVENT, id="evt-2", once="other", data=unlike_any)
+    notice = Notice("ntc-0", broken, Channel.EMAIL, "m@acme.example", due_at=1.0)
+    async with mailbox() as box:
+        await place.store.add_event(broken, [notice])
+        await place.tell(Channel.EMAIL, "m@acme.example")
+        sender = place.sender(plain(box))
+        await sender.round()
+        assert [letter.receivers for letter in box.letters] == [["m@acme.example"]]
+        (kept,) = await place.store.notices("evt-2")
+        assert (kept.status, kept.tries) == (NoticeStatus.PENDING, 1)
+        place.clock.advance(GIVE_UP_S)
+        await sender.round()
+    (kept,) = await place.store.notices("evt-2")
+    assert kept.status is NoticeStatus.FAILED
+    assert "could not be made" in kept.error
+
+
+def test_the_same_message_has_the_same_name_at_every_try() -> None:
+    notice = Notice("ntc-1", EVENT, Channel.EMAIL, "m@acme.example", due_at=1.0)
+    names = [email_of(notice, "Model Yard <yard@example.com>")["Message-ID"] for _ in range(2)]
+    assert names == ["<ntc-1@example.com>"] * 2

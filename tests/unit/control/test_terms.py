@@ -103,3 +103,22 @@ async def test_a_change_while_it_is_read_is_read_at_the_next_question(place: Pla
     await reading
     await place.store.put_budget(Budget("bud-1", "ten-a", 300, is_hard=True), WHO)
     assert (await place.desk.tenants([TENANT]))[0].limits.nanousd_per_month == 300
+
+
+async def test_a_hard_budget_of_a_model_bounds_that_model_of_its_tenant_or_key(place: Place) -> None:
+    await place.store.put_budget(Budget("bud-1", "ten-a", 300, model="chat", is_hard=True), WHO)
+    await place.store.put_budget(Budget("bud-2", "ten-a", 200, model="chat", is_hard=True), WHO)
+    await place.store.put_budget(Budget("bud-3", "ten-a", 100, key_id="key-1", model="chat", is_hard=True), WHO)
+    await place.store.put_budget(Budget("bud-4", "ten-a", 50, model="other"), WHO)
+    tenant, key = await place.limits()
+    assert (tenant.model_budgets, key.model_budgets) == ({"chat": 200}, {"chat": 100})
+    assert (tenant.nanousd_per_month, key.nanousd_per_month) == (TENANT.limits.nanousd_per_month, None)
+
+
+async def test_no_amount_of_credit_is_more_than_travels_in_64_bits(place: Place) -> None:
+    await place.pays(BillingPlan.PREPAID)
+    for number in range(25):
+        grant = Grant(f"grant-{number}", "ten-a", 999_999_999 * 10**9, 0)
+        await place.store.add_grant(grant, WHO, now=place.clock.unix_s())
+    tenant = msgspec.structs.replace(TENANT, limits=(await place.limits())[0])
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(tenant), type=Tenant) == tenant

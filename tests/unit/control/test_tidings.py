@@ -116,3 +116,20 @@ async def test_what_one_gateway_refuses_all_are_told_once(tmp_path: Path) -> Non
     await publisher.publish()
     assert ear.heard == [Tidings(refused=((3, 1.0), (7, 12.0)))]
     await database.close()
+
+
+def test_of_who_has_a_budget_for_a_model_what_that_model_cost_is_told() -> None:
+    tenants = [Tenant("t", "t", 0, Limits(model_budgets={"chat": 9, "other": 9}))]
+    keys = [a_key("a", limits=Limits(model_budgets={"chat": 5}, tokens_per_day=1)), a_key("b")]
+    rows = [SpentRow("t", "a", "gateway-0", 1, 2, 3, 4), SpentRow("t", "b", "gateway-1", 1, 1, 1, 8)]
+    rows += [SpentRow("t", "a", "gateway-0", 0, 0, 0, 4, model="chat")]
+    rows += [SpentRow("t", "b", "gateway-1", 0, 0, 0, 7, model="chat")]
+    rows += [SpentRow("t", "b", "gateway-1", 0, 0, 0, 1, model="unasked")]
+    named = ("2026-11-29", "2026-11")
+    assert spent_of(tenants, keys, rows, day=DAY) == (
+        Spent("a", *named, 1, 2, 3, 4, "gateway-0"),
+        Spent("a/chat", *named, 0, 0, 0, 4, "gateway-0"),
+        Spent("t/chat", *named, 0, 0, 0, 4, "gateway-0"),
+        Spent("t/chat", *named, 0, 0, 0, 7, "gateway-1"),
+        Spent("t/other", *named, 0, 0, 0, 0, ""),
+    )

@@ -88,7 +88,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/budgets", {"tenant": "acme", "amount": 0}, "amount"),
     ("/v1/budgets", {"tenant": "acme", "amount": 5, "thresholds": [0]}, "thresholds[0]"),
     ("/v1/budgets", {"tenant": "acme", "amount": 5, "emails": ["x"]}, "emails[0]"),
-    ("/v1/budgets", {"tenant": "acme", "amount": 5, "model": "chat", "is_hard": True}, "is_hard"),
+    ("/v1/budgets", {"tenant": "acme", "amount": 5, "model": "a/b/c d", "is_hard": True}, "model"),
     ("/v1/budgets", {"tenant": "acme", "amount": 5, "slack_url": "http://127.0.0.1/x"}, "slack_url"),
     ("/v1/budgets", {"tenant": "acme", "amount": 5, "slack_url": "https://10.0.0.1/x"}, "slack_url"),
     ("/v1/invoices", {"tenant": "acme", "month": "2026-13"}, "month"),

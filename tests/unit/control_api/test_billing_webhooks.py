@@ -18,6 +18,7 @@ async def test_each_occasion_is_one_event(api: Management, manager: Identity) ->
         ("budget.threshold_reached", "b/50", {**budget, "threshold_percent": 50}),
         ("budget.threshold_reached", "b/50", {**budget, "threshold_percent": 50}),
         ("budget.threshold_reached", "b/100", {**budget, "threshold_percent": 100}),
+        ("credit.low", "l", {"tenant_id": manager.tenant_id}),
         ("credit.exhausted", "c", {"tenant_id": manager.tenant_id}),
         ("invoice.issued", "i", {"invoice_id": "inv-1"}),
     ]
@@ -28,5 +29,6 @@ async def test_each_occasion_is_one_event(api: Management, manager: Identity) ->
     assert [(one.event.type.value, msgspec.json.decode(one.event.data)["id"]) for one in due] == [
         ("budget.threshold", "bud-1"),
         ("budget.exceeded", "bud-1"),
+        ("credit.low", manager.tenant_id),
         ("credit.exhausted", manager.tenant_id),
     ]

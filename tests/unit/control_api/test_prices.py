@@ -59,6 +59,7 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ({"input": 0.1 + 0.2}, "input"),
     ({"input": "-1"}, "input"),
     ({"input": "1e3"}, "input"),
+    ({"input": "\u0663"}, "input"),
     ({"output": 1_000_001}, "output"),
     ({"unit": 11}, "unit"),
     ({"batch_factor": 1.5}, "batch_factor"),
@@ -139,3 +140,10 @@ async def test_configured_prices_are_shown_beside_and_cannot_be_ended(tmp_path: 
         assert (await api.call(admin, "GET", path)).json()["price"]["input"] == "3"
         assert (await api.call(admin, "GET", f"{path}&version=v2")).json()["price"]["input"] == "2"
         assert (await api.call(admin, "DELETE", "/v1/prices/configured:*")).status_code == 409
+
+
+async def test_a_factor_alone_makes_no_model_free(api: Management, admin: Identity) -> None:
+    answer = await api.call(admin, "PUT", "/v1/prices", {"model": "chat", "batch_factor": "0.5"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "batch_factor")
+    free = await api.call(admin, "PUT", "/v1/prices", {"model": "chat", "input": 0, "output": 0})
+    assert free.status_code == 200, "whoever says so may give it away"

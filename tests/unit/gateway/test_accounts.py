@@ -248,3 +248,42 @@ def test_one_worker_asks_no_desk(bench: Callable[..., Bench]) -> None:
     assert yard.accounts.shares.report(0.0) is None
     yard.accounts.shares.take(Leases(1, 9.0, {PARSED.key_id: (1, None, None)}), now_s=0.0)
     assert yard.key.allowance.requests_limit == 2
+
+
+def test_a_budget_of_a_model_bounds_that_model_alone_beside_all_others(bench: Callable[..., Bench]) -> None:
+    yard = bench(key=Limits(model_budgets={"m": 100}), tenant=Limits(model_budgets={"m": 50, "o": 0}))
+    assert yard.refused().code == "quota_unavailable", "nothing was heard of them yet"
+    yard.reserve(model="another")
+    rows = tuple(
+        Spent(subject, *TODAY, 0, 0, 0, spent, "gateway-0")
+        for subject, spent in ((f"{PARSED.key_id}/m", 30), ("t/m", 20), ("t/o", 0))
+    )
+    position = yard.journal.position
+    assert position is not None
+    yard.accounts.hear(Tidings(spent=rows, delivered={"gateway-0": position}), now_unix_s=NOON)
+    held = yard.reserve(10, 10)
+    error = yard.refused(prompt=1, output=0)
+    assert (error.status, error.code) == (429, "insufficient_quota")
+    assert "the tenant's budget for 'm' of this month" in error.message
+    assert (error.facts or {})["whose"] == "the tenant for 'm'"
+    held.settle(1, 0, 1, now_s=1.0)
+    yard.reserve(10, 8)
+    assert yard.refused(model="o").code == "insufficient_quota"
+    yard.limit()
+    yard.reserve(500, 500)
+    assert yard.key.quotas_by_model == {}
+
+
+def test_a_worker_whose_part_is_used_sends_to_another_that_has_room(bench: Callable[..., Bench]) -> None:
+    yard = bench(key=Limits(nanousd_per_day=100), workers=2)
+    yard.hear(1, 50)
+    error = yard.refused(prompt=10, output=0, now_s=2.0)
+    assert (error.code, error.should_retry, error.retry_after_s, error.is_of_worker) == (
+        "insufficient_quota",
+        True,
+        1.0,
+        True,
+    )
+    assert "new connection" in error.message
+    never = yard.refused(prompt=51, output=0, now_s=2.0)
+    assert (never.should_retry, never.is_of_worker) == (False, False)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelyard.domain.billing import CreditKind, Grant
-from modelyard.policy.credit import booked, left
+from modelyard.policy.credit import booked, is_low, left
 
 NOW = 1_800_000_000
 
@@ -59,3 +59,15 @@ def test_every_nano_given_is_left_drawn_or_expired_and_no_more_is_drawn_than_was
     assert all(grant.left_nanousd >= 0 for grant in held)
     assert sum(grant.drawn_nanousd + grant.expired_nanousd + grant.left_nanousd for grant in held) == given_
     assert sum(grant.drawn_nanousd for grant in held) <= used
+
+
+def test_credit_is_low_when_a_tenth_of_what_is_still_drawn_from_is_left() -> None:
+    grants, _ = booked([a_grant(1, 100), a_grant(2, 50, granted=1)], 89, NOW)
+    assert not is_low(grants, NOW)
+    grants, _ = booked(grants, 50, NOW)
+    assert left(grants, NOW) == 11
+    assert not is_low(grants, NOW), "of the second one, a fifth is left"
+    grants, _ = booked(grants, 6, NOW)
+    assert is_low(grants, NOW)
+    assert not is_low([*grants, a_grant(3, 100)], NOW), "new credit is given"
+    assert is_low([*grants, a_grant(3, 100, expires_in=0)], NOW), "of what has expired nothing counts"

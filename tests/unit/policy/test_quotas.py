@@ -201,6 +201,35 @@ def test_parts_never_exceed_the_limit_unless_it_is_used_up(limit: int, used: lis
     assert all(part >= 0 for part in parts)
 
 
+@given(
+    st.lists(st.integers(0, 300), min_size=2, max_size=4),
+    st.integers(0, 60),
+    st.lists(
+        st.tuples(st.sampled_from(["spend", "limit", "sums", "grow"]), st.integers(0, 3), st.integers(1, 40)),
+        max_size=60,
+    ),
+)
+def test_workers_that_hear_late_and_differently_never_spend_more_than_the_limit_together(
+    used: list[int], credit: int, steps: list[tuple[str, int, int]]
+) -> None:
+    """Each counts its own at once, and of the others knows what it heard last; credit is only ever added."""
+    count, limit = len(used), sum(used) + credit
+    limits, heard = [limit] * count, [list(used) for _ in used]
+    for what, worker, amount in steps:
+        at = worker % count
+        if what == "limit":
+            limits[at] = limit
+        elif what == "sums":
+            heard[at] = list(used)
+        elif what == "grow":
+            limit += amount
+        elif used[at] + amount <= equal_part(limits[at], heard[at], at):
+            used[at] += amount
+        assert sum(used) <= limit
+    left = [equal_part(limit, used, at) - used[at] for at in range(count)]
+    assert max(left) >= (limit - sum(used)) // count, "once all have heard, somebody has room for an equal part of it"
+
+
 def test_parts_are_all_of_the_limit_when_nothing_is_used() -> None:
     assert [equal_part(100, [0, 0, 0, 0], index) for index in range(4)] == [25] * 4
     assert [equal_part(100, [80, 0], index) for index in range(2)] == [80, 20]
@@ -209,3 +238,18 @@ def test_parts_are_all_of_the_limit_when_nothing_is_used() -> None:
 @pytest.mark.parametrize(("name", "following"), [("2026-12-31", "2027-01-01"), ("2028-02-10", "2028-03-01")])
 def test_months_end_where_the_calendar_says(name: str, following: str) -> None:
     assert day_name(next_month(day_number(name))) == following
+
+
+def test_a_worker_whose_part_is_used_says_whether_another_one_has_room() -> None:
+    rows = [a_row(tokens=50), a_row(tokens=20, source="gateway-1")]
+    book, quota = a_book(*rows, workers=2, tokens_per_day=100)
+    assert [take(book, quota, needed).is_elsewhere for needed in (1, 30, 31)] == [True, True, False]
+    book.hear([a_row(tokens=50), a_row(tokens=50, source="gateway-1")], {"gateway-0": ("1", 1)})
+    assert not take(book, quota, 1).is_elsewhere
+    alone, quota = a_book(*rows, tokens_per_day=70)
+    assert not take(alone, quota, 1).is_elsewhere
+    stopped, quota = a_book(workers=2, nanousd_per_month=0)
+    assert not take(stopped, quota, 0, 0).is_elsewhere, "a limit of nothing is nobody's to use"
+    told = [msgspec.structs.replace(one, total_nanousd=have) for one, have in zip(rows, (5, 2), strict=True)]
+    ahead, quota = a_book(*told, workers=2, nanousd_total=10)
+    assert [take(ahead, quota, 1, needed).is_elsewhere for needed in (1, 3, 4)] == [True, True, False]

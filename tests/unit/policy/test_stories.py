@@ -54,6 +54,10 @@ def test_limits_are_named_with_their_values() -> None:
     text = told(bounds=bounds, reserved_tokens=500)
     assert "key: 60 requests a minute; tenant: $20 a month" in text
     assert "500 tokens reserved at worst" in text
+    money = (Bound("tenant", "money_prepaid", 7 * 10**9), Bound("key for this model", "nanousd_per_month", 10**9))
+    assert "tenant: $7 of prepaid credit and what was spent of it; key for this model: $1 a month" in told(
+        bounds=money
+    ), "who is bound by these alone was told to have no limits"
 
 
 def test_a_wait_says_behind_how_many_and_what_was_predicted() -> None:

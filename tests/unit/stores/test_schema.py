@@ -214,3 +214,26 @@ def test_roll_ups_of_what_was_used_before_are_made_from_the_rows(engine: sa.Engi
         key = "SELECT customer_id, api_key_id, model_name, endpoint_id, model_id, route, status, is_batch"
         found = connection.execute(sa.text(f"{key} FROM usage_rollup_daily")).fetchall()
         assert {tuple(row) for row in found} == {("t", "k", "smol", "ep", "ver", "/v1/x", "success", 0)}
+
+
+def test_what_models_cost_before_counts_for_budgets_of_models(engine: sa.Engine) -> None:
+    """Like the quota of a key, the budget of a model does not begin anew with an upgrade."""
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.set_main_option("path_separator", "os")
+    november = 1_793_491_200
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0014")
+        for model, version, nano in (("a", "v1", 7), ("a", "v2", 5), ("b", "v1", 3), ("free", "v1", 0)):
+            connection.execute(
+                sa.text(
+                    "INSERT INTO usage_rollup_monthly VALUES (:period, 't', 'k', :model, 'ep', :version, '/v1/x', "
+                    "'success', false, '', 1, 10, 0, 5, 0, 0, 0, 0, :nano)"
+                ),
+                {"period": november, "model": model, "version": version, "nano": nano},
+            )
+        command.upgrade(config, "0015")
+        found = connection.execute(sa.text("SELECT * FROM usage_model_months ORDER BY model_name")).fetchall()
+        month = november // 86_400
+        assert [tuple(row) for row in found] == [("t", "k", month, "a", "", 12), ("t", "k", month, "b", "", 3)]

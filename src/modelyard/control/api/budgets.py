@@ -158,8 +158,6 @@ class Budgets:
         key_id = await self._key(identity, tenant_id, body.key)
         if body.model and NAME_PATTERN.fullmatch(body.model) is None:
             raise invalid_value("model", f"'{body.model[:100]}' is not a possible endpoint name")
-        if body.is_hard and body.model:
-            raise invalid_value("is_hard", "a hard budget is of a tenant or a key; one of a model can only be told")
         if body.name:
             check_title("name", body.name)
         await self._check_url(body.slack_url)
@@ -175,6 +173,7 @@ class Budgets:
             slack_url=body.slack_url,
             name=body.name,
             created_at=before.created_at if before is not None else int(context.clock.unix_s()),
+            changed_at=int(context.clock.unix_s()),
             is_operators=before.is_operators if before is not None else identity.tenant_id != tenant_id,
         )
 

@@ -5,12 +5,12 @@ from typing import Annotated
 import msgspec
 
 from modelyard.control.api import money
-from modelyard.control.api.access import find_tenant
+from modelyard.control.api.access import find_tenant, missing
 from modelyard.control.api.money import Amount, Moment, TenantRef
 from modelyard.control.context import Context
 from modelyard.domain.billing import Account, BillingEvent, BillingPlan, CreditKind, EventData, Grant
 from modelyard.domain.tenants import Scope
-from modelyard.errors import invalid_value
+from modelyard.errors import conflict, invalid_value
 from modelyard.ids import new_id
 from modelyard.policy.credit import draw_order, left
 from modelyard.policy.money import exact
@@ -149,6 +149,7 @@ class Credits:
             Route("PUT", one, admin, "Set how it pays", self.put, PutAccount, Empty, AccountView, 200, account),
             Route("GET", "/v1/credits", manage, "Credit", self.credit, Empty, CreditQuery, CreditView),
             Route("POST", "/v1/credits", admin, "Give credit", self.add, AddCredit, Empty, GrantView, 201, grant),
+            Route("DELETE", "/v1/credits/{grant}", admin, "Take back credit", self.revoke, Empty, Empty, GrantView),
             Route("GET", events, manage, "What was told", self.events, Empty, EventsQuery, Page[EventView]),
         ]
 
@@ -221,6 +222,19 @@ class Credits:
         await context.billing.add_grant(grant, change, now=context.clock.unix_s())
         await self._publish()
         return self._grant_view(grant)
+
+    async def revoke(self, call: Call[Empty, Empty]) -> GrantView:
+        """Take back what is left of a grant, after what was used by now is drawn from it."""
+        context, grant_id = self._context, call.path("grant")
+        known = next((one for one in await context.billing.grants(tenant_id=None) if one.id == grant_id), None)
+        if known is None:
+            raise missing("grant", grant_id)
+        change = money.audit(context, call.identity, "credit.revoke", known.tenant_id)
+        ended = await context.billing.end_grant(grant_id, change, now=context.clock.unix_s())
+        await self._publish()
+        if ended is None:
+            raise conflict("Nothing is left of it: it was used, or has expired.")
+        return self._grant_view(ended)
 
     async def events(self, call: Call[Empty, EventsQuery]) -> Page[EventView]:
         """Return what was told of budgets, credit and invoices, newest first."""

@@ -22,9 +22,9 @@ from modelyard.errors import conflict, invalid_value
 from modelyard.ids import new_id
 from modelyard.metering import invoice_pages
 from modelyard.policy import invoicing
-from modelyard.policy.money import decimal, divided, exact, nano_per_minor
+from modelyard.policy.money import decimal, exact, nano_per_minor
 from modelyard.policy.utc import day_of, month_name
-from modelyard.web.paging import LIMIT_DEFAULT, After, Limit, Page
+from modelyard.web.paging import LIMIT_DEFAULT, After, Limit, Page, page_of
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
 
 _Month = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{4}-(0[1-9]|1[0-2])$", description="A month, like 2026-11.")]
@@ -143,6 +143,8 @@ class NotesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     tenant: TenantRef = ""
     invoice: Annotated[str, msgspec.Meta(description="Only of this invoice (id).")] = ""
+    limit: Limit = LIMIT_DEFAULT
+    after: After = ""
 
 
 class ChangesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -182,10 +184,14 @@ class Invoices:
         """Return invoices and drafts, newest month first."""
         query = call.query
         tenant_id = await money.tenant_of(self._context, call.identity, query.tenant)
-        if query.after and await self._context.billing.invoice(query.after, tenant_id=tenant_id) is None:
-            raise invalid_value("after", "no object of this list has this id")
+        after = query.after
+        if after:
+            last = await self._context.billing.invoice(after, tenant_id=tenant_id)
+            if last is None:
+                raise invalid_value("after", "no object of this list has this id")
+            after = last.id  # it may have been named by its number
         invoices = await self._context.billing.invoices(
-            tenant_id=tenant_id, month=query.month or None, limit=query.limit + 1, after=query.after
+            tenant_id=tenant_id, month=query.month or None, limit=query.limit + 1, after=after
         )
         notes = await self._context.billing.credit_notes(tenant_id=tenant_id, invoice_id=None)
         return Page([self._view(one, notes) for one in invoices[: query.limit]], has_more=len(invoices) > query.limit)
@@ -254,7 +260,7 @@ class Invoices:
             raise invalid_value("reason", "use printable characters")
         notes = await context.billing.credit_notes(tenant_id=None, invoice_id=invoice.id)
         left = invoice.total - sum(note.total for note in notes)
-        total = left if body.amount is None else self._minor(body.amount)
+        total = left if body.amount is None else _minor(body.amount, invoice.currency)
         if not 0 < total <= left:
             raise invalid_value(
                 "amount", f"{decimal(left, invoice.currency)} {invoice.currency} are left of the invoice"
@@ -285,9 +291,11 @@ class Invoices:
 
     async def notes(self, call: Call[Empty, NotesQuery]) -> Page[CreditNoteView]:
         """Return credit notes, oldest first."""
-        tenant_id = await money.tenant_of(self._context, call.identity, call.query.tenant)
-        notes = await self._context.billing.credit_notes(tenant_id=tenant_id, invoice_id=call.query.invoice or None)
-        return Page([_note_view(note) for note in notes])
+        query = call.query
+        tenant_id = await money.tenant_of(self._context, call.identity, query.tenant)
+        notes = await self._context.billing.credit_notes(tenant_id=tenant_id, invoice_id=query.invoice or None)
+        rows, has_more = page_of(notes, limit=query.limit, after=query.after, id_of=lambda one: one.id)
+        return Page([_note_view(note) for note in rows], has_more)
 
     async def changes(self, call: Call[Empty, ChangesQuery]) -> Page[AuditView]:
         """Return who changed prices, accounts, credit, budgets and invoices, newest first."""
@@ -301,13 +309,6 @@ class Invoices:
         if found is None:
             raise missing("invoice", reference)
         return found
-
-    def _minor(self, amount: Amount) -> int:
-        """Return an amount in minor units; what is finer is none."""
-        nano, size = money.nano("amount", amount, most=CREDIT_MAX), nano_per_minor(self._currency)
-        if nano % size:
-            raise invalid_value("amount", f"{self._currency} has no such small amounts")
-        return divided(nano, size)
 
     def _view(self, invoice: Invoice, notes: list[CreditNote]) -> InvoiceView:
         currency, rule = invoice.currency, invoice.tax_rule
@@ -340,6 +341,14 @@ class Invoices:
             issued_at=invoice.issued_at,
             due_at=invoice.due_at,
         )
+
+
+def _minor(amount: Amount, currency: str) -> int:
+    """Return an amount in minor units; what is finer is none."""
+    nano, size = money.nano("amount", amount, most=CREDIT_MAX), nano_per_minor(currency)
+    if nano % size:
+        raise invalid_value("amount", f"{currency} has no such small amounts")
+    return nano // size
 
 
 def _line_view(line: InvoiceLine, currency: str) -> LineView:

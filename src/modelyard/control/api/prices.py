@@ -271,7 +271,7 @@ def _price(body: PutPrice) -> Price:
     factor = None if body.batch_factor is None else money.nano("batch_factor", body.batch_factor, most=1)
     if factor is not None and factor % 1000:
         raise invalid_value("batch_factor", "at most six digits behind the point")
-    return Price(
+    price = Price(
         input=amount,
         cached_input=cached,
         output=money.nano("output", body.output, most=USD_MAX),
@@ -279,3 +279,6 @@ def _price(body: PutPrice) -> Price:
         request=money.nano("request", body.request, most=REQUEST_USD_MAX),
         batch_micro=None if factor is None else factor * MICRO_PER_UNIT // 10**9,
     )
+    if factor is not None and not any((price.input, price.cached_input, price.output, price.unit, price.request)):
+        raise invalid_value("batch_factor", "a price is set whole, and this one would be free: send its amounts, too")
+    return price

@@ -24,7 +24,7 @@ from modelyard.stores.sql.columns import model as _model
 from modelyard.stores.sql.columns import owner as _owner
 from modelyard.stores.sql.columns import text as _text
 
-HEAD = "0014"
+HEAD = "0015"
 """The newest migration; a fresh database is created at it directly. A test holds it equal to Alembic's head."""
 
 metadata = columns.metadata
@@ -272,6 +272,20 @@ usage_daily = sa.Table(
     _count("tokens"),
     _count("cost_nanousd"),
     sa.PrimaryKeyConstraint("customer_id", "api_key_id", "day", "source"),
+)
+
+usage_model_months = sa.Table(
+    "usage_model_months",
+    metadata,
+    # What budgets of single models are checked against: as usage_daily, by the first day of the month.
+    _text("customer_id"),
+    _text("api_key_id"),
+    _count("month"),
+    _text("model_name"),
+    _text("source"),
+    _count("cost_nanousd"),
+    sa.PrimaryKeyConstraint("customer_id", "api_key_id", "month", "model_name", "source"),
+    sqlite_with_rowid=False,
 )
 
 usage_open = sa.Table(

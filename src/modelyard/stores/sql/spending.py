@@ -4,7 +4,8 @@ Written in the transaction that writes the ledger's rows and the journal's
 position, so that a sum and the position that is read with it belong together.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -16,24 +17,35 @@ from modelyard.stores.sql.database import CHUNK, insert
 from modelyard.stores.sql.mapping import Values
 
 _DAILY = schema.usage_daily
+_MODELS = schema.usage_model_months
 _SUMS = ("tokens", "cost_nanousd")
 
 
 def add(connection: sa.Connection, rows: Iterable[Values], source: str) -> None:
-    """Add new rows of the ledger, which came from the journal of ``source``, to their days."""
-    totals: dict[tuple[str, str, int, str], list[int]] = {}
+    """Add new rows of the ledger, which came from the journal of ``source``, to their days and to months of models."""
+    days: dict[tuple[str, str, int, str], list[int]] = {}
+    models: dict[tuple[str, str, int, str, str], list[int]] = {}
     for row in rows:
-        key = (row["customer_id"], row["api_key_id"], day_of(row["created_at"]), source)
-        total = totals.setdefault(key, [0, 0])
+        owner, day = (row["customer_id"], row["api_key_id"]), day_of(row["created_at"])
+        total = days.setdefault((*owner, day, source), [0, 0])
         total[0] += row["total_tokens"]
         total[1] += row["cost_nanousd"]
+        if row["cost_nanousd"]:
+            models.setdefault((*owner, first_of_month(day), row["model_name"], source), [0])[0] += row["cost_nanousd"]
+    _raise(connection, _DAILY, _SUMS, days)
+    _raise(connection, _MODELS, _SUMS[1:], models)
+
+
+def _raise(
+    connection: sa.Connection, table: sa.Table, names: Sequence[str], totals: Mapping[tuple[Any, ...], list[int]]
+) -> None:
     if not totals:
         return
-    keys = [column.name for column in _DAILY.primary_key]
+    keys = [column.name for column in table.primary_key]
     # Sorted, so that two controllers on Postgres lock the rows in one order.
-    values = [dict(zip((*keys, *_SUMS), (*key, *total), strict=True)) for key, total in sorted(totals.items())]
-    statement = insert(connection, _DAILY)
-    sums = {name: _DAILY.c[name] + statement.excluded[name] for name in _SUMS}
+    values = [dict(zip((*keys, *names), (*key, *total), strict=True)) for key, total in sorted(totals.items())]
+    statement = insert(connection, table)
+    sums = {name: table.c[name] + statement.excluded[name] for name in names}
     connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=sums), values)
 
 
@@ -52,8 +64,23 @@ def sums(connection: sa.Connection, tenant_ids: Collection[str], day: int) -> li
     found: list[SpentRow] = []
     for start in range(0, len(wanted), CHUNK):
         chunk = query.where(_DAILY.c.customer_id.in_(wanted[start : start + CHUNK]))
-        # Postgres sums to a decimal.
-        found += [SpentRow(*row[:3], *(int(amount) for amount in row[3:])) for row in connection.execute(chunk)]
+        for owner, key_id, source, *amounts in connection.execute(chunk):
+            # Postgres sums to a decimal.
+            tokens, month_tokens, cost, month_cost = map(int, amounts)
+            found.append(SpentRow(owner, key_id, source, tokens, month_tokens, cost, month_cost))
+    return found
+
+
+def by_model(connection: sa.Connection, tenant_ids: Collection[str], day: int) -> list[SpentRow]:
+    """Return what each key of these tenants spent on each model in the month of ``day``, by source."""
+    group = (_MODELS.c.customer_id, _MODELS.c.api_key_id, _MODELS.c.source, _MODELS.c.model_name)
+    query = sa.select(*group, _MODELS.c.cost_nanousd).where(_MODELS.c.month == first_of_month(day)).order_by(*group)
+    wanted = sorted(tenant_ids)
+    found: list[SpentRow] = []
+    for start in range(0, len(wanted), CHUNK):
+        chunk = query.where(_MODELS.c.customer_id.in_(wanted[start : start + CHUNK]))
+        for tenant_id, key_id, source, model, cost in connection.execute(chunk):
+            found.append(SpentRow(tenant_id, key_id, source, 0, 0, 0, cost, model=model))
     return found
 
 

@@ -119,7 +119,7 @@ class SqlUsageStore:
         return await self._database.read(lambda c: usage_reports.arrivals(c, endpoint_id, since, until))
 
     async def spent(
-        self, tenant_ids: Collection[str], *, day: int, totals_of: Collection[str] = ()
+        self, tenant_ids: Collection[str], *, day: int, totals_of: Collection[str] = (), models_of: Collection[str] = ()
     ) -> tuple[list[SpentRow], list[JournalPosition]]:
         """Return what each key of these tenants has in the ledger for ``day`` and for its month; see the contract."""
 
@@ -129,7 +129,7 @@ class SqlUsageStore:
             rows = spending.sums(connection, tenant_ids, day)
             if totals_of:
                 rows = spending.with_totals(rows, billing_sums.totals_by_key(connection, sorted(totals_of)))
-            return rows, positions
+            return rows + spending.by_model(connection, models_of, day), positions
 
         return await self._database.read(look)
 

@@ -9,8 +9,8 @@ from modelyard.domain.billing import Account, AuditEntry, BillingEvent, Budget, 
 from modelyard.domain.invoices import CreditNote, Invoice, UsageSum
 from modelyard.domain.prices import PriceEntry
 from modelyard.policy.invoicing import Terms
+from modelyard.stores.sql.billing import accounts, budgets, credit, invoices, lists, sums
 from modelyard.stores.sql.billing import audit as audits
-from modelyard.stores.sql.billing import budgets, credit, invoices, lists, sums
 from modelyard.stores.sql.database import Database
 
 _to_json = msgspec.json.Encoder().encode
@@ -42,7 +42,7 @@ class SqlBillingStore:
 
     async def accounts(self) -> list[Account]:
         """Return the accounts of tenants that have one."""
-        return await self._database.read(credit.accounts)
+        return await self._database.read(accounts.every)
 
     async def put_account(self, account: Account, audit: AuditEntry, *, now: float) -> Account:
         """Add or replace how a tenant pays; see the contract."""
@@ -66,6 +66,18 @@ class SqlBillingStore:
             audits.add(connection, _changed(audit, None, grant))
 
         await self._database.write(add)
+
+    async def end_grant(self, grant_id: str, audit: AuditEntry, *, now: float) -> Grant | None:
+        """Let what is left of a grant expire now; see the contract."""
+
+        def end(connection: sa.Connection) -> Grant | None:
+            ended = credit.end_grant(connection, grant_id, now)
+            if ended is None:
+                return None
+            audits.add(connection, _changed(audit, *ended))
+            return ended[1]
+
+        return await self._database.write(end)
 
     async def credit_entries(self, tenant_id: str, *, limit: int) -> list[CreditEntry]:
         """Return the newest lines of a tenant's credit ledger, newest first."""
@@ -148,6 +160,7 @@ class SqlBillingStore:
         prefix: str,
         now: int,
         due_at: int,
+        told: Callable[[Invoice], tuple[BillingEvent, Sequence[Notice]]] | None = None,
     ) -> Invoice | None:
         """Number a draft and close it for good; see the contract."""
 
@@ -157,6 +170,8 @@ class SqlBillingStore:
             )
             if issued is not None:
                 audits.add(connection, msgspec.structs.replace(audit, after=issued.number))
+                if told is not None:
+                    budgets.add_event(connection, *told(issued))
             return issued
 
         return await self._database.write(issue)

@@ -1,11 +1,14 @@
 """Budgets, events and notices in SQL."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
 from modelyard.domain.billing import BillingEvent, Budget, Channel, EventData, Notice, NoticeStatus
+from modelyard.policy.budgets import NOTICES_A_DAY
+from modelyard.policy.utc import DAY_S
 from modelyard.stores.sql import schema_billing as schema
 from modelyard.stores.sql.billing.telling import tell_webhooks
 from modelyard.stores.sql.database import insert
@@ -14,6 +17,12 @@ from modelyard.stores.sql.mapping import Values
 _BUDGETS = schema.budgets
 _EVENTS = schema.billing_events
 _NOTICES = schema.billing_notices
+
+_TOO_MANY: dict[str, Any] = {
+    "due_at": None,
+    "status": NoticeStatus.FAILED,
+    "error": f"more than {NOTICES_A_DAY} messages in a day",
+}
 
 _to_json = msgspec.json.Encoder().encode
 _budget = msgspec.json.Decoder(Budget).decode
@@ -60,10 +69,18 @@ def add_event(connection: sa.Connection, event: BillingEvent, notices: Sequence[
         return False
     tell_webhooks(connection, event)
     if notices:
+        room = NOTICES_A_DAY - _told_of(connection, event.tenant_id, event.at - DAY_S)
+        kept = [one if place < room else msgspec.structs.replace(one, **_TOO_MANY) for place, one in enumerate(notices)]
         connection.execute(
-            sa.insert(_NOTICES), [{"notice_id": one.id, "event_id": event.id, **_values(one)} for one in notices]
+            sa.insert(_NOTICES), [{"notice_id": one.id, "event_id": event.id, **_values(one)} for one in kept]
         )
     return True
+
+
+def _told_of(connection: sa.Connection, tenant_id: str, since: int) -> int:
+    """Return how many notices there are of a tenant's events from then on."""
+    query = sa.select(sa.func.count()).select_from(_NOTICES.join(_EVENTS))
+    return int(connection.execute(query.where(_EVENTS.c.tenant_id == tenant_id, _EVENTS.c.at > since)).scalar() or 0)
 
 
 def events(connection: sa.Connection, tenant_id: str | None, limit: int) -> list[BillingEvent]:

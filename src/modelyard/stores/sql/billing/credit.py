@@ -1,4 +1,4 @@
-"""Billing accounts and credit in SQL."""
+"""Credit in SQL: grants, what is drawn of them, and what expires."""
 
 from collections.abc import Sequence
 
@@ -7,58 +7,39 @@ import sqlalchemy as sa
 
 from modelyard.domain.billing import Account, BillingPlan, CreditEntry, CreditKind, Grant
 from modelyard.policy import credit
-from modelyard.policy.utc import day_of, month_name
+from modelyard.policy.utc import day_of
 from modelyard.stores.sql import schema_billing as schema
-from modelyard.stores.sql.billing import sums
+from modelyard.stores.sql.billing import accounts, sums
 from modelyard.stores.sql.database import insert
 from modelyard.stores.sql.mapping import Values
 
-_ACCOUNTS = schema.billing_accounts
 _GRANTS = schema.credit_grants
 _ENTRIES = schema.credit_entries
-
-_to_json = msgspec.json.Encoder().encode
-
-
-class _Details(msgspec.Struct, frozen=True):
-    """What is only ever shown."""
-
-    name: str = ""
-    address: str = ""
-    email: str = ""
-    tax_id: str = ""
-    is_tax_exempt: bool = False
-
-
-_details = msgspec.json.Decoder(_Details).decode
-
-
-def accounts(connection: sa.Connection) -> list[Account]:
-    """Return all."""
-    return [_account(row) for row in connection.execute(sa.select(_ACCOUNTS).order_by(_ACCOUNTS.c.tenant_id))]
-
-
-def account(connection: sa.Connection, tenant_id: str) -> Account:
-    """Return the account of a tenant, or what holds without one."""
-    row = connection.execute(sa.select(_ACCOUNTS).where(_ACCOUNTS.c.tenant_id == tenant_id).with_for_update()).first()
-    return _account(row) if row is not None else Account(tenant_id)
 
 
 def put_account(connection: sa.Connection, wanted: Account, now: float) -> tuple[Account, Account]:
     """Replace how a tenant pays; return the account before and after."""
     before = _current(connection, wanted.tenant_id, now)
-    if before.plan is BillingPlan.FREE and wanted.plan is not BillingPlan.FREE:
-        sums.close(connection, wanted.tenant_id, month_name(day_of(now)))
+    was_free, is_free = (one.plan is BillingPlan.FREE for one in (before, wanted))
+    since, until = before.free_since, before.free_until
+    if is_free and not was_free:
+        since, until = int(now), None
+    elif was_free and not is_free:
+        until = int(now)
     after = msgspec.structs.replace(
-        wanted, accounted_nanousd=before.accounted_nanousd, applied_nanousd=before.applied_nanousd
+        wanted,
+        accounted_nanousd=before.accounted_nanousd,
+        applied_nanousd=before.applied_nanousd,
+        free_since=since,
+        free_until=until,
     )
-    _write(connection, after)
+    accounts.write(connection, after)
     return before, after
 
 
 def apply(connection: sa.Connection, held: Account, nanousd: int) -> None:
     """Note that so much of the drawn credit is on an invoice now."""
-    _write(connection, msgspec.structs.replace(held, applied_nanousd=held.applied_nanousd + nanousd))
+    accounts.write(connection, msgspec.structs.replace(held, applied_nanousd=held.applied_nanousd + nanousd))
 
 
 def unapplied(connection: sa.Connection, held: Account) -> int:
@@ -77,9 +58,24 @@ def grants(connection: sa.Connection, tenant_id: str | None) -> list[Grant]:
 
 def add_grant(connection: sa.Connection, grant: Grant, now: float) -> None:
     """Add, after what was used before is booked."""
-    _write(connection, _current(connection, grant.tenant_id, now))
+    accounts.write(connection, _current(connection, grant.tenant_id, now))
     connection.execute(sa.insert(_GRANTS).values({"grant_id": grant.id, **_values(grant)}))
     _enter(connection, grant.tenant_id, [credit.Move(grant.id, CreditKind.GRANT, grant.amount_nanousd)], now)
+
+
+def end_grant(connection: sa.Connection, grant_id: str, now: float) -> tuple[Grant, Grant] | None:
+    """Let what is left of a grant expire; return it before and after, None where nothing is left."""
+    tenant_id = connection.execute(sa.select(_GRANTS.c.tenant_id).where(_GRANTS.c.grant_id == grant_id)).scalar()
+    if tenant_id is None:
+        return None
+    held = _current(connection, tenant_id, now)
+    accounts.write(connection, held)
+    before = next(one for one in grants(connection, tenant_id) if one.id == grant_id)
+    if not before.left_nanousd:
+        return None
+    ending = msgspec.structs.replace(before, expires_at=int(now))
+    _booked(connection, held, [ending], held.accounted_nanousd, now)
+    return before, next(one for one in grants(connection, tenant_id) if one.id == grant_id)
 
 
 def entries(connection: sa.Connection, tenant_id: str, limit: int) -> list[CreditEntry]:
@@ -103,11 +99,11 @@ def book(connection: sa.Connection, now: float) -> list[str]:
     for grant in grants(connection, None):
         held.setdefault(grant.tenant_id, []).append(grant)
     changed = []
-    for one in accounts(connection):
+    for one in accounts.every(connection, is_locked=True):
         total = used.get(one.tenant_id, 0)
         has_moved, after = _booked(connection, one, held.get(one.tenant_id, []), total, now)
         if after != one:
-            _write(connection, after)
+            accounts.write(connection, after)
         if has_moved:
             changed.append(one.tenant_id)
     return changed
@@ -115,18 +111,22 @@ def book(connection: sa.Connection, now: float) -> list[str]:
 
 def _current(connection: sa.Connection, tenant_id: str, now: float) -> Account:
     """Return a tenant's account with everything booked; one that is new begins with what was used so far."""
-    row = connection.execute(sa.select(_ACCOUNTS).where(_ACCOUNTS.c.tenant_id == tenant_id).with_for_update()).first()
+    held = accounts.stored(connection, tenant_id)
     total = sums.totals(connection, tenant_id).get(tenant_id, 0)
-    if row is None:
+    if held is None:
         return Account(tenant_id, accounted_nanousd=total)
-    return _booked(connection, _account(row), grants(connection, tenant_id), total, now)[1]
+    return _booked(connection, held, grants(connection, tenant_id), total, now)[1]
 
 
 def _booked(
     connection: sa.Connection, held: Account, given: Sequence[Grant], total: int, now: float
 ) -> tuple[bool, Account]:
-    """Draw what was used since the last time, write the grants that changed, and return the account after."""
-    after, moves = credit.booked(given, max(0, total - held.accounted_nanousd), now)
+    """Draw what was used since the last time, write the grants that changed, and return the account after.
+
+    Who pays nothing draws nothing: its credit is for what it will use on another plan.
+    """
+    used = 0 if held.plan is BillingPlan.FREE else max(0, total - held.accounted_nanousd)
+    after, moves = credit.booked(given, used, now)
     before = {grant.id: grant for grant in given}
     for grant in after:
         if grant != before[grant.id]:
@@ -156,35 +156,6 @@ def _enter(connection: sa.Connection, tenant_id: str, moves: Sequence[credit.Mov
     }
     keys = [column.name for column in _ENTRIES.primary_key]
     connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=raised), values)
-
-
-def _write(connection: sa.Connection, held: Account) -> None:
-    details = _Details(held.name, held.address, held.email, held.tax_id, held.is_tax_exempt)
-    values = {
-        "tenant_id": held.tenant_id,
-        "plan": held.plan.value,
-        "details": _to_json(details).decode(),
-        "accounted_nanousd": held.accounted_nanousd,
-        "applied_nanousd": held.applied_nanousd,
-    }
-    statement = insert(connection, _ACCOUNTS).values(values)
-    connection.execute(statement.on_conflict_do_update(index_elements=["tenant_id"], set_=values))
-
-
-def _account(row: sa.Row[tuple[object, ...]]) -> Account:
-    values = row._mapping
-    details = _details(values["details"])
-    return Account(
-        tenant_id=values["tenant_id"],
-        plan=BillingPlan(values["plan"]),
-        name=details.name,
-        address=details.address,
-        email=details.email,
-        tax_id=details.tax_id,
-        is_tax_exempt=details.is_tax_exempt,
-        accounted_nanousd=values["accounted_nanousd"],
-        applied_nanousd=values["applied_nanousd"],
-    )
 
 
 def _values(grant: Grant) -> Values:

@@ -10,7 +10,7 @@ from modelyard.domain.invoices import CreditNote, Invoice, InvoiceStatus
 from modelyard.policy import invoicing
 from modelyard.policy.invoicing import Terms
 from modelyard.stores.sql import schema_billing as schema
-from modelyard.stores.sql.billing import credit, sums
+from modelyard.stores.sql.billing import accounts, credit, sums
 from modelyard.stores.sql.database import insert
 
 _INVOICES = schema.invoices
@@ -62,7 +62,7 @@ def issue(
     )
     sums.close(connection, row.tenant_id, row.month)
     if issued.credit_nanousd:
-        credit.apply(connection, credit.account(connection, row.tenant_id), issued.credit_nanousd)
+        credit.apply(connection, _account(connection, row.tenant_id), issued.credit_nanousd)
     _write(connection, issued)
     # Drafts of months before this one are part of it now.
     earlier = sa.and_(_is_draft(), _INVOICES.c.tenant_id == row.tenant_id, _INVOICES.c.month <= row.month)
@@ -141,9 +141,9 @@ def _made(
     connection: sa.Connection, tenant_id: str, month: str, terms: TermsOf, invoice_id: str, now: int
 ) -> Invoice | None:
     """Return the invoice as it would be now; None where it would come to nothing, which waits for the next one."""
-    held = credit.account(connection, tenant_id)
+    held = _account(connection, tenant_id)
     made = invoicing.draft(
-        sums.uninvoiced(connection, tenant_id, month),
+        sums.uninvoiced(connection, tenant_id, month, is_locked=True),
         terms(held),
         invoice_id=invoice_id,
         tenant_id=tenant_id,
@@ -152,6 +152,10 @@ def _made(
         now=now,
     )
     return made if made.subtotal else None
+
+
+def _account(connection: sa.Connection, tenant_id: str) -> Account:
+    return accounts.stored(connection, tenant_id) or Account(tenant_id)
 
 
 def _next(connection: sa.Connection, name: str) -> int:

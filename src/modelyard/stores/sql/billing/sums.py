@@ -6,15 +6,18 @@ import msgspec
 import sqlalchemy as sa
 
 from modelyard.domain.invoices import UsageSum
+from modelyard.domain.tenants import PLATFORM
 from modelyard.domain.usage import Intent, Price, Settle
 from modelyard.policy.utc import day_number, day_of, month_name
 from modelyard.stores.sql import schema_billing as schema
+from modelyard.stores.sql.billing import accounts
 from modelyard.stores.sql.database import CHUNK, insert
 from modelyard.stores.sql.mapping import Values
 
 _SUMS = schema.billing_sums
 _TOTALS = schema.usage_totals
 _NAMES = schema.SUMMED
+_BILLED = tuple(f"billed_{name}" for name in _NAMES)
 
 _to_json = msgspec.json.Encoder().encode
 _to_price = msgspec.json.Decoder(Price).decode
@@ -27,7 +30,12 @@ def add(
     settles: Mapping[str, Settle],
     source: str,
 ) -> None:
-    """Add new rows of the ledger, which came from the journal of ``source``."""
+    """Add new rows of the ledger, which came from the journal of ``source``.
+
+    What nobody is to pay, by the plan that its tenant had when it arrived, is settled from the beginning: so what is
+    open is owed, whatever the plan is when its month is invoiced.
+    """
+    payers = accounts.of(connection, {row["customer_id"] for row in rows})
     sums: dict[tuple[str, ...], list[int]] = {}
     totals: dict[tuple[str, ...], list[int]] = {}
     for row in rows:
@@ -39,12 +47,20 @@ def add(
         month = month_name(day_of(row["created_at"]))
         at = _to_json(intents[request_id].price if price is None else price).decode()
         key = (row["customer_id"], month, row["model_name"], at, row["unit"])
-        total = sums.setdefault(key, [0] * len(_NAMES))
-        total[:] = [have + more for have, more in zip(total, (1, *amounts), strict=True)]
+        payer = payers.get(row["customer_id"])
+        # The operator's own use is nobody's to pay.
+        is_free = row["customer_id"] == PLATFORM or (payer is not None and payer.is_free_at(row["created_at"]))
+        used = (1, *amounts)
+        total = sums.setdefault(key, [0] * 2 * len(_NAMES))
+        added = (*used, *(used if is_free else (0,) * len(used)))
+        total[:] = [have + more for have, more in zip(total, added, strict=True)]
         if row["cost_nanousd"]:
             owner = (row["customer_id"], row["api_key_id"], source)
             totals.setdefault(owner, [0])[0] += row["cost_nanousd"]
-    _raise(connection, _SUMS, _NAMES, sums)
+    if any(total[-len(_BILLED)] for total in sums.values()):
+        _raise(connection, _SUMS, (*_NAMES, *_BILLED), sums)
+    else:
+        _raise(connection, _SUMS, _NAMES, {key: total[: len(_NAMES)] for key, total in sums.items()})
     _raise(connection, _TOTALS, ("cost_nanousd",), totals)
 
 
@@ -110,17 +126,19 @@ def _last_issued(connection: sa.Connection) -> dict[str, str]:
     return {row[0]: row[1] for row in connection.execute(query.group_by(table.c.tenant_id))}
 
 
-def uninvoiced(connection: sa.Connection, tenant_id: str, until: str) -> list[UsageSum]:
-    """Return what no issued invoice has."""
+def uninvoiced(connection: sa.Connection, tenant_id: str, until: str, *, is_locked: bool = False) -> list[UsageSum]:
+    """Return what no issued invoice has; ``is_locked``: nobody else adds to it before this transaction ends."""
     left = [(_SUMS.c[name] - _SUMS.c[f"billed_{name}"]).label(name) for name in _NAMES]
     keys = (_SUMS.c.month, _SUMS.c.model_name, _SUMS.c.price, _SUMS.c.unit)
     query = sa.select(*keys, *left).where(_open(tenant_id, until)).order_by(*keys)
+    if is_locked:
+        query = query.with_for_update()
     return [UsageSum(row[0], row[1], _to_price(row[2]), row[3], *row[4:]) for row in connection.execute(query)]
 
 
 def close(connection: sa.Connection, tenant_id: str, until: str) -> None:
     """Note that all of it is on an invoice now, or waived."""
-    values = {f"billed_{name}": _SUMS.c[name] for name in _NAMES}
+    values = {billed: _SUMS.c[name] for billed, name in zip(_BILLED, _NAMES, strict=True)}
     connection.execute(sa.update(_SUMS).where(_open(tenant_id, until)).values(values))
 
 

@@ -8,6 +8,7 @@ from modelyard.stores.sql.events import append_for
 
 _KINDS = {
     "budget.threshold_reached": (EventType.BUDGET_THRESHOLD, "budget_id", "budget"),
+    "credit.low": (EventType.CREDIT_LOW, "tenant_id", "credit"),
     "credit.exhausted": (EventType.CREDIT_EXHAUSTED, "tenant_id", "credit"),
     "invoice.issued": (EventType.INVOICE_ISSUED, "invoice_id", "invoice"),
 }
