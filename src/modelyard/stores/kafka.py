@@ -83,6 +83,8 @@ class KafkaSink:
         left = self._producer.flush(wait_s)
         if self._failure:
             raise SinkError(self._failure)
+        if not left:
+            self.trouble = ""
         return not left
 
     def close(self) -> None:
