@@ -152,6 +152,10 @@ def told(event: BillingEvent) -> tuple[str, str]:
     if event.type == "invoice.issued":
         total = f"{decimal(int(data['total'] or 0), str(currency))} {currency}"
         return f"Invoice {data['number']} for {data['month']}", f"{total} are to be paid."
+    if event.type == "webhook.disabled":
+        id = data["webhook_id"]
+        fix = f"modelyard webhooks set {id} --enable, then: modelyard webhooks replay {id} --since 7d"
+        return "A webhook was disabled", f"{data['url']} is told nothing more: {data['reason']}. Repair it, then: {fix}"
     return "The prepaid credit is used up", f"No credit is left of {data['tenant_id']}."
 
 

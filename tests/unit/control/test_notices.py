@@ -15,7 +15,7 @@ from tests.support.mailbox import Mailbox, mailbox
 from modelyard.clock import ManualClock
 from modelyard.config.billing import SmtpConfig
 from modelyard.control.notices import NoticeSender, told
-from modelyard.domain.billing import BillingEvent, Channel, Notice, NoticeStatus
+from modelyard.domain.billing import BillingEvent, Channel, EventData, Notice, NoticeStatus
 from modelyard.domain.tenants import Tenant
 from modelyard.policy.addresses import networks
 from modelyard.policy.webhooks import GIVE_UP_S
@@ -158,3 +158,8 @@ def test_every_kind_of_event_is_told_in_words() -> None:
     assert told(issued) == ("Invoice INV-1 for 2026-11", "12.34 EUR are to be paid.")
     used_up = BillingEvent("e", "t", "credit.exhausted", 1, "o", {"tenant_id": "ten-a", "currency": "EUR"})
     assert told(used_up)[0] == "The prepaid credit is used up"
+    data: EventData = {"webhook_id": "wh_1", "url": "https://x", "reason": "y"}
+    disabled = BillingEvent("e", "t", "webhook.disabled", 1, "o", data)
+    subject, text = told(disabled)
+    assert subject == "A webhook was disabled"
+    assert text.startswith("https://x is told nothing more: y. Repair it, then: modelyard webhooks set wh_1 --enable")
