@@ -26,6 +26,8 @@ from modelyard.metering.delivery import Delivery
 from modelyard.metering.events import UsageEvents
 from modelyard.metering.journal import segments
 from modelyard.metering.settlements import Follower
+from modelyard.stores import SinkError
+from modelyard.stores import kafka as kafka_store
 from modelyard.stores.kafka import KafkaSink
 from modelyard.stores.sql import SqlBookStore, SqlUsageStore, open_database
 
@@ -285,6 +287,15 @@ async def test_a_topic_that_is_away_is_named_and_costs_no_event_and_no_room(kafk
         await eventually_async(lambda: here.events.status().alarm == "", WITHIN_S, "it has caught up")
     found = await asyncio.to_thread(kafka.events, TOPIC, at_least=800)
     assert {key for key, _ in found} == set(wanted)
+
+
+def test_a_client_that_is_full_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread would keep the spool from being looked after, and the controller from ending."""
+    monkeypatch.setattr(kafka_store, "BUFFER_WAIT_S", 0.2)
+    sink = KafkaSink(KafkaConfig(brokers=("127.0.0.1:1",), options={"queue.buffering.max.messages": "5"}))
+    with pytest.raises(SinkError, match="client is full"):
+        sink.send([(b"key", b"value")] * 10, wait_s=0.1)
+    sink.close()
 
 
 async def test_what_workers_of_one_time_lost_is_sent_once(folder: Path) -> None:

@@ -22,6 +22,7 @@ from modelyard.domain.tenants import PLATFORM, Tenant
 from modelyard.metering.reconcile.stripe import ledger_and_stripe
 from modelyard.metering.stripe_reports import FAILURES_MAX, StripeReports
 from modelyard.stores import JournalPosition, SinkError
+from modelyard.stores import stripe as stripe_store
 from modelyard.stores.sql import SqlBookStore, SqlUsageStore
 from modelyard.stores.stripe import StripeMeters
 
@@ -307,6 +308,22 @@ async def test_a_stripe_that_fails_every_time_is_asked_a_few_times_only(desk: De
     desk.stub.faults += ["", "", *["429"] * 50]
     await desk.try_report()
     assert len(desk.stub.asked) == 2 + FAILURES_MAX
+
+
+async def test_an_answer_that_never_ends_is_not_waited_for(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    await desk.use("ten-a")
+    desk.clock.advance(2 * HOUR_S)
+    await desk.reports.report()
+    await desk.use("ten-a")
+    desk.clock.advance(2 * HOUR_S)
+    desk.stub.faults.append("hang")
+    with monkeypatch.context() as patched:
+        patched.setattr(stripe_store, "CALL_TIMEOUT_S", 0.2)
+        with pytest.raises(SinkError, match=r"^Stripe did not answer"):
+            await desk.reports.report()
+    desk.stub.released.set()
+    await desk.reports.report()
+    await desk.is_balanced("ten-a")
 
 
 async def test_a_controller_that_is_killed_as_it_begins_goes_on(desk: Desk) -> None:

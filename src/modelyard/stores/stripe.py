@@ -19,6 +19,9 @@ T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
+"""Between two bytes of an answer."""
+CALL_TIMEOUT_S = 300.0
+"""Of a call as a whole; a list of many pages is one."""
 HOUR_S = 3600
 PAGE = 100
 TENANT_KEY = "modelyard_tenant"
@@ -145,7 +148,10 @@ class StripeMeters:
         """Call the SDK in a thread, with its errors in our words."""
         stripe = self._stripe
         try:
-            return await asyncio.to_thread(call)
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                return await asyncio.to_thread(call)
+        except TimeoutError:
+            raise SinkError("Stripe did not answer in time") from None
         except (stripe.AuthenticationError, stripe.PermissionError):
             # Its message repeats a part of the key.
             raise SinkError("Stripe refuses the key: check STRIPE_API_KEY", is_answered=True) from None
