@@ -344,8 +344,9 @@ def _usage_events(config: Config, data: DataDirectory, database: "Database", clo
 
 
 def _stripe_reports(config: Config, data: DataDirectory, database: "Database", clock: Clock) -> "StripeReports":
+    from modelyard.domain.billing import BillingPlan
     from modelyard.metering.stripe_reports import StripeReports
-    from modelyard.stores.sql import SqlBookStore, SqlControlStore
+    from modelyard.stores.sql import SqlBillingStore, SqlBookStore, SqlControlStore
     from modelyard.stores.stripe import StripeMeters, load_sdk
 
     load_sdk()
@@ -357,12 +358,21 @@ def _stripe_reports(config: Config, data: DataDirectory, database: "Database", c
     if not key:
         raise StartupError(f"'stripe.enabled' is set, but there is no key: set STRIPE_API_KEY, or write it to {file}.")
     settings = config.stripe
+    if len(set(settings.customers.values())) < len(settings.customers):
+        # Stripe's summaries are by customer: nobody could say which of the two an event of that hour was.
+        raise StartupError("Bad setting stripe.customers: two tenants have the same customer. Give each its own.")
+    billing = SqlBillingStore(database)
+
+    async def spared() -> set[str]:
+        return {one.tenant_id for one in await billing.accounts() if one.plan is not BillingPlan.PAY_AS_YOU_GO}
+
     return StripeReports(
         books=SqlBookStore(database),
         meters=StripeMeters(key, api_base=settings.api_base, customers=settings.customers),
         settings=settings,
         clock=clock,
         tenants=SqlControlStore(database).tenants,
+        spared=spared,
     )
 
 

@@ -12,7 +12,7 @@ from modelyard.domain.events import EventType, envelope
 from modelyard.domain.tenants import Tenant
 from modelyard.domain.webhooks import Attempt, Delivery, DeliveryStatus, Due, Settled, SigningSecret, Webhook
 from modelyard.policy.webhooks import HURRY_AFTER_S, after
-from modelyard.stores import EventStore, WebhookStore
+from modelyard.stores import Backlog, EventStore, WebhookStore
 from modelyard.stores.sql import SqlControlStore, SqlEventStore, SqlWebhookStore
 
 DONE, FAILED = EventType.BATCH_COMPLETED, EventType.BATCH_FAILED
@@ -372,3 +372,62 @@ async def test_a_replay_brings_what_is_wanted_and_not_there(stores: Stores) -> N
     again = await stores.webhooks.replay(webhook, since=10.0, after=None, now=100.0, limit=9, delivered_too=True)
     assert again.count == 1
     assert {one.event_id for one in await stores.all_of("wh_1") if one.due_at == 100.0} == {taken}
+
+
+async def test_what_is_asked_for_by_hand_while_it_is_tried_keeps_its_new_span(stores: Stores) -> None:
+    await stores.add()
+    await stores.events.add("ten-a", DONE, {"id": "b"}, now=1.0)
+    (due,) = await stores.due(1.0)
+    await stores.attempt(due, 500, at=2.0)
+    (under_way,) = await stores.due(9e9, is_failing=True)
+    await stores.webhooks.redeliver(under_way.delivery.id, now=500.0)
+    await stores.attempt(under_way, 500, at=400.0)
+    (told,) = await stores.all_of("wh_1")
+    assert (told.status, told.due_at, told.tries, told.since) == (DeliveryStatus.PENDING, 500.0, 0, None)
+    await stores.attempt(under_way, 200, at=501.0)
+    (told,) = await stores.all_of("wh_1")
+    assert told.status is DeliveryStatus.DELIVERED, "whoever brought it"
+
+
+async def test_a_new_place_gets_at_once_what_waits_for_the_old_one(stores: Stores) -> None:
+    await stores.add()
+    for number in range(3):
+        await stores.events.add("ten-a", DONE, {"id": str(number)}, now=1.0)
+    for due in (await stores.due(1.0))[:2]:
+        await stores.attempt(due, 500, at=2.0)
+    moved = {"url": "https://new.example.com/", "failing_since": None, "quiet_until": None}
+    await stores.webhooks.change_webhook("wh_1", lambda one: msgspec.structs.replace(one, **moved))
+    assert {one.url for one in await stores.due(2.0)} == {"https://new.example.com/"}
+    assert len(await stores.due(2.0)) == 3
+
+
+async def test_what_waits_is_counted_over_all_with_the_oldest(stores: Stores) -> None:
+    assert await stores.webhooks.backlog() == Backlog(0)
+    await stores.add("wh_1")
+    await stores.add("wh_2", "ten-b")
+    for at, tenant_id in ((7.0, "ten-a"), (5.0, "ten-b"), (6.0, "ten-b")):
+        await stores.events.add(tenant_id, DONE, {"id": "b"}, now=at)
+    assert await stores.webhooks.backlog() == Backlog(3, 5.0)
+    first, *_ = await stores.due(9.0)
+    await stores.attempt(first, 200, at=9.0)
+    assert await stores.webhooks.backlog() == Backlog(2, 6.0)
+    assert await stores.webhooks.pending(tenant_id=None) == {"wh_1": 1, "wh_2": 1}
+    assert await stores.webhooks.pending(tenant_id="ten-b") == {"wh_2": 1}
+
+
+async def test_an_event_is_known_to_its_tenant_alone(stores: Stores) -> None:
+    event_id = await stores.events.add("ten-a", DONE, {"id": "b"}, now=7.0)
+    assert await stores.events.time_of(event_id, "ten-a") == 7.0
+    assert await stores.events.time_of(event_id, "ten-b") is None
+    assert await stores.events.time_of("evt_none", "ten-a") is None
+
+
+async def test_a_receiver_is_left_alone_for_as_long_as_it_asks(stores: Stores) -> None:
+    await stores.add()
+    for number in range(2):
+        await stores.events.add("ten-a", DONE, {"id": str(number)}, now=1.0)
+    (first, _) = await stores.due(1.0)
+    attempt = Attempt(2.0, 429, retry_after_s=600.0)
+    await stores.webhooks.settle(Settled(after(first.delivery, attempt, now=2.0, chance=0.5), attempt))
+    assert await stores.due(601.0, is_failing=True) == []
+    assert len(await stores.due(602.0, is_failing=True)) == 2

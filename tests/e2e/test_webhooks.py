@@ -91,6 +91,10 @@ def test_from_the_first_event_to_a_replay(yard: Yard, run: Run, receiver: Receiv
     eventually(lambda: len(receiver.got) == before + 3, 10, "both come again")
     assert len({headers["webhook-id"] for headers, _ in receiver.got[2:]}) == 2, "under their ids"
     run("redeliver", webhook_id, "dlv_none", code=3)
+    page = yard.call("GET", "/metrics").body.decode()
+    assert 'modelyard_webhook_deliveries_total{outcome="delivered"}' in page
+    assert "\nmodelyard_webhook_waiting 0.0" in page
+    assert "\nmodelyard_requests_total{" in page, "beside the gateway's"
 
 
 def test_a_webhook_is_changed_rotated_and_removed(yard: Yard, run: Run, receiver: Receiver) -> None:

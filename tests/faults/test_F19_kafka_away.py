@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,17 +20,22 @@ from tests.support.waiting import eventually_async
 
 from modelyard.clock import ManualClock
 from modelyard.config.books import KafkaConfig
+from modelyard.domain.books import Gap
 from modelyard.metering.booking import booked
 from modelyard.metering.delivery import Delivery
 from modelyard.metering.events import UsageEvents
 from modelyard.metering.journal import segments
 from modelyard.metering.settlements import Follower
+from modelyard.stores import SinkError
+from modelyard.stores import kafka as kafka_store
 from modelyard.stores.kafka import KafkaSink
 from modelyard.stores.sql import SqlBookStore, SqlUsageStore, open_database
 
 TOPIC = "modelyard.usage"
 WITHIN_S = 30.0
 HOUR_S = 3600.0
+UNKNOWN_TOPIC = 3
+"""How a broker says that it has no such topic."""
 
 SENDER = """
 import asyncio, sys
@@ -58,11 +63,13 @@ class Sender:
     database: object = field(repr=False, default=None)
 
     @classmethod
-    def on(cls, folder: str, brokers: str, *, spool_bytes_max: int = 1 << 30) -> "Sender":
+    def on(
+        cls, folder: str, brokers: str, *, spool_bytes_max: int = 1 << 30, options: dict[str, str] | None = None
+    ) -> "Sender":
         root = Path(folder) / "journal"
         database = open_database(f"sqlite:///{Path(folder) / 'control.sqlite'}", timeout_s=5.0)
         books, usage, clock = SqlBookStore(database), SqlUsageStore(database), ManualClock(start_s=1.7e9)
-        settings = KafkaConfig(brokers=tuple(brokers.split(",")), topic=TOPIC)
+        settings = KafkaConfig(brokers=tuple(brokers.split(",")), topic=TOPIC, options=options or {})
         events = UsageEvents(
             root=root,
             books=books,
@@ -250,3 +257,95 @@ async def test_a_settlement_finds_its_intent_in_an_older_segment(folder: Path) -
     follower = Follower(root / "gateway-0", (last.name, 0))
     settled = [booked(*one) for piece in follower.pieces() for one in piece.settled]
     assert [(row.request_id, str(row.status)) for row in settled] == [("open", "interrupted"), ("other", "success")]
+
+
+async def test_a_topic_that_is_away_is_named_and_costs_no_event_and_no_room(kafka: MockKafka, folder: Path) -> None:
+    """The brokers are there and refuse: that, too, is an alarm with its reason, and a spool that is bounded."""
+    hurried = {"topic.metadata.propagation.max.ms": "200", "topic.metadata.refresh.interval.ms": "100"}
+    brokers = ",".join(kafka.brokers)
+    here = Sender.on(str(folder), brokers, spool_bytes_max=60_000, options=hurried)
+    kafka.fail_topic(TOPIC, UNKNOWN_TOPIC)
+    wanted = named("a", 800)
+    async with here.running():
+        for start in range(0, 800, 80):
+            here.write("gateway-0", wanted[start : start + 80])
+        status = await eventually_async(
+            lambda: status if (status := here.events.status()).gap_requests else None, WITHIN_S, "old segments go"
+        )
+        here.clock.advance(HOUR_S)
+        alarm = await eventually_async(
+            lambda: alarm if "nknown topic" in (alarm := here.events.status().alarm) else "", WITHIN_S, "it says why"
+        )
+        assert "behind for 6" in alarm
+        assert status.sent == 0
+        await eventually_async(
+            lambda: sum(one.stat().st_size for one in segments(here.root / "gateway-0")) <= 60_000,
+            WITHIN_S,
+            "the disk is given back while it is away",
+        )
+        kafka.fail_topic(TOPIC, 0)
+        await eventually_async(lambda: here.events.status().alarm == "", WITHIN_S, "it has caught up")
+    found = await asyncio.to_thread(kafka.events, TOPIC, at_least=800)
+    assert {key for key, _ in found} == set(wanted)
+
+
+def test_a_client_that_is_full_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread would keep the spool from being looked after, and the controller from ending."""
+    monkeypatch.setattr(kafka_store, "BUFFER_WAIT_S", 0.2)
+    sink = KafkaSink(KafkaConfig(brokers=("127.0.0.1:1",), options={"queue.buffering.max.messages": "5"}))
+    with pytest.raises(SinkError, match="client is full"):
+        sink.send([(b"key", b"value")] * 10, wait_s=0.1)
+    sink.close()
+
+
+async def test_what_workers_of_one_time_lost_is_sent_once(folder: Path) -> None:
+    here = Sender.on(str(folder), "127.0.0.1:1")
+    wanted = named("a", 60)
+    workers = [f"gateway-{number}" for number in range(4)]
+    for number, worker in enumerate(workers):
+        here.write(worker, wanted[number * 15 : number * 15 + 15])
+    await here.delivery.drain()
+    rows = await here.books.rows_between((0.0, ""), 2e9, limit=100)
+    since, until = rows[0].created_at, rows[-1].created_at
+    for number, worker in enumerate(workers):
+        gap = Gap(worker, "1.journal", since + number / 10, until - number / 10, 15)
+        await here.books.put_cursor("kafka", worker, "1", 0, gap=gap)
+    sent: list[str] = []
+    here.events._sink, here.events._cursors = Taking(sent), {}
+    await here.events._fill_gaps()
+    assert sorted(sent) == sorted(wanted)
+    assert await here.books.gaps("kafka") == []
+
+
+async def test_a_journal_that_was_lost_is_sent_from_its_start(kafka: MockKafka, folder: Path) -> None:
+    """Its numbers follow the clock; where that was set back too, they stand before what was sent."""
+    here = Sender.on(str(folder), ",".join(kafka.brokers))
+    await here.books.put_cursor("kafka", "gateway-0", "9999999999.journal", 77)
+    here.write("gateway-0", named("a", 20))
+    async with here.running():
+        await eventually_async(lambda: here.events.status().sent == 20, WITHIN_S, "they are sent")
+        last = segments(here.root / "gateway-0")[-1].name
+
+        async def is_there() -> bool:
+            return (await here.books.cursors("kafka"))["gateway-0"][0] == last
+
+        await eventually_async(is_there, WITHIN_S, "and the cursor is in the new one")
+
+
+class Taking:
+    """A sink that takes all and remembers the keys."""
+
+    trouble = ""
+
+    def __init__(self, sent: list[str]) -> None:
+        self._sent = sent
+
+    def send(self, events: Sequence[tuple[bytes, bytes]], *, wait_s: float) -> bool:
+        self._sent += [key.decode() for key, _ in events]
+        return True
+
+    def wait(self, wait_s: float) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -6,7 +6,7 @@ Nothing is charged twice, nothing is lost, and what needs a person says so.
 import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +19,10 @@ from modelyard.clock import ManualClock
 from modelyard.config.books import StripeConfig
 from modelyard.domain.books import MeterStatus
 from modelyard.domain.tenants import PLATFORM, Tenant
-from modelyard.metering.stripe_reports import StripeReports
+from modelyard.metering.reconcile.stripe import ledger_and_stripe
+from modelyard.metering.stripe_reports import FAILURES_MAX, StripeReports
 from modelyard.stores import JournalPosition, SinkError
+from modelyard.stores import stripe as stripe_store
 from modelyard.stores.sql import SqlBookStore, SqlUsageStore
 from modelyard.stores.stripe import StripeMeters
 
@@ -67,12 +69,23 @@ class Desk:
         assert self.stub.wrong == []
 
 
-def reports_on(books: SqlBookStore, clock: ManualClock, stub: StripeStub, key: str = KEY) -> StripeReports:
+def reports_on(
+    books: SqlBookStore, clock: ManualClock, stub: StripeStub, key: str = KEY, *, prepaid: Collection[str] = ()
+) -> StripeReports:
     async def tenants() -> list[Tenant]:
         return [Tenant(id=id, name=f"name of {id}", created_at=0) for id in ("ten-a", "ten-b", PLATFORM)]
 
-    meters = StripeMeters(key, api_base=stub.url, timeout_s=0.4)
-    return StripeReports(books=books, meters=meters, settings=StripeConfig(enabled=True), clock=clock, tenants=tenants)
+    async def spared() -> Collection[str]:
+        return prepaid
+
+    return StripeReports(
+        books=books,
+        meters=StripeMeters(key, api_base=stub.url, timeout_s=0.4),
+        settings=StripeConfig(enabled=True),
+        clock=clock,
+        tenants=tenants,
+        spared=spared,
+    )
 
 
 def stored_in(folder: Path, text: str) -> list[Path]:
@@ -196,6 +209,17 @@ async def test_hours_of_more_than_35_days_ago_raise_an_alarm_and_are_not_sent(
     assert stuck.value == lost
     assert "35 days" in stuck.reason
     assert any("bill it by hand" in record.getMessage() for record in caplog.records)
+    until = int(desk.clock.unix_s())
+    meters, counted = desk.reports.meters, desk.reports.counted
+    check = await ledger_and_stripe(desk.books, meters, counted, since=int(BEGIN_S), until=until)
+    assert f"modelyard reconcile --billed {stuck.identifier}" in check.differences[0].what
+    assert await desk.reports.note_by_hand({stuck.identifier, "modelyard-x"}) == ["modelyard-x"]
+    assert desk.reports.status().alarm, "all or none"
+    assert await desk.reports.note_by_hand({stuck.identifier}) == []
+    assert desk.reports.status().alarm == ""
+    await desk.reports.report()
+    assert desk.reports.status().alarm == ""
+    assert (await ledger_and_stripe(desk.books, meters, counted, since=int(BEGIN_S), until=until)).is_good
 
 
 async def test_a_refused_meter_is_told_and_mended(desk: Desk) -> None:
@@ -229,6 +253,107 @@ async def test_an_event_in_doubt_waits_while_its_meter_cannot_be_read(desk: Desk
     await desk.reports.report()
     await desk.is_balanced("ten-a")
     assert desk.reports.status().alarm == ""
+
+
+async def test_a_refusal_after_a_failure_does_not_make_it_new(desk: Desk) -> None:
+    """Stripe failed after it had taken the event, and refuses it later, as its meter is away: that says nothing of the
+    first try, whose identifier is forgotten by the time that the meter is back."""
+    await desk.use("ten-a")
+    desk.clock.advance(2 * HOUR_S)
+    desk.stub.faults += ["", "", "500-after"]  # the search, the customer, the event
+    await desk.try_report()
+    assert len(desk.stub.events) == 1
+    del desk.stub.meters["modelyard_cost"]
+    desk.clock.advance(600)
+    await desk.reports.report()
+    assert "modelyard_cost" in desk.reports.status().alarm
+    desk.clock.advance(30 * HOUR_S)
+    desk.stub.meters["modelyard_cost"] = "mtr_1"
+    await desk.reports.report()
+    await desk.is_balanced("ten-a")
+    assert len(desk.stub.events) == 1
+
+
+async def test_a_customer_that_could_not_be_made_once_is_made_the_next_time(desk: Desk) -> None:
+    """Stripe says its 500 again to the same idempotency key, for a day."""
+    await desk.use("ten-a")
+    desk.clock.advance(2 * HOUR_S)
+    desk.stub.faults += ["", "500"]
+    await desk.try_report()
+    assert desk.stub.customers == {}
+    desk.clock.advance(300)
+    await desk.reports.report()
+    await desk.is_balanced("ten-a")
+    assert len(desk.stub.customers) == 1
+
+
+async def test_an_event_that_stripe_cannot_take_holds_up_nobody_else(desk: Desk) -> None:
+    await desk.use("ten-a")
+    await desk.use("ten-b")
+    desk.clock.advance(2 * HOUR_S)
+    desk.stub.faults += ["", "", "", "", "500"]  # two customers are found and made; then the first event
+    with pytest.raises(SinkError, match="500"):
+        await desk.reports.report()
+    assert [one["customer"] for one in desk.stub.events] == [desk.stub.customer_of("ten-b")]
+    assert desk.reports.status().pending == 1
+    await desk.reports.report()
+    await desk.is_balanced("ten-a", "ten-b")
+
+
+async def test_a_stripe_that_fails_every_time_is_asked_a_few_times_only(desk: Desk) -> None:
+    for _ in range(9):
+        await desk.use("ten-a")
+        desk.clock.advance(HOUR_S)
+    desk.clock.advance(HOUR_S)
+    desk.stub.faults += ["", "", *["429"] * 50]
+    await desk.try_report()
+    assert len(desk.stub.asked) == 2 + FAILURES_MAX
+
+
+async def test_an_answer_that_never_ends_is_not_waited_for(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    await desk.use("ten-a")
+    desk.clock.advance(2 * HOUR_S)
+    await desk.reports.report()
+    await desk.use("ten-a")
+    desk.clock.advance(2 * HOUR_S)
+    desk.stub.faults.append("hang")
+    with monkeypatch.context() as patched:
+        patched.setattr(stripe_store, "CALL_TIMEOUT_S", 0.2)
+        with pytest.raises(SinkError, match=r"^Stripe did not answer"):
+            await desk.reports.report()
+    desk.stub.released.set()
+    await desk.reports.report()
+    await desk.is_balanced("ten-a")
+
+
+async def test_a_controller_that_is_killed_as_it_begins_goes_on(desk: Desk) -> None:
+    """It wrote down from which hour on usage is Stripe's business, and no more than that."""
+    database = desk.books._database
+    await database.write(lambda c: c.exec_driver_sql("DELETE FROM sink_cursors WHERE source = 'ledger'"))
+    await desk.use("ten-a")
+    desk.clock.advance(2 * HOUR_S)
+    await desk.reports.report()
+    await desk.is_balanced("ten-a")
+
+
+async def test_what_was_paid_in_advance_is_never_billed_by_stripe_too(desk: Desk) -> None:
+    paid_in_advance = {"ten-a"}
+    desk.reports = reports_on(desk.books, desk.clock, desk.stub, prepaid=paid_in_advance)
+    await desk.use("ten-a")
+    desk.clock.advance(2 * HOUR_S)
+    await desk.reports.report()
+    assert desk.stub.events == []
+    paid = await desk.owed("ten-a")
+    paid_in_advance.clear()  # from now on it pays as it goes; the last 40 days are looked at again
+    desk.reports = reports_on(desk.books, desk.clock, desk.stub, prepaid=paid_in_advance)
+    await desk.use("ten-a")
+    desk.clock.advance(2 * HOUR_S)
+    await desk.reports.report()
+    assert desk.stub.charged(desk.stub.customer_of("ten-a")) == await desk.owed("ten-a") - paid
+    meters, counted = desk.reports.meters, desk.reports.counted
+    until = int(desk.clock.unix_s())
+    check = await ledger_and_stripe(desk.books, meters, counted, since=int(BEGIN_S), until=until)
+    assert check.is_good, check
 
 
 async def test_a_wrong_key_is_said_without_showing_it(

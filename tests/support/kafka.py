@@ -28,6 +28,7 @@ def _library() -> Any:
     library.rd_kafka_mock_cluster_bootstraps.restype = ctypes.c_char_p
     library.rd_kafka_mock_cluster_bootstraps.argtypes = [ctypes.c_void_p]
     library.rd_kafka_mock_topic_create.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
+    library.rd_kafka_mock_topic_set_error.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int]
     for name in ("rd_kafka_mock_broker_set_down", "rd_kafka_mock_broker_set_up"):
         getattr(library, name).argtypes = [ctypes.c_void_p, ctypes.c_int32]
     library.rd_kafka_mock_cluster_destroy.argtypes = [ctypes.c_void_p]
@@ -51,6 +52,10 @@ class MockKafka:
 
     def up(self) -> None:
         assert self._library.rd_kafka_mock_broker_set_up(self._cluster, _BROKER) == 0
+
+    def fail_topic(self, name: str, code: int) -> None:
+        """Answer so to whoever asks for a topic, or sends to it; 0: as ever."""
+        self._library.rd_kafka_mock_topic_set_error(self._cluster, name.encode(), code)
 
     def events(self, topic: str, *, at_least: int, within_s: float = 30.0) -> list[tuple[str, dict[str, Any]]]:
         """Return key and value of what is in a topic, once ``at_least`` different keys are, and nothing more comes."""

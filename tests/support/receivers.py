@@ -14,7 +14,7 @@ Message = tuple[dict[str, str], bytes]
 
 
 class Receiver:
-    """Takes messages; ``answers`` are its next ones, then ``always``. What is answered has ``body``."""
+    """Takes messages; ``answers`` are its next ones, then ``always``. What it says has ``body``, ``retry_after``."""
 
     def __init__(self, port: int = 0) -> None:
         self.got: list[Message] = []
@@ -22,6 +22,7 @@ class Receiver:
         self.answers: list[Behaviour] = []
         self.always: Behaviour = 200
         self.body = b""
+        self.retry_after = ""
         self.at_once_most = 0
         self._at_once = 0
         self._lock = threading.Lock()
@@ -75,6 +76,8 @@ class Receiver:
                 request.wfile.write(b".")
         else:
             request.send_response(answer)
+            if self.retry_after:
+                request.send_header("retry-after", self.retry_after)
             request.send_header("location", f"http://127.0.0.1:{self.port}/elsewhere")
             request.send_header("content-length", str(len(self.body)))
             request.end_headers()

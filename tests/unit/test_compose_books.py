@@ -11,7 +11,10 @@ from modelyard.clock import SystemClock
 from modelyard.config import Config, DataDirectory, load
 from modelyard.config.books import KafkaConfig, StripeConfig
 from modelyard.control.books import Books
+from modelyard.domain.billing import Account, AuditEntry, BillingPlan
+from modelyard.domain.tenants import Tenant
 from modelyard.errors import StartupError
+from modelyard.stores.sql import SqlBillingStore, SqlControlStore
 
 STRIPE = Config(stripe=StripeConfig(enabled=True))
 KAFKA = Config(kafka=KafkaConfig(brokers=("127.0.0.1:1",)))
@@ -85,3 +88,29 @@ def test_passwords_of_kafka_are_not_shown(tmp_path: Path) -> None:
     config = load(file, {})
     assert config.kafka.options == {"sasl.password": "hunter2"}
     assert "hunter2" not in repr(config)
+
+
+async def test_one_customer_of_two_tenants_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether an event of one of them arrived could never be told from Stripe's summary."""
+    monkeypatch.setenv("STRIPE_API_KEY", "sk_test_x")
+    config = Config(stripe=StripeConfig(enabled=True, customers={"ten-a": "cus_1", "ten-b": "cus_1"}))
+    with pytest.raises(StartupError, match=r"stripe\.customers: two tenants"):
+        await books_of(tmp_path, config)
+
+
+async def test_tenants_that_pay_in_advance_are_spared_by_stripe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STRIPE_API_KEY", "sk_test_x")
+    data = DataDirectory(tmp_path)
+    data.create()
+    database = open_fresh("sqlite", tmp_path)
+    control, billing = SqlControlStore(database), SqlBillingStore(database)
+    for plan in BillingPlan:
+        await control.add_tenant(Tenant(f"ten-{plan.value}", plan.value, 1))
+        await billing.put_account(Account(f"ten-{plan.value}", plan), AuditEntry(1.0, "", "", "", ""), now=1.0)
+    reports = compose._stripe_reports(STRIPE, data, database, SystemClock())
+    assert reports._spared is not None
+    assert set(await reports._spared()) == {"ten-free", "ten-prepaid"}
+    await reports.meters.close()
+    await database.close()

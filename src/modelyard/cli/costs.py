@@ -29,6 +29,7 @@ def command(*, platform: Platform, by: str, since: float, is_json: bool) -> None
         _show_customers(report["customers"])
     if by != "customer":
         _show_waste(report["waste"])
+        _show_free(report["free"])
     remark(
         f"{report['accelerator_hours']:.1f} accelerator hours, {report['utilisation']:.0%} used: "
         f"cost ${report['cost_usd']}, revenue ${report['revenue_usd']}, margin ${report['margin_usd']}, "
@@ -66,6 +67,15 @@ def _show_customers(rows: list[Item]) -> None:
 def _show_waste(rows: list[Item]) -> None:
     for row in rows:
         click.echo(f"{dollars(row['nanousd'])} on {clean(row['model'])}: {clean(row['why'])}")
+        click.echo(f"  {clean(row['fix'])}")
+
+
+def _show_free(rows: list[Item]) -> None:
+    for row in rows:
+        kind, pool = clean(row["accelerator"]), clean(row["pool"])
+        where = "" if pool == "default" else f" in the pool {pool}"
+        what = f"{row['free']:.1f} of {row['total']:.0f} {kind}{where} have no replica now"
+        click.echo(f"{dollars(row['hourly_nanousd'])} an hour: {what}")
         click.echo(f"  {clean(row['fix'])}")
 
 

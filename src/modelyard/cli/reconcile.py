@@ -19,7 +19,8 @@ _DATA = "data: "
 @click.command(
     "reconcile",
     epilog="\b\nExample:\n  modelyard reconcile\n  modelyard reconcile --since 30d --invoice provider-november.csv\n"
-    "  modelyard reconcile --json || page-finance",
+    "  modelyard reconcile --json || page-finance\n"
+    "  modelyard reconcile --billed modelyard-ten-3f-modelyard_cost-1793491200-0",
     short_help="Say whether the books balance.",
 )
 @click.option("--since", type=DURATION, default="24h", show_default=True, help="So long ago.")
@@ -30,6 +31,13 @@ _DATA = "data: "
     "file",
     type=click.File("r", encoding="utf-8-sig"),
     help="A provider's CSV: model, tokens, day, cost.",
+)
+@click.option(
+    "--billed",
+    "billed",
+    multiple=True,
+    metavar="IDENTIFIER",
+    help="First note that this was billed by hand, which Stripe did not take; repeatable.",
 )
 @click.option("--json", "is_json", is_flag=True, help="Print JSON.")
 @connected
@@ -42,9 +50,11 @@ def command(
     until: float,
     tolerance: float,
     file: TextIO | None,
+    billed: tuple[str, ...],
     is_json: bool,
 ) -> None:
     """Compare journals, ledger, engines, Stripe and an invoice; exit code 1 where they differ."""
+    _note_billed(platform, billed)
     now_s = SystemClock.unix_s()
     asked: Item = {"since": now_s - since, "until": now_s - until, "tolerance": tolerance}
     if file is not None:
@@ -68,6 +78,12 @@ def command(
     if not result["balances"]:
         remark("The books do not balance.")
         context.exit(Exit.FAILURE)
+
+
+def _note_billed(platform: Platform, identifiers: tuple[str, ...]) -> None:
+    if identifiers:
+        platform.post("/v1/exports/stripe/billed-by-hand", {"identifiers": list(identifiers)})
+        remark(f"Noted as billed by hand: {', '.join(map(clean, identifiers))}.")
 
 
 def _lines_of(file: TextIO) -> list[InvoiceLine]:

@@ -48,7 +48,8 @@ class StripeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Stripe's meters by their ``event_name``, and what each counts; empty: ``modelyard_cost`` counts ``cost_nanousd``.
     Money is in whole nano-dollars, so that nothing is rounded: price that meter at 0.0000001 cents a unit."""
     customers: dict[str, str] = {}
-    """Stripe's customers of tenants that have one already, ``cus_…`` by tenant id; others get one."""
+    """Stripe's customers of tenants that have one already, ``cus_…`` by tenant id, each another. Others get one at
+    their first report, and keep it."""
     interval_s: _Positive = 300.0
     """Pause between two reports."""
     settle_s: _Pause = 600.0

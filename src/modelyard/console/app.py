@@ -1,8 +1,8 @@
 """The console as an ASGI application, to be mounted under ``/console``.
 
 Pages are rendered here, with autoescape and without any script, so there is
-nothing to inject into. Changing requests (sign in, sign out) must come from a
-page of our own origin.
+nothing to inject into. Changing requests (sign in, sign out, those of webhooks)
+must come from a page of our own origin.
 """
 
 from collections.abc import Awaitable, Callable
@@ -23,7 +23,8 @@ from modelyard.console import views
 from modelyard.console.batch_rows import batch_rows
 from modelyard.console.session import SESSION_S, sign_in, signed_in
 from modelyard.domain.tenants import Identity
-from modelyard.errors import ApiError
+from modelyard.domain.webhooks import DeliveryStatus
+from modelyard.errors import ApiError, conflict
 from modelyard.metering import invoice_pages
 from modelyard.stores import StoreUnavailableError
 from modelyard.web.app import read_body
@@ -36,6 +37,10 @@ COOKIE = "modelyard_session"
 URL_HEADER = "x-modelyard-url"
 FORM_BYTES_MAX = 4096
 SPANS = (7, 30, 90)
+DELIVERIES = ("pending", "delivered", "failed")
+"""Statuses of deliveries that can be asked for."""
+OVERLAP_S = 86_400.0
+"""Time in which messages are signed with the secret before a rotation too."""
 
 _HEADERS = {
     "content-security-policy": (
@@ -64,6 +69,10 @@ def build_console(context: views.ConsoleContext) -> ASGIApp:
             Route("/batches", guarded(console.batches), methods=["GET"]),
             Route("/invoices", guarded(console.invoices), methods=["GET"]),
             Route("/invoices/{invoice}", guarded(console.invoice), methods=["GET"]),
+            Route("/webhooks", guarded(console.webhooks), methods=["GET"]),
+            Route("/webhooks/{webhook}", guarded(console.webhook), methods=["GET"]),
+            Route("/webhooks/{webhook}/rotate", guarded(console.rotate), methods=["POST"]),
+            Route("/webhooks/{webhook}/redeliver/{delivery}", guarded(console.redeliver), methods=["POST"]),
             Route("/login", console.login_page, methods=["GET"]),
             Route("/login", console.login, methods=["POST"]),
             Route("/logout", console.logout, methods=["POST"]),
@@ -133,6 +142,58 @@ class _Console:
         # A page of its own, to be printed: its policy allows its own style, which is inside of it.
         headers = {**_HEADERS, "content-security-policy": invoice_pages.POLICY}
         return HTMLResponse(invoice_pages.page(found, notes), headers=headers)
+
+    async def webhooks(self, _: Request, identity: Identity) -> Response:
+        rows = await views.webhook_rows(self.context, identity)
+        return self._page("webhooks.html", identity, rows=rows, most=views.WEBHOOKS_SHOWN)
+
+    async def webhook(self, request: Request, identity: Identity) -> Response:
+        return await self._webhook(await self._row(request, identity), identity, request.query_params.get("status", ""))
+
+    async def rotate(self, request: Request, identity: Identity) -> Response:
+        """Show the new secret in the answer, this once: there is no page that it could be read from again."""
+        _check_origin(request)
+        row = await self._row(request, identity)
+        done = await self.context.webhooks.rotate(row.webhook.id, overlap_s=OVERLAP_S)
+        if done is None:
+            raise HTTPException(404)
+        return await self._webhook(views.WebhookRow(done[0], row.pending), identity, secret=done[1])
+
+    async def redeliver(self, request: Request, identity: Identity) -> Response:
+        _check_origin(request)
+        webhook, store = (await self._row(request, identity)).webhook, self.context.webhooks.store
+        delivery = await store.delivery(request.path_params["delivery"], webhook_id=webhook.id)
+        if delivery is None:
+            raise HTTPException(404)
+        if not webhook.is_enabled:
+            raise conflict(f"This webhook is disabled. Enable it first: modelyard webhooks set {webhook.id} --enable")
+        await store.redeliver(delivery.id, now=self.context.clock.unix_s())
+        self.context.webhooks.wake()
+        return RedirectResponse(f"{ROOT}/webhooks/{webhook.id}", 303, headers=_HEADERS)
+
+    async def _row(self, request: Request, identity: Identity) -> views.WebhookRow:
+        row = await views.webhook_row(self.context, identity, request.path_params["webhook"])
+        if row is None:
+            raise HTTPException(404)
+        return row
+
+    async def _webhook(
+        self, row: views.WebhookRow, identity: Identity, wanted: str = "", *, secret: str = ""
+    ) -> Response:
+        status = DeliveryStatus(wanted) if wanted in DELIVERIES else None
+        deliveries = await self.context.webhooks.store.deliveries(
+            row.webhook.id, status=status, limit=views.DELIVERIES_SHOWN, after=None
+        )
+        return self._page(
+            "webhook.html",
+            identity,
+            row=row,
+            secret=secret,
+            wanted={"status": status.value if status else "", "statuses": ("", *DELIVERIES)},
+            deliveries=deliveries,
+            answer_of=views.answer_of,
+            most=views.DELIVERIES_SHOWN,
+        )
 
     async def login_page(self, _: Request) -> Response:
         return self._page("login.html", None, failed=False)

@@ -14,13 +14,33 @@ from modelyard.domain.endpoints import Endpoint, EndpointStatus, Release, Stage
 from modelyard.domain.fleet import SEAT_STATES, Replica, ReplicaState, seats_of
 from modelyard.domain.tenants import ApiKey, Identity
 from modelyard.domain.usage import NANO_PER_USD, UsageBucket
+from modelyard.domain.webhooks import Delivery, Webhook
 from modelyard.engines import Engines
 from modelyard.policy.money import decimal
 from modelyard.policy.releases import serving_release
-from modelyard.stores import BatchStore, BillingStore, Event, UsageStore
+from modelyard.stores import BatchStore, BillingStore, Event, UsageStore, WebhookStore
 
 EVENTS_SHOWN = 50
+WEBHOOKS_SHOWN = 200
+DELIVERIES_SHOWN = 50
 INVOICES_SHOWN = 200
+
+
+class WebhookDesk(Protocol):
+    """Who keeps and tells webhooks."""
+
+    @property
+    def store(self) -> WebhookStore:
+        """Webhooks and deliveries."""
+        ...
+
+    def wake(self) -> None:
+        """Look at once for what is due."""
+        ...
+
+    async def rotate(self, webhook_id: str, *, overlap_s: float) -> tuple[Webhook, str] | None:
+        """Replace a secret, and return both."""
+        ...
 
 
 class ConsoleContext(SessionContext, Protocol):
@@ -39,6 +59,11 @@ class ConsoleContext(SessionContext, Protocol):
     @property
     def billing(self) -> BillingStore:
         """Credit, budgets, invoices."""
+        ...
+
+    @property
+    def webhooks(self) -> WebhookDesk:
+        """Webhooks."""
         ...
 
     @property
@@ -157,6 +182,55 @@ class InvoiceRow:
     credited: str
     currency: str
     due_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookRow:
+    """A webhook in a listing."""
+
+    webhook: Webhook
+    pending: int
+
+    @property
+    def status(self) -> str:
+        """``enabled``, ``failing`` or ``disabled``."""
+        if not self.webhook.is_enabled:
+            return "disabled"
+        return "enabled" if self.webhook.failing_since is None else "failing"
+
+    @property
+    def why(self) -> str:
+        """Why it is not enabled, or what it is about; "" where all is well."""
+        webhook = self.webhook
+        if not webhook.is_enabled:
+            return webhook.disabled_reason or "its owner disabled it"
+        return "" if webhook.failing_since is None else f"it took nothing since {moment(webhook.failing_since)} UTC"
+
+
+async def webhook_rows(context: ConsoleContext, identity: Identity) -> list[WebhookRow]:
+    """Return the webhooks that ``identity`` may see, oldest first."""
+    store, tenant_id = context.webhooks.store, identity.visible_tenant
+    found = await store.webhooks(tenant_id=tenant_id)
+    pending = await store.pending(tenant_id=tenant_id)
+    return [WebhookRow(one, pending.get(one.id, 0)) for one in found[:WEBHOOKS_SHOWN]]
+
+
+async def webhook_row(context: ConsoleContext, identity: Identity, webhook_id: str) -> WebhookRow | None:
+    """Return one, None where ``identity`` may not see it."""
+    store = context.webhooks.store
+    webhook = await store.webhook(webhook_id, tenant_id=identity.visible_tenant)
+    if webhook is None:
+        return None
+    return WebhookRow(webhook, (await store.pending(tenant_id=webhook.tenant_id)).get(webhook.id, 0))
+
+
+def answer_of(delivery: Delivery) -> str:
+    """Return what the receiver answered last."""
+    if not delivery.attempts:
+        return ""
+    last = delivery.attempts[-1]
+    status = "" if last.status_code is None else f"HTTP {last.status_code}"
+    return ": ".join(part for part in (status, last.error or last.answer) if part)
 
 
 async def invoice_rows(context: ConsoleContext, identity: Identity) -> list[InvoiceRow]:

@@ -62,6 +62,7 @@ from modelyard.stores import (
     WebhookStore,
 )
 from modelyard.web.fetcher import Fetcher
+from modelyard.web.page_socket import PageSocket
 
 __all__ = ["ensure_admin_key", "run_control"]
 
@@ -193,7 +194,7 @@ def _made(given: Given) -> _Made:
         loops=loops,
         leases=leases,
         tidings=tidings,
-        webhooks=_webhooks(given),
+        webhooks=_webhooks(given, billing),
         notices=notices,
         billing=billing,
         uploads=uploads,
@@ -243,12 +244,20 @@ async def _live(
 ) -> None:
     """Listen, serve and work until ``stop`` is set."""
     listener = server.bind(context.data.control_socket)
+    metrics = context.webhooks.metrics
+    metrics.sinks = lambda: [
+        (one.sink, one.pending + one.gap_requests, one.waiting_bytes, bool(one.alarm))
+        for one in context.books.statuses()
+    ]
+    page = PageSocket(context.data.control_socket.parent, "control", metrics.render)
     try:
         await feed.start()
+        await page.start()
         await _boot(context.store, context.pepper, context.clock, context.data, stop)
         await _serve(api, listener, stop, work())
     finally:
         listener.close()
+        await page.close()
         await feed.close()
 
 
@@ -286,9 +295,9 @@ def _rollouts(context: Context, loops: Loops, publisher: TablePublisher) -> Roll
     )
 
 
-def _webhooks(given: Given) -> WebhookSender:
+def _webhooks(given: Given, billing: BillingDesk) -> WebhookSender:
     """Return who tells callers and tenants what happened."""
-    return WebhookSender(
+    sender = WebhookSender(
         store=given.webhooks,
         events=given.events,
         fetcher=given.fetcher,
@@ -297,6 +306,8 @@ def _webhooks(given: Given) -> WebhookSender:
         clock=given.clock,
         chance=random.Random().random,
     )
+    sender.on_disabled = billing.tell_of_webhook
+    return sender
 
 
 def _billing(

@@ -238,6 +238,18 @@ class BillingDesk:
         emails = (issued.buyer.email,) if issued.buyer.email else ()
         return self._told_as("invoice.issued", issued.tenant_id, f"invoice/{issued.id}", data, emails)
 
+    async def tell_of_webhook(self, webhook_id: str, tenant_id: str, url: str, reason: str) -> None:
+        """Tell by e-mail that a webhook was disabled: its tenant may have no other one that could tell it.
+
+        Raises:
+            StoreUnavailableError: nobody was told.
+        """
+        account = next((one for one in await self._store.accounts() if one.tenant_id == tenant_id), None)
+        if account is not None and account.email:
+            once = f"webhook/{webhook_id}/{self._clock.unix_s() // DAY_S:.0f}"
+            data: EventData = {"webhook_id": webhook_id, "url": url, "reason": reason}
+            await self._tell("webhook.disabled", tenant_id, once, data, (account.email,))
+
     async def _tell(
         self, kind: str, tenant_id: str, once: str, data: EventData, emails: Sequence[str], slack_url: str = ""
     ) -> None:

@@ -158,6 +158,10 @@ def told(event: BillingEvent) -> tuple[str, str]:
     if event.type == "credit.low":
         left = _amount(data["left_nanousd"], currency)
         return "The prepaid credit is nearly used up", f"{left} of credit are left of {data['tenant_id']}."
+    if event.type == "webhook.disabled":
+        id = data["webhook_id"]
+        fix = f"modelyard webhooks set {id} --enable, then: modelyard webhooks replay {id} --since 7d"
+        return "A webhook was disabled", f"{data['url']} is told nothing more: {data['reason']}. Repair it, then: {fix}"
     return "The prepaid credit is used up", f"No credit is left of {data['tenant_id']}."
 
 

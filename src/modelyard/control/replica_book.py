@@ -101,8 +101,8 @@ class ReplicaBook:
             before = self._living.get(replica.id)
             life = before or self._born(replica, endpoints.get(replica.endpoint_id), nodes)
             if life is not None:
-                grown = self._note_life(self._grown(life, replica, now_s))
-                self._add(self._booked(life, grown, is_busy=replica.id in busy))
+                grown = self._note_life(self._grown(life, replica, endpoints.get(replica.endpoint_id), now_s))
+                self._add(self._booked(life, grown, row_id=_row_id(replica), is_busy=replica.id in busy))
                 has_news |= before is None or grown.ended_at is not None
         for life in [one for one in self._living.values() if one.replica_id not in replicas]:
             # Gone with its endpoint since the last look.
@@ -164,7 +164,7 @@ class ReplicaBook:
             seen_at=replica.started_at,
         )
 
-    def _grown(self, life: ReplicaLife, replica: Replica, now_s: float) -> ReplicaLife:
+    def _grown(self, life: ReplicaLife, replica: Replica, endpoint: Endpoint | None, now_s: float) -> ReplicaLife:
         """Return the life as it is now."""
         looked_s, load = self._latest(replica.id) or (self._clock.monotonic_s(), _NO_LOAD)
         ended_at = max(replica.state_since, life.started_at) if replica.state in OVER else None
@@ -173,9 +173,13 @@ class ReplicaBook:
             "generation_tokens": _greater(life.generation_tokens, load.generation_tokens_total),
         }
         has_news = load.prompt_tokens_total is not None or load.generation_tokens_total is not None
+        if endpoint is not None and (endpoint.id != life.endpoint_id or not life.owner_id):
+            # One of a warm pool goes on under the endpoint that took it, and at its owner's cost.
+            life = msgspec.structs.replace(
+                life, endpoint_id=endpoint.id, owner_id=endpoint.tenant_id, model=endpoint.name
+            )
         return msgspec.structs.replace(
             life,
-            # One of a warm pool goes on under the endpoint that took it.
             endpoint_id=replica.endpoint_id,
             ready_at=replica.ready_at,
             ended_at=ended_at,
@@ -184,7 +188,7 @@ class ReplicaBook:
             **counted,
         )
 
-    def _booked(self, before: ReplicaLife, now: ReplicaLife, *, is_busy: bool) -> Iterable[ReplicaHour]:
+    def _booked(self, before: ReplicaLife, now: ReplicaLife, *, row_id: str, is_busy: bool) -> Iterable[ReplicaHour]:
         """Return the time between two looks, by hour."""
         until = now.ended_at if now.ended_at is not None else now.seen_at
         was_watched = until - before.seen_at <= PAUSES_SEEN * self._interval_s
@@ -196,7 +200,7 @@ class ReplicaBook:
             ready = max(0.0, end - max(start, now.ready_at)) if now.ready_at is not None else 0.0
             yield ReplicaHour(
                 hour=hour,
-                replica_id=now.replica_id,
+                replica_id=row_id,
                 endpoint_id=now.endpoint_id,
                 owner_id=now.owner_id,
                 model=now.model,
@@ -208,6 +212,11 @@ class ReplicaBook:
                 cost_nanousd=round(now.hourly_nanousd * present / HOUR_S),
             )
             start = end
+
+
+def _row_id(replica: Replica) -> str:
+    """Return what a replica's hours stand under: one that was taken from a warm pool has hours of both owners."""
+    return f"{replica.id}@{replica.endpoint_id}" if replica.model_name else replica.id
 
 
 def _plus(one: ReplicaHour, other: ReplicaHour) -> ReplicaHour:

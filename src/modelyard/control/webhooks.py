@@ -14,15 +14,19 @@ import base64
 import hashlib
 import hmac
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+
+import msgspec
 
 from modelyard.clock import Clock
 from modelyard.config import ControlConfig
 from modelyard.control.tasks import KeyedTasks, boundary
-from modelyard.domain.events import envelope
-from modelyard.domain.webhooks import Attempt, Delivery, Due, Settled, SigningSecret, Webhook
-from modelyard.policy.webhooks import after, reason_to_disable
-from modelyard.stores import EventStore, WebhookStore
+from modelyard.domain.events import EventType, envelope
+from modelyard.domain.webhooks import Attempt, Delivery, DeliveryStatus, Due, Settled, SigningSecret, Webhook
+from modelyard.ids import new_id
+from modelyard.observe.control_metrics import ControlMetrics
+from modelyard.policy.webhooks import after, reason_to_disable, retry_after_s
+from modelyard.stores import Backlog, EventStore, WebhookStore
 from modelyard.web.fetcher import Bounds, Fetcher, FetchError
 
 TIMEOUT_S = 10.0
@@ -42,15 +46,22 @@ PAUSE_S_MIN = 0.05
 BUSY_PAUSE_S = 1.0
 TEST_GRACE_S = 10.0
 """After which a test whose sender was killed is sent by the loop."""
+MEASURE_S = 15.0
+"""Between two looks at how much waits, for the metrics."""
 FORGET_S = 300.0
 FORGET_AT_ONCE = 500
 ADOPT_AT_ONCE = 500
 
 _log = logging.getLogger(__name__)
 
+OnDisabled = Callable[[str, str, str, str], Awaitable[None]]
+
 
 class WebhookSender:
-    """Sends what is due, and forgets what is old. ``chance`` is uniform in [0, 1)."""
+    """Sends what is due, and forgets what is old. ``chance`` is uniform in [0, 1).
+
+    ``on_disabled``, where it is set, hears of each webhook that is disabled: its id, its tenant, where it led, and why.
+    """
 
     def __init__(
         self,
@@ -72,7 +83,11 @@ class WebhookSender:
         self._clock = clock
         self._chance = chance
         self._timeout_s = timeout_s
+        self.on_disabled: OnDisabled | None = None
         self._woken = asyncio.Event()
+        self.metrics = ControlMetrics()
+        self.metrics.webhooks_waiting = self._waiting
+        self._backlog: Backlog | None = None
 
     def __repr__(self) -> str:
         return f"<WebhookSender {self.fetcher}>"
@@ -85,6 +100,7 @@ class WebhookSender:
         """Send until cancelled; what is under way is then sent again by the next controller."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep(), name="the keeping of events")
+            group.create_task(self._measure(), name="the measuring of webhooks")
             sending = KeyedTasks(group, on_end=self.wake)
             while True:
                 pause_s = PAUSE_S_MAX
@@ -128,7 +144,7 @@ class WebhookSender:
         body = envelope(due.event)
         headers = signed_headers(due.event.id, int(now), body, keys_of(self._pepper, due.signer, due.secret, now=now))
         bounds = Bounds(timeout_s=self._timeout_s, bytes_max=ANSWER_BYTES_MAX, is_cut=True)
-        status, error, answered = None, "", b""
+        status, error, answered, pause_s = None, "", b"", 0.0
         try:
             answer = await self.fetcher.fetch("POST", due.url, bounds=bounds, headers=headers, body=body)
         except FetchError as failure:
@@ -136,17 +152,24 @@ class WebhookSender:
         else:
             status, answered = answer.status, answer.body
             error = "redirects are not followed; give the URL that it leads to" if 300 <= status < 400 else ""
+            pause_s = retry_after_s(status, answer.retry_after, now=self._clock.unix_s())
         took_ms = round((self._clock.monotonic_s() - begun_s) * 1000)
-        return await self._settle(due, Attempt(now, status, error, took_ms, snippet(answered)))
+        return await self._settle(due, Attempt(now, status, error, took_ms, snippet(answered), pause_s))
 
     async def _settle(self, due: Due, attempt: Attempt) -> Delivery:
         told = after(due.delivery, attempt, now=self._clock.unix_s(), chance=self._chance())
         failing_s = self._settings.webhook_failing_s
-        reason = reason_to_disable(attempt, failing_since=due.failing_since, failing_s=failing_s)
+        tried_s = 0.0 if due.delivery.since is None else attempt.at - due.delivery.since
+        reason = reason_to_disable(attempt, failing_since=due.failing_since, failing_s=failing_s, tried_s=tried_s)
         _log.info(
             "webhook %s, %s: %s", told.event_id, told.status.value, attempt.status_code or attempt.error or "no answer"
         )
         await self.store.settle(Settled(told, attempt, reason))
+        self.metrics.delivered("retried" if told.status is DeliveryStatus.PENDING else told.status.value)
+        is_test = told.event_type is EventType.WEBHOOK_TEST
+        if reason and told.webhook_id is not None and self.on_disabled is not None and not is_test:
+            with boundary("the telling of a disabled webhook"):
+                await self.on_disabled(told.webhook_id, told.tenant_id, due.url, reason)
         return told
 
     async def test(self, webhook: Webhook) -> Delivery:
@@ -158,6 +181,22 @@ class WebhookSender:
         now = self._clock.unix_s()
         return await self.send(await self.store.add_test(webhook, now=now, due_at=now + self._timeout_s + TEST_GRACE_S))
 
+    async def rotate(self, webhook_id: str, *, overlap_s: float) -> tuple[Webhook, str] | None:
+        """Replace a webhook's secret, and return both; the one before goes on signing for a while. None: it is gone.
+
+        Raises:
+            StoreUnavailableError: it has the secret that it had.
+        """
+        now = self._clock.unix_s()
+
+        def change(before: Webhook) -> Webhook:
+            return msgspec.structs.replace(before, secret=rotated(before.secret, now=now, overlap_s=overlap_s))
+
+        webhook = await self.store.change_webhook(webhook_id, change)
+        if webhook is None:
+            return None
+        return webhook, shown(keys_of(self._pepper, webhook.id, webhook.secret, now=now)[0])
+
     async def _keep(self) -> None:
         """Take over what a release before this one left, then forget what is old, until cancelled."""
         while True:
@@ -166,6 +205,19 @@ class WebhookSender:
                     continue
                 await self.forget()
             await asyncio.sleep(FORGET_S)
+
+    async def _measure(self) -> None:
+        """Look how much waits, until cancelled."""
+        while True:
+            with boundary("the measuring of webhooks"):
+                self._backlog = await self.store.backlog()
+            await asyncio.sleep(MEASURE_S)
+
+    def _waiting(self) -> tuple[int, float] | None:
+        backlog = self._backlog
+        if backlog is None:
+            return None
+        return backlog.count, 0.0 if backlog.oldest_at is None else self._clock.unix_s() - backlog.oldest_at
 
     async def forget(self) -> None:
         """Forget the events that are old, by parts: other writes go between.
@@ -194,6 +246,11 @@ def secret_of(pepper: bytes, owner: str, salt: str) -> bytes:
 def shown(key: bytes) -> str:
     """Return a secret as receivers take it."""
     return "whsec_" + base64.b64encode(key).decode()
+
+
+def rotated(secret: SigningSecret, *, now: float, overlap_s: float) -> SigningSecret:
+    """Return another secret; the present one goes on signing for a while."""
+    return SigningSecret(new_id(""), secret.salt, now + overlap_s)
 
 
 def keys_of(pepper: bytes, owner: str, secret: SigningSecret, *, now: float) -> list[bytes]:

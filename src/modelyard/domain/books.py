@@ -128,6 +128,10 @@ class MeterStatus(StrEnum):
     """Stripe has it."""
     ALARM = "alarm"
     """It cannot be sent by itself any more: somebody must look."""
+    BY_HAND = "by_hand"
+    """Somebody looked, and said that it was billed otherwise."""
+    SPARED = "spared"
+    """It is not to be sent: its tenant paid in advance, or pays nothing."""
 
 
 class MeterEvent(msgspec.Struct, frozen=True):

@@ -28,6 +28,8 @@ class Attempt(msgspec.Struct, frozen=True):
     took_ms: int = 0
     answer: str = ""
     """How the body of the answer begins."""
+    retry_after_s: float = 0.0
+    """For how long the receiver asked to be left alone; 0: it did not."""
 
     @property
     def is_accepted(self) -> bool:

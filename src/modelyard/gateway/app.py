@@ -120,9 +120,8 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
     gc.freeze()
     # Requests leave no cycles behind; the default threshold would look for some every few requests.
     gc.set_threshold(20_000, 20, 50)
-    if settings.workers > 1:
-        gateway.siblings = Siblings(last_table.parent, name, gateway.metrics.render)
-        await gateway.siblings.start()
+    gateway.siblings = Siblings(last_table.parent, name, gateway.metrics.render, is_alone=settings.workers == 1)
+    await gateway.siblings.start()
     served = partial(_serve_callers, gateway, caller_socket, internal_token.encode())
     try:
         await _work(gateway, shift, journal_root, served)

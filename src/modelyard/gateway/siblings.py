@@ -2,36 +2,38 @@
 
 Each worker tells its own page to whoever connects to its unix socket in
 ``run/``; the one that is asked puts all of them together, every series with
-the label ``worker``. Series are not summed: a worker that starts anew begins
-at 0, which Prometheus understands of a series and not of a sum.
+the label ``worker``, and the controller's page behind them. Series are not
+summed: a worker that starts anew begins at 0, which Prometheus understands of
+a series and not of a sum.
 """
 
 import asyncio
 import contextlib
-import logging
 import os
-import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from modelyard.gateway.server import ClientConnection
+from modelyard.web.page_socket import TOLD_WITHIN_S, PageSocket
 
-TOLD_WITHIN_S = 1.0
-"""A worker that is busier than this is left out of a page; Prometheus marks its series stale."""
 PAGE_BYTES_MAX = 16 * 1024 * 1024
-
-_log = logging.getLogger(__name__)
+CONTROL_PAGE = "m-control.sock"
+"""Where the controller tells its page. It is no worker, and its series have no such label."""
 
 
 class Siblings:
-    """This worker's page and those of its siblings. ``folder`` is ``run/``, ``name`` this worker's own."""
+    """This worker's page and those of its siblings. ``folder`` is ``run/``, ``name`` this worker's own.
 
-    def __init__(self, folder: Path, name: str, render: Callable[[], bytes]) -> None:
+    One that is alone has no siblings, and no label.
+    """
+
+    def __init__(self, folder: Path, name: str, render: Callable[[], bytes], *, is_alone: bool = False) -> None:
         self._folder = folder
         self._name = name
         self._render = render
-        self._path = folder / f"m-{name}.sock"
-        self._server: asyncio.Server | None = None
+        self._is_alone = is_alone
+        self._control = folder / CONTROL_PAGE
+        self._socket = PageSocket(folder, name, render)
         self._asking: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
@@ -39,27 +41,18 @@ class Siblings:
 
     async def start(self) -> None:
         """Tell this worker's page from now on; where no socket can be made, the others do without it."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._path.unlink(missing_ok=True)  # what a killed worker of this name left behind
-            listener.bind(os.fspath(self._path))
-            self._path.chmod(0o600)  # nobody can connect before we listen
-            self._server = await asyncio.start_unix_server(self._tell, sock=listener)
-        except OSError as error:
-            listener.close()
-            _log.warning("%s: metrics show only the worker that is asked: %s", self._path.name, error)
+        if not self._is_alone:
+            await self._socket.start()
 
     async def close(self) -> None:
         """Stop telling, and let go whoever still waits for a page."""
         for task in self._asking:
             task.cancel()
         await asyncio.gather(*self._asking, return_exceptions=True)
-        if self._server is not None:
-            self._server.close()
-            self._path.unlink(missing_ok=True)
+        await self._socket.close()
 
     def answer(self, client: ClientConnection, head: bytes) -> None:
-        """Answer with the page of all workers; ``head`` are the answer's headers."""
+        """Answer with the page of all workers and the controller; ``head`` are the answer's headers."""
         client.current = waiting = _Waiting()
         task = asyncio.get_running_loop().create_task(self._answer(client, head, waiting))
         waiting.task = task
@@ -67,30 +60,22 @@ class Siblings:
         task.add_done_callback(self._asking.discard)
 
     async def page(self) -> bytes:
-        """Return the page of all workers that answer in time."""
-        others = [path for path in sorted(self._folder.glob("m-*.sock")) if path != self._path]
-        told = await asyncio.gather(*(_ask(path) for path in others))
+        """Return the page of all workers that answer in time, and of the controller if it does."""
+        if self._is_alone:
+            control = await _ask(self._control)
+            return self._render() + control
+        found = sorted(self._folder.glob("m-*.sock"))
+        others = [path for path in found if path not in (self._socket.path, self._control)]
+        control, *told = await asyncio.gather(_ask(self._control), *(_ask(path) for path in others))
         pages = {
             path.name.removeprefix("m-").removesuffix(".sock"): page for path, page in zip(others, told, strict=True)
         }
-        return merged({self._name: self._render(), **{name: page for name, page in pages.items() if page}})
+        return merged({self._name: self._render(), **{name: page for name, page in pages.items() if page}}) + control
 
     async def _answer(self, client: ClientConnection, head: bytes, waiting: "_Waiting") -> None:
         page = await self.page()
         if client.current is waiting:
             client.respond(200, head, page)
-
-    async def _tell(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            async with asyncio.timeout(TOLD_WITHIN_S):
-                writer.write(self._render())
-                await writer.drain()
-        except OSError:  # a TimeoutError is one
-            writer.transport.abort()
-        finally:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
 
 
 class _Waiting:

@@ -11,6 +11,7 @@ costs the disk no more than the bound.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -88,6 +89,8 @@ class UsageEvents:
         self._gap_requests = 0
         self._sent = 0
         self._behind_since: float | None = None
+        self._failure = ""
+        """Why the last drain failed."""
         self._is_alarmed = False
 
     def __repr__(self) -> str:
@@ -120,6 +123,7 @@ class UsageEvents:
                     await self.drain()
                 except (StoreUnavailableError, SinkError, OSError) as error:
                     pause_s = max(self._interval_s, min(pause_s * 2, PAUSE_MAX_S))
+                    await self._note_failure(error)
                     _log.warning("usage events are not sent (%s): %d bytes wait", error, self._waiting_bytes)
                     await self._begin_again()
                 else:
@@ -146,10 +150,12 @@ class UsageEvents:
         for folder in await asyncio.to_thread(sources, self._root):
             await self._drain_source(folder)
         await self._fill_gaps()
+        self._behind_since, self._failure = None, ""
         await self._look_after_spool()
 
     async def _drain_source(self, folder: Path) -> None:
         source = folder.name
+        await self._check_cursor(folder)
         while True:
             follower = self._follower(folder)
             pieces = follower.pieces()
@@ -159,10 +165,21 @@ class UsageEvents:
                     self._followers.pop(source, None)  # the next time from the cursor on
                     return
                 await self._send(events)
-                if not await self._advance(source, piece.end):
+                is_there = await self._advance(source, piece.end)
+                self._sent += len(events)  # whoever sees them counted may kill this process: they are not sent again
+                if not is_there:
                     break  # what follows was let go meanwhile: go on behind it
             else:
                 return
+
+    async def _check_cursor(self, folder: Path) -> None:
+        """Begin anew with a journal that was lost or restored: its segments may stand before the cursor."""
+        assert self._cursors is not None, "read before anything is sent"
+        at = self._cursors.get(folder.name, BEGINNING)
+        if await asyncio.to_thread(_is_replaced, folder, at):
+            _log.warning("the journal of %s was replaced; Kafka gets it from its start", folder.name)
+            self._followers.pop(folder.name, None)
+            self._cursors[folder.name] = BEGINNING
 
     async def _events(self, source: str, piece: Piece) -> list[tuple[bytes, bytes]] | None:
         """Return the events of a piece; None while only the ledger can say what they are, and has not read so far.
@@ -203,17 +220,26 @@ class UsageEvents:
             part = events[start : start + SEND_MAX]
             is_done = await asyncio.to_thread(sink.send, part, wait_s=WAIT_S)
             while not is_done:
-                if self._behind_since is None:
-                    self._behind_since = self._clock.unix_s()
+                since = self._clock.unix_s()
                 await self._look_after_spool()
+                self._behind_since = self._behind_since or since
                 is_done = await asyncio.to_thread(sink.wait, WAIT_S)
             self._behind_since = None
-            self._sent += len(part)
+
+    async def _note_failure(self, error: Exception) -> None:
+        """Look after the spool too: brokers that refuse at once fill it as those do that say nothing."""
+        self._failure = str(error)
+        self._behind_since = self._behind_since or self._clock.unix_s()
+        if self._cursors is not None:
+            with contextlib.suppress(StoreUnavailableError, OSError):
+                await self._look_after_spool()
 
     async def _begin_again(self) -> None:
-        """Forget what is under way; everything behind the cursors is sent once more."""
+        """Forget what is under way; everything behind the cursors is sent once more.
+
+        The cursors stay: without them all journals are kept, and brokers that always refuse would fill the disk.
+        """
         self._followers.clear()
-        self._cursors = None
         sink, self._sink = self._sink, None
         if sink is not None:
             await asyncio.to_thread(sink.close)
@@ -257,11 +283,15 @@ class UsageEvents:
 
     async def _fill_gaps(self) -> None:
         """Send from the ledger what was given up."""
+        sent_to = 0.0
         for gap in await self._books.gaps(SINK):
-            after = (gap.since, "")
+            # The oldest first: what workers of the same time lost is one span, and is sent once.
+            after = (max(gap.since, sent_to), "")
             while rows := await self._books.rows_between(after, gap.until, limit=ROWS):
                 await self._send([event_of(row) for row in rows])
+                self._sent += len(rows)
                 after = (rows[-1].created_at, rows[-1].request_id)
+            sent_to = max(sent_to, gap.until)
             await self._books.close_gap(SINK, gap)
         self._gap_requests = 0
 
@@ -271,7 +301,8 @@ class UsageEvents:
         if share < ALARM_SHARE and not self._gap_requests and for_s < ALARM_S:
             return ""
         more = f", and {self._gap_requests} events will be sent from the ledger" if self._gap_requests else ""
-        said = f" It says: {self._sink.trouble}." if self._sink is not None and self._sink.trouble else ""
+        trouble = (self._sink.trouble if self._sink is not None else "") or self._failure
+        said = f" It says: {trouble.rstrip('.')}." if trouble else ""
         return (
             f"Kafka has been behind for {for_s / 60:.0f} minutes: its spool is {share:.0%} full{more}.{said} "
             "Check the brokers, or raise 'kafka.spool_bytes_max'."
@@ -280,6 +311,17 @@ class UsageEvents:
 
 def _next(pieces: Iterator[Piece]) -> Piece | None:
     return next(pieces, None)
+
+
+def _is_replaced(folder: Path, at: Position) -> bool:
+    """Say whether ``at`` can be no place in these segments: numbers only grow, and so do files. Blocks."""
+    there = segments(folder)
+    if not there or there[-1].name < at[0]:
+        return bool(there)
+    try:
+        return any(path.name == at[0] and path.stat().st_size < at[1] for path in there)
+    except FileNotFoundError:  # delivered, and deleted since it was listed
+        return False
 
 
 def _gap_in(folder: Path, at: Position, end: Position) -> Gap:

@@ -28,6 +28,8 @@ from modelyard.stores import BookStore, MeterRefusedError, Meters, SinkError, St
 SINK = "stripe"
 HOUR_S = 3600
 DAY_S = 86_400
+HOURS_END = 2**40
+"""Behind every hour."""
 TAKEN_S = 35 * DAY_S - HOUR_S
 """Oldest hour that is reported: Stripe takes 35 days, and we leave an hour for clocks and for the way."""
 DEDUP_S = 23 * HOUR_S
@@ -36,7 +38,10 @@ SWEEP_S = HOUR_S
 """Pause between two looks at all hours, for what settled late."""
 SWEEP_DAYS = 40
 TOGETHER = 100
-"""Events whose tries are written down together."""
+"""Events that are read, and whose tries are written down, together."""
+FAILURES_MAX = 3
+"""Answers of failure after which Stripe is left alone until the next report; fewer are one event's own trouble, which
+must not hold up everybody else's."""
 PAUSE_MAX_S = 3600.0
 DEFAULT_METERS: Mapping[str, Quantity] = {"modelyard_cost": "cost_nanousd"}
 
@@ -46,7 +51,10 @@ _Key = tuple[str, str, int]
 
 
 class StripeReports:
-    """Reports what the ledger has; ``tenants`` returns all of them, ``spared`` those that Stripe does not bill."""
+    """Reports what the ledger has; ``tenants`` returns all of them, ``spared`` those that Stripe does not bill.
+
+    What a tenant uses while it is spared is written down as that, so that it is not billed later either.
+    """
 
     def __init__(
         self,
@@ -91,6 +99,21 @@ class StripeReports:
         return SinkStatus(
             sink=SINK, sent=self._sent, pending=self._pending, behind_since=self._behind_since, alarm=self._alarm()
         )
+
+    async def note_by_hand(self, identifiers: Collection[str]) -> list[str]:
+        """Note that these events, which raise an alarm, were billed by hand; return those that do not.
+
+        Raises:
+            StoreUnavailableError: nothing was noted.
+        """
+        stuck = await self._books.meter_events(since=0, until=HOURS_END, status=MeterStatus.ALARM)
+        found = {event.identifier: event for event in stuck if event.identifier in identifiers}
+        unknown = [one for one in identifiers if one not in found]
+        if not unknown:
+            replace = msgspec.structs.replace
+            await self._books.put_meter_events([replace(one, status=MeterStatus.BY_HAND) for one in found.values()])
+            self._stuck = len(stuck) - len(found)
+        return unknown
 
     async def run(self) -> None:
         """Report for ever; while Stripe or the store is away, pause longer and go on."""
@@ -137,27 +160,29 @@ class StripeReports:
             await self._books.put_cursor(SINK, "begun", "", hour)
             await self._books.put_cursor(SINK, "ledger", "", hour)
             return hour
-        begun, done = cursors["begun"][1], cursors["ledger"][1]
+        # A controller may have been killed between the two writes above.
+        begun, done = cursors["begun"][1], cursors.get("ledger", cursors["begun"])[1]
         closed = int((now_s - self._settings.settle_s) // HOUR_S * HOUR_S)
         since = done
         is_sweep = self._swept_s is None or self._clock.monotonic_s() - self._swept_s >= SWEEP_S
         if is_sweep:
             since = max(begun, min(done, closed - SWEEP_DAYS * DAY_S))
+        spared = await self._spared() if self._spared is not None else ()
         for start in range(since, closed, DAY_S):
-            await self._note_span(start, min(start + DAY_S, closed), now_s)
+            await self._note_span(start, min(start + DAY_S, closed), spared)
         if closed > done:
             await self._books.put_cursor(SINK, "ledger", "", closed)
         if is_sweep:
             self._swept_s = self._clock.monotonic_s()
         return begun
 
-    async def _note_span(self, since: int, until: int, now_s: float) -> None:
-        spared = {PLATFORM, *(await self._spared() if self._spared is not None else ())}
+    async def _note_span(self, since: int, until: int, spared: Collection[str]) -> None:
+        now_s = self._clock.unix_s()
         sums = await self._books.hourly(since=since, until=until)
         told, parts, waiting = _told(await self._books.meter_events(since=since, until=until))
         new: list[MeterEvent] = []
         for (tenant_id, hour), total in sums.items():
-            if tenant_id in spared:
+            if tenant_id == PLATFORM:
                 continue
             for meter, quantity in self._counted.items():
                 key = (tenant_id, meter, hour)
@@ -167,46 +192,71 @@ class StripeReports:
                 # While nobody knows whether the last part arrived, a further one would make that unknowable.
                 elif value and key not in waiting:
                     event = MeterEvent(tenant_id, meter, hour, parts.get(key, -1) + 1, value, now_s)
-                    new.append(_expired(event) if now_s - hour > TAKEN_S else event)
+                    if tenant_id in spared:
+                        event = msgspec.structs.replace(event, status=MeterStatus.SPARED)
+                    elif now_s - hour > TAKEN_S:
+                        event = _expired(event)
+                    new.append(event)
         await self._books.add_meter_events(new)
 
     # --- from events to Stripe ------------------------------------------------------
 
     async def _send(self, begun: int) -> None:
         until = int(self._clock.unix_s()) + HOUR_S
-        waiting = await self._books.meter_events(since=begun, until=until, status=MeterStatus.PENDING)
         self._refusal = ""
-        if not waiting:
-            return
-        names = {tenant.id: tenant.name for tenant in await self._tenants()}
         customers = await self._books.customers()
-        for start in range(0, len(waiting), TOGETHER):
-            together = waiting[start : start + TOGETHER]
-            for tenant_id in {event.tenant_id for event in together} - customers.keys():
-                try:
-                    customer_id = await self._meters.ensure_customer(tenant_id, names.get(tenant_id, tenant_id))
-                except MeterRefusedError as refusal:
-                    self._refusal = str(refusal)
-                    continue
+        failures: list[SinkError] = []
+        after: MeterEvent | None = None
+        while True:
+            events = await self._books.meter_events(
+                since=begun, until=until, status=MeterStatus.PENDING, after=after, limit=TOGETHER
+            )
+            if not events:
+                break
+            after = events[-1]
+            await self._find_customers({event.tenant_id for event in events}, customers, failures)
+            await self._send_together([one for one in events if one.tenant_id in customers], customers, failures)
+        if failures:
+            raise failures[0]
+
+    async def _find_customers(
+        self, tenant_ids: Collection[str], customers: dict[str, str], failures: list[SinkError]
+    ) -> None:
+        """Add to ``customers`` those of ``tenant_ids`` that are not there."""
+        missing = sorted(set(tenant_ids) - customers.keys())
+        names = {tenant.id: tenant.name for tenant in await self._tenants()} if missing else {}
+        for tenant_id in missing:
+            try:
+                customer_id = await self._meters.ensure_customer(tenant_id, names.get(tenant_id, tenant_id))
+            except MeterRefusedError as refusal:
+                self._refusal = str(refusal)
+            except SinkError as error:
+                _note_failure(error, failures)
+            else:
                 await self._books.put_customer(tenant_id, customer_id)
                 customers[tenant_id] = customer_id
-            await self._send_together([one for one in together if one.tenant_id in customers], customers)
 
-    async def _send_together(self, events: Sequence[MeterEvent], customers: Mapping[str, str]) -> None:
+    async def _send_together(
+        self, events: Sequence[MeterEvent], customers: Mapping[str, str], failures: list[SinkError]
+    ) -> None:
         """Write down that these are tried, try them, write down what came of it."""
         now_s = self._clock.unix_s()
-        ready: list[MeterEvent] = []
+        ready: list[tuple[MeterEvent, bool]] = []
         for event in events:
             checked = await self._checked(event, customers[event.tenant_id], now_s)
             if checked.status is MeterStatus.PENDING and not _is_in_doubt(checked, now_s):
-                tried_at = now_s if checked.tried_at is None else checked.tried_at
-                checked = msgspec.structs.replace(checked, tried_at=tried_at)
-                ready.append(checked)
+                is_first = checked.tried_at is None
+                if is_first:
+                    checked = msgspec.structs.replace(checked, tried_at=now_s)
+                ready.append((checked, is_first))
             await self._books.put_meter_events([checked])
         done: list[MeterEvent] = []
         try:
-            for event in ready:
-                done.append(await self._try(event, customers[event.tenant_id]))  # noqa: PERF401 - keeps what was done
+            for event, is_first in ready:
+                try:
+                    done.append(await self._try(event, customers[event.tenant_id], is_first=is_first))
+                except SinkError as error:
+                    _note_failure(error, failures)
         finally:
             await self._books.put_meter_events(done)
 
@@ -237,15 +287,16 @@ class StripeReports:
         _log.error("%s: %s", event.identifier, reason)
         return replace(event, status=MeterStatus.ALARM, reason=reason)
 
-    async def _try(self, event: MeterEvent, customer_id: str) -> MeterEvent:
+    async def _try(self, event: MeterEvent, customer_id: str, *, is_first: bool) -> MeterEvent:
         attempt = self._attempts.get(event.identifier, 0)
         try:
             await self._meters.report(event, customer_id, timestamp=event.hour, attempt=attempt)
         except MeterRefusedError as refusal:
-            # It has not arrived: once its reason is mended, it may go as if it were new.
+            # It has not arrived: once its reason is mended, it may go as if it were new. Of an earlier try whose answer
+            # was lost the refusal says nothing, and its identifier may be forgotten by then.
             self._refusal = str(refusal)
             self._attempts[event.identifier] = attempt + 1
-            return msgspec.structs.replace(event, tried_at=None, reason=str(refusal))
+            return msgspec.structs.replace(event, tried_at=None if is_first else event.tried_at, reason=str(refusal))
         except SinkError as error:
             if error.is_answered:
                 self._attempts[event.identifier] = attempt + 1
@@ -256,22 +307,31 @@ class StripeReports:
         return msgspec.structs.replace(event, status=MeterStatus.EXPORTED, exported_at=exported_at, reason="")
 
     async def _count(self, begun: int) -> None:
-        until = int(self._clock.unix_s()) + HOUR_S
-        waiting = await self._books.meter_events(since=begun, until=until, status=MeterStatus.PENDING)
-        stuck = await self._books.meter_events(since=begun, until=until, status=MeterStatus.ALARM)
-        self._pending, self._stuck = len(waiting), len(stuck)
+        counts = await self._books.meter_counts(since=begun)
+        self._pending, self._stuck = counts.get(MeterStatus.PENDING, 0), counts.get(MeterStatus.ALARM, 0)
 
     def _alarm(self) -> str:
         if self._stuck:
             return (
                 f"{self._stuck} hours of usage cannot be reported to Stripe by themselves any more. "
-                "'modelyard reconcile' names them; bill them by hand."
+                "'modelyard reconcile --since 400d' names them; bill them by hand."
             )
         if self._refusal:
             return f"Stripe refuses usage: {self._refusal}"
         if self._behind_since is not None and self._clock.unix_s() - self._behind_since > HOUR_S:
             return f"Stripe takes nothing; {self._pending} events wait. It takes hours of the last 35 days only."
         return ""
+
+
+def _note_failure(error: SinkError, failures: list[SinkError]) -> None:
+    """Remember a failure.
+
+    Raises:
+        SinkError: nobody answers, or too often with a failure.
+    """
+    failures.append(error)
+    if not error.is_answered or len(failures) >= FAILURES_MAX:
+        raise error
 
 
 def _is_in_doubt(event: MeterEvent, now_s: float) -> bool:

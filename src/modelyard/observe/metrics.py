@@ -1,4 +1,4 @@
-"""The gateway's metrics: every name in one place.
+"""The metrics of gateways, and every name of those and of the controller's (``control_metrics.py``) in one place.
 
 Counting must cost nothing on the hot path, so numbers are plain integers in
 dicts and ``prometheus_client`` only renders them when somebody asks.
@@ -37,6 +37,12 @@ NAMES = {
     "modelyard_loop_lag_seconds": "How late the gateway's last sweep woke; above 0.1 it does not keep up.",
     "modelyard_first_token_seconds": "Time from arrival to the first token of a stream.",
     "modelyard_request_seconds": "Time from arrival to the end of an answer.",
+    "modelyard_webhook_deliveries": "Attempts to deliver webhooks, by outcome (delivered, retried, failed).",
+    "modelyard_webhook_waiting": "Webhooks that are still to be delivered.",
+    "modelyard_webhook_oldest_seconds": "Age of the oldest of them; a receiver that is down may hold it up for days.",
+    "modelyard_sink_pending": "Events that a sink of usage (kafka, stripe) has not taken, by sink.",
+    "modelyard_sink_waiting_bytes": "Bytes of journal that a sink of usage has not got, by sink.",
+    "modelyard_sink_alarm": "1 while a sink of usage needs somebody; 'modelyard status' says why.",
 }
 """Help text of every metric; counters get the suffix ``_total``, histograms their usual three."""
 
@@ -150,14 +156,14 @@ class GatewayMetrics:
                 seconds[(model,)] = counts.seconds
             kinds = (("prompt", counts.prompt), ("cached", counts.cached), ("completion", counts.completion))
             tokens |= {(model, kind): count for kind, count in kinds if count}
-        yield _counter("modelyard_requests", ("route", "model", "status"), ended)
-        yield _counter("modelyard_refused", ("code",), self.refused)
-        yield _counter("modelyard_tokens", ("model", "kind"), tokens)
-        yield _counter("modelyard_retries", ("model",), self.retries)
-        yield _counter("modelyard_shadowed", ("model", "version", "outcome"), self.shadows)
+        yield counter("modelyard_requests", ("route", "model", "status"), ended)
+        yield counter("modelyard_refused", ("code",), self.refused)
+        yield counter("modelyard_tokens", ("model", "kind"), tokens)
+        yield counter("modelyard_retries", ("model",), self.retries)
+        yield counter("modelyard_shadowed", ("model", "version", "outcome"), self.shadows)
         yield from self._releases()
-        yield _counter("modelyard_ignored_fields", (), {(): self.ignored_fields})
-        yield _counter("modelyard_control_requests", (), {(): self.control_requests})
+        yield counter("modelyard_ignored_fields", (), {(): self.ignored_fields})
+        yield counter("modelyard_control_requests", (), {(): self.control_requests})
         for name, (labels, read) in self.gauges.items():
             family = GaugeMetricFamily(name, NAMES[name], labels=labels)
             for values, number in read():
@@ -176,12 +182,13 @@ class GatewayMetrics:
             errors[labels] = errors.get(labels, 0) + failed
             busy_s[labels] = busy_s.get(labels, 0.0) + service_s
         names = ("model", "version")
-        yield _counter("modelyard_release_requests", names, requests)
-        yield _counter("modelyard_release_errors", names, errors)
-        yield _counter("modelyard_release_busy_seconds", names, busy_s)
+        yield counter("modelyard_release_requests", names, requests)
+        yield counter("modelyard_release_errors", names, errors)
+        yield counter("modelyard_release_busy_seconds", names, busy_s)
 
 
-def _counter(name: str, labels: Labels, values: Mapping[Labels, float]) -> "Metric":
+def counter(name: str, labels: Labels, values: Mapping[Labels, float]) -> "Metric":
+    """Return a counter with its values by label."""
     from prometheus_client.core import CounterMetricFamily
 
     family = CounterMetricFamily(name, NAMES[name], labels=labels)

@@ -2,8 +2,9 @@
 
 The cost of a replica is the price of its share of accelerators for as long as
 it is there. Of that, the time in which it works is shared out among those who
-used its endpoint, by tokens; the rest (loading, idle, draining) is its owner's:
-whoever keeps a replica waiting has it waiting for them.
+used its endpoint, or a guest that sits on it, by tokens; the rest (loading,
+idle, draining) is its owner's: whoever keeps a replica waiting has it waiting
+for them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ import msgspec
 
 from modelyard.domain.books import EndpointUse, ReplicaHour
 from modelyard.domain.nodes import Node, Placement
+from modelyard.domain.tenants import PLATFORM
 from modelyard.policy.hardware import KINDS
 
 HOUR_S = 3600
@@ -20,6 +22,10 @@ IDLE_USD_MIN_NANO = 10_000_000
 """Waste below a cent is not worth a line."""
 IDLE_SHARE = 0.5
 """Share of its ready time above which an idle replica is worth a line."""
+IDLE_S = 300.0
+"""Time without a request after which an idle endpoint should sleep."""
+IDLE_S_MIN = 60.0
+"""Below that a start costs more than it saves."""
 CANARY_S = 86_400.0
 """How long two versions may share traffic before somebody is reminded."""
 COMPLETION_WEIGHT = 4
@@ -38,12 +44,17 @@ def shares(placement: Placement, nodes: Mapping[str, Node], prices: Mapping[str,
             if node is None or accelerator.index not in part.accelerators:
                 continue
             share = 1.0 if placement.is_exclusive else part.memory_bytes / max(accelerator.memory_bytes, 1)
-            known = KINDS.get(accelerator.kind)
-            price = node.price_nanousd or prices.get(accelerator.kind, round(known.price_usd * 1e9) if known else 0)
+            price = price_of(node, accelerator.kind, prices)
             kind = kind or accelerator.kind
             count += min(share, 1.0)
             total += price * min(share, 1.0)
     return kind, count, round(total)
+
+
+def price_of(node: Node, kind: str, prices: Mapping[str, int]) -> int:
+    """Return what a whole accelerator of a node costs in an hour."""
+    known = KINDS.get(kind)
+    return node.price_nanousd or prices.get(kind, round(known.price_usd * 1e9) if known else 0)
 
 
 class EndpointCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +114,10 @@ class Waste(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """What is set of an endpoint now. ``canary_since``: since when two versions share its traffic; None: none do."""
+    """What is set of an endpoint now. ``canary_since``: since when two versions share its traffic; None: none do.
+
+    ``host_id``: the endpoint on whose replicas it sits; ``is_pool``: it is a warm pool.
+    """
 
     name: str
     owner_id: str
@@ -111,6 +125,10 @@ class Setup(msgspec.Struct, frozen=True):
     max_replicas: int
     scale_to_zero: bool
     canary_since: float | None = None
+    idle_s: float = 0.0
+    """Time without a request after which it sleeps, where it may."""
+    host_id: str = ""
+    is_pool: bool = False
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -131,9 +149,19 @@ def report(
     """Return costs, their shares, and waste, the dearest first."""
     by_endpoint = _grouped(hours)
     used = _uses(uses)
-    endpoints = [_endpoint(id, by_endpoint.get(id, []), used.get(id, [])) for id in by_endpoint.keys() | used.keys()]
+    ids = by_endpoint.keys() | used.keys()
+    costs = {id: _endpoint(id, by_endpoint.get(id, []), used.get(id, [])) for id in ids}
+    asked = {id: cost.requests for id, cost in costs.items()}
+    for host_id, guests in _guests(costs, setups).items():
+        asked[host_id] += sum(costs[id].requests for id in guests)
+        costs |= _seated(costs[host_id], [costs[id] for id in guests], used, setups)
+    endpoints = list(costs.values())
     customers = [one for cost in endpoints for one in _customers(cost, used.get(cost.endpoint_id, []))]
-    waste = [one for cost in endpoints for one in _waste(cost, by_endpoint.get(cost.endpoint_id, []), setups, now_s)]
+    waste = [
+        one
+        for cost in endpoints
+        for one in _waste(cost, by_endpoint.get(cost.endpoint_id, []), setups, asked[cost.endpoint_id], now_s)
+    ]
     return Report(
         sorted(endpoints, key=lambda one: (-one.cost_nanousd, one.endpoint_id)),
         sorted(customers, key=lambda one: (-one.cost_nanousd, one.tenant_id, one.endpoint_id)),
@@ -194,11 +222,55 @@ def _endpoint(id: str, hours: Sequence[ReplicaHour], uses: Sequence[EndpointUse]
     )
 
 
+def _guests(costs: Mapping[str, EndpointCost], setups: Mapping[str, Setup]) -> dict[str, list[str]]:
+    """Return by host the guests that were used and have no replica of their own."""
+    found: dict[str, list[str]] = {}
+    for id, cost in sorted(costs.items()):
+        host_id = setup.host_id if (setup := setups.get(id)) is not None else ""
+        if host_id in costs and host_id != id and not cost.accelerator_hours and not cost.cost_nanousd:
+            found.setdefault(host_id, []).append(id)
+    return found
+
+
+def _seated(
+    host: EndpointCost,
+    guests: Sequence[EndpointCost],
+    used: Mapping[str, Sequence[EndpointUse]],
+    setups: Mapping[str, Setup],
+) -> dict[str, EndpointCost]:
+    """Share what a host's replicas worked among the host and its guests, by id; what they idled stays the host's."""
+    together = [host, *guests]
+    weights = [sum(map(_weight, used.get(one.endpoint_id, ()))) for one in together]
+    total = sum(weights)
+    if not total:
+        return {}
+    busy_hours = host.accelerator_hours - host.idle_accelerator_hours
+    parts = _parted(host.cost_nanousd - host.idle_nanousd, weights)
+    found = {}
+    for one, part, weight in zip(together, parts, weights, strict=True):
+        is_host = one is host
+        cost = part + (host.idle_nanousd if is_host else 0)
+        found[one.endpoint_id] = msgspec.structs.replace(
+            one,
+            owner_id=host.owner_id if is_host else setups[one.endpoint_id].owner_id,
+            accelerator=host.accelerator,
+            accelerator_hours=busy_hours * weight / total + (host.idle_accelerator_hours if is_host else 0.0),
+            cost_nanousd=cost,
+            margin_nanousd=one.revenue_nanousd - cost,
+            nanousd_per_million_tokens=_per_million(cost, one.tokens),
+        )
+    return found
+
+
+def _weight(use: EndpointUse) -> int:
+    return use.prompt_tokens + COMPLETION_WEIGHT * use.completion_tokens
+
+
 def _customers(cost: EndpointCost, uses: Sequence[EndpointUse]) -> list[CustomerCost]:
     """Share an endpoint's cost out: what worked by weighted tokens, what idled to its owner. Nothing gets lost."""
     busy = cost.cost_nanousd - cost.idle_nanousd
     busy_hours = cost.accelerator_hours - cost.idle_accelerator_hours
-    weights = [use.prompt_tokens + COMPLETION_WEIGHT * use.completion_tokens for use in uses]
+    weights = [_weight(use) for use in uses]
     total = sum(weights)
     parts = _parted(busy, weights)
     left = busy - sum(parts)
@@ -206,10 +278,11 @@ def _customers(cost: EndpointCost, uses: Sequence[EndpointUse]) -> list[Customer
     for use, part, weight in zip(uses, parts, weights, strict=True):
         found[use.tenant_id] = _customer(cost, use, part, busy_hours * weight / total if total else 0.0)
     idle, idle_hours = cost.idle_nanousd + left, cost.idle_accelerator_hours + (0.0 if total else busy_hours)
-    if cost.owner_id and (idle or idle_hours):
-        nothing = EndpointUse(cost.endpoint_id, cost.owner_id, cost.model, 0, 0, 0, 0)
-        before = found.get(cost.owner_id) or _customer(cost, nothing, 0, 0.0)
-        found[cost.owner_id] = _with_idle(before, idle, idle_hours)
+    if idle or idle_hours:
+        owner_id = cost.owner_id or PLATFORM  # nobody knows any more whose it was; the accelerators are the operator's
+        nothing = EndpointUse(cost.endpoint_id, owner_id, cost.model, 0, 0, 0, 0)
+        before = found.get(owner_id) or _customer(cost, nothing, 0, 0.0)
+        found[owner_id] = _with_idle(before, idle, idle_hours)
     return list(found.values())
 
 
@@ -257,8 +330,13 @@ def _per_million(nanousd: int, tokens: int) -> int | None:
     return round(nanousd * 1_000_000 / tokens) if tokens else None
 
 
-def _waste(cost: EndpointCost, hours: Sequence[ReplicaHour], setups: Mapping[str, Setup], now_s: float) -> list[Waste]:
-    """Return what an endpoint wastes and what to do; each reason once, and no money twice."""
+def _waste(
+    cost: EndpointCost, hours: Sequence[ReplicaHour], setups: Mapping[str, Setup], asked: int, now_s: float
+) -> list[Waste]:
+    """Return what an endpoint wastes and what to do; each reason once, and no money twice.
+
+    ``asked`` is how many requests came, those for its guests too.
+    """
     setup = setups.get(cost.endpoint_id)
     found: list[Waste] = []
 
@@ -268,41 +346,41 @@ def _waste(cost: EndpointCost, hours: Sequence[ReplicaHour], setups: Mapping[str
                 Waste(kind=kind, endpoint_id=cost.endpoint_id, model=cost.model, nanousd=nanousd, why=why, fix=fix)
             )
 
-    never_ready = sum(hour.cost_nanousd for hour in hours if not hour.ready_s)
-    add(
-        WasteKind.FAILING,
-        never_ready,
-        "replicas that started and were never ready",
-        f"see why: modelyard why {cost.model}",
-    )
+    # One that was still loading when an hour ended was ready in the next.
+    were_ready = {hour.replica_id for hour in hours if hour.ready_s}
+    never_ready = sum(hour.cost_nanousd for hour in hours if hour.replica_id not in were_ready)
+    see = f"see why: modelyard why {cost.model}"
+    add(WasteKind.FAILING, never_ready, "replicas that started and were never ready", see)
     idle = cost.idle_nanousd - never_ready
     if setup is None or idle < IDLE_USD_MIN_NANO:
         return found
-    sleep = f"modelyard endpoints set {setup.name} --scale 0..{max(1, setup.max_replicas)} --idle 5m"
     if setup.canary_since is not None and now_s - setup.canary_since > CANARY_S:
         days = (now_s - setup.canary_since) / (24 * HOUR_S)
+        why = f"two versions have shared its traffic for {days:.0f} days"
+        fix = f"decide: modelyard canary promote {setup.name}, or modelyard rollback {setup.name}"
+        add(WasteKind.CANARY, idle, why, fix)
+    elif setup.is_pool:
+        why = "its replicas wait to be taken"
         add(
-            WasteKind.CANARY,
-            idle,
-            f"two versions have shared its traffic for {days:.0f} days",
-            f"decide: modelyard canary promote {setup.name}, or modelyard rollback {setup.name}",
+            WasteKind.NEVER_USED, idle, why, f"see whether any are: modelyard pools; or modelyard pools rm {setup.name}"
         )
-    elif not cost.requests:
-        fix = f"{sleep}, or modelyard endpoints rm {setup.name}"
-        add(WasteKind.NEVER_USED, idle, "nobody used it", fix)
+    elif not asked:
+        add(WasteKind.NEVER_USED, idle, "nobody used it", f"{_sleep(setup)}, or modelyard endpoints rm {setup.name}")
     elif setup.min_replicas > 1 and cost.utilisation < IDLE_SHARE / setup.min_replicas:
         need = max(1, round(cost.utilisation * setup.min_replicas * 2))
-        add(
-            WasteKind.TOO_MANY,
-            idle,
-            f"{setup.min_replicas} replicas are kept, and they work {cost.utilisation:.0%} of the time",
-            f"modelyard endpoints set {setup.name} --scale {need}..{max(need, setup.max_replicas)}",
-        )
-    elif cost.utilisation < 1 - IDLE_SHARE:
-        add(
-            WasteKind.IDLE,
-            idle,
-            f"it works {cost.utilisation:.0%} of its ready time",
-            f"let it sleep sooner: {sleep}",
-        )
+        why = f"{setup.min_replicas} replicas are kept, and they work {cost.utilisation:.0%} of the time"
+        fix = f"modelyard endpoints set {setup.name} --scale {need}..{max(need, setup.max_replicas)}"
+        add(WasteKind.TOO_MANY, idle, why, fix)
+    elif cost.utilisation < 1 - IDLE_SHARE and not (setup.scale_to_zero and 0 < setup.idle_s <= IDLE_S_MIN):
+        why = f"it works {cost.utilisation:.0%} of its ready time"
+        add(WasteKind.IDLE, idle, why, f"let it sleep sooner: {_sleep(setup)}")
     return found
+
+
+def _sleep(setup: Setup) -> str:
+    """Return the command that lets an endpoint sleep, or sleep sooner than it does."""
+    idle_s = IDLE_S
+    if setup.scale_to_zero and setup.idle_s:
+        idle_s = max(IDLE_S_MIN, min(IDLE_S, setup.idle_s / 2))
+    idle = f"{idle_s / 60:.0f}m" if not idle_s % 60 else f"{idle_s:.0f}s"
+    return f"modelyard endpoints set {setup.name} --scale 0..{max(1, setup.max_replicas)} --idle {idle}"

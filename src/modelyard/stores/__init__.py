@@ -27,6 +27,7 @@ from modelyard.stores.books import EventSink as EventSink
 from modelyard.stores.books import MeterRefusedError as MeterRefusedError
 from modelyard.stores.books import Meters as Meters
 from modelyard.stores.books import SinkError as SinkError
+from modelyard.stores.events import Backlog as Backlog
 from modelyard.stores.events import EventStore as EventStore
 from modelyard.stores.events import Replayed as Replayed
 from modelyard.stores.events import WebhookStore as WebhookStore

@@ -53,6 +53,10 @@ class BookStore(Protocol):
         """Return the hours that began between (``until`` excluded), by hour and replica."""
         ...
 
+    async def replica_sums(self, *, since: int, until: int) -> list[ReplicaHour]:
+        """Return the same as one row a replica and owner, whose ``hour`` is the first, the latest replicas last."""
+        ...
+
     async def endpoint_use(self, *, since: int, until: int) -> list[EndpointUse]:
         """Return who used what in the hours from ``since`` on, before ``until``."""
         ...
@@ -105,8 +109,20 @@ class BookStore(Protocol):
         """Remember Stripe's customer of a tenant; one that is there stays."""
         ...
 
-    async def meter_events(self, *, since: int, until: int, status: MeterStatus | None = None) -> list[MeterEvent]:
-        """Return events of the hours between, oldest hour first."""
+    async def meter_events(
+        self,
+        *,
+        since: int,
+        until: int,
+        status: MeterStatus | None = None,
+        after: MeterEvent | None = None,
+        limit: int | None = None,
+    ) -> list[MeterEvent]:
+        """Return events of the hours between, oldest hour first: those behind ``after``, at most ``limit``."""
+        ...
+
+    async def meter_counts(self, *, since: int) -> dict[MeterStatus, int]:
+        """Return how many events there are of the hours since then, by status."""
         ...
 
     async def add_meter_events(self, events: Sequence[MeterEvent]) -> None:

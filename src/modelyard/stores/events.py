@@ -22,6 +22,10 @@ class EventStore(Protocol):
         """
         ...
 
+    async def time_of(self, event_id: str, tenant_id: str) -> float | None:
+        """Return when an event of a tenant happened, None where there is no such event (any more)."""
+        ...
+
     async def forget_events(self, *, before: float, limit: int) -> int:
         """Delete up to ``limit`` events of before then that nobody is still to be told of; return how many."""
         ...
@@ -32,6 +36,13 @@ class Replayed(msgspec.Struct, frozen=True):
 
     count: int
     last_event_id: str | None = None
+
+
+class Backlog(msgspec.Struct, frozen=True):
+    """How many deliveries wait, and when the oldest of them was made (unix seconds; None where none waits)."""
+
+    count: int
+    oldest_at: float | None = None
 
 
 class WebhookStore(Protocol):
@@ -62,6 +73,10 @@ class WebhookStore(Protocol):
 
     async def pending(self, *, tenant_id: str | None) -> dict[str, int]:
         """Return how many deliveries are pending, by webhook id, of those that have any."""
+        ...
+
+    async def backlog(self) -> Backlog:
+        """Return what waits, of all tenants."""
         ...
 
     async def secret(self, tenant_id: str) -> SigningSecret:

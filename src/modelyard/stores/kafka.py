@@ -17,6 +17,8 @@ from modelyard.stores import SinkError
 
 QUEUE_MESSAGES = 100_000
 BUFFER_PAUSE_S = 0.1
+BUFFER_WAIT_S = 10.0
+"""Longest wait for room in the client, which 'kafka.options' may have made small: the spool must be looked after."""
 
 _log = logging.getLogger(__name__)
 _OURS = {
@@ -68,21 +70,27 @@ class KafkaSink:
 
     def send(self, events: Sequence[tuple[bytes, bytes]], *, wait_s: float) -> bool:
         """Hand events over and wait; see the contract."""
-        for key, value in events:
-            while True:
-                try:
-                    self._producer.produce(self._topic, value=value, key=key, on_delivery=self._told)
-                except BufferError:
-                    self._producer.poll(BUFFER_PAUSE_S)
-                else:
-                    break
+        for event in events:
+            self._hand_over(*event)
         return self.wait(wait_s)
+
+    def _hand_over(self, key: bytes, value: bytes) -> None:
+        for _ in range(max(1, round(BUFFER_WAIT_S / BUFFER_PAUSE_S))):
+            try:
+                self._producer.produce(self._topic, value=value, key=key, on_delivery=self._told)
+            except BufferError:
+                self._producer.poll(BUFFER_PAUSE_S)
+            else:
+                return
+        raise SinkError(f"Kafka's client is full, and nothing leaves it: {self.trouble or 'the brokers say nothing'}")
 
     def wait(self, wait_s: float) -> bool:
         """Wait for acknowledgements; see the contract."""
         left = self._producer.flush(wait_s)
         if self._failure:
             raise SinkError(self._failure)
+        if not left:
+            self.trouble = ""
         return not left
 
     def close(self) -> None:

@@ -19,6 +19,9 @@ T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
+"""Between two bytes of an answer."""
+CALL_TIMEOUT_S = 300.0
+"""Of a call as a whole; a list of many pages is one."""
 HOUR_S = 3600
 PAGE = 100
 TENANT_KEY = "modelyard_tenant"
@@ -61,6 +64,8 @@ class StripeMeters:
         self._http = http
         self._customers = dict(customers or {})
         self._meter_ids: dict[str, str] = {}
+        self._customer_tries: dict[str, int] = {}
+        """How often a tenant's customer was asked for and refused."""
 
     def __repr__(self) -> str:
         return f"<StripeMeters: {len(self._meter_ids)} meters known>"
@@ -73,12 +78,17 @@ class StripeMeters:
         found = await self._ask(lambda: self._client.v1.customers.search({"query": query, "limit": 1}))
         if found.data:
             return str(found.data[0].id)
-        made = await self._ask(
-            lambda: self._client.v1.customers.create(
-                {"name": name, "metadata": {TENANT_KEY: tenant_id}},
-                {"idempotency_key": f"modelyard-customer-{tenant_id}"},
-            )
-        )
+        tries = self._customer_tries.get(tenant_id, 0)
+        asked = {"name": name, "metadata": {TENANT_KEY: tenant_id}}
+        options = {"idempotency_key": f"modelyard-customer-{tenant_id}" + (f"-{tries}" if tries else "")}
+        try:
+            made = await self._ask(lambda: self._client.v1.customers.create(asked, options))
+        except (SinkError, MeterRefusedError) as error:
+            # Stripe would say the same to this key for a day.
+            if isinstance(error, MeterRefusedError) or error.is_answered:
+                self._customer_tries[tenant_id] = tries + 1
+            raise
+        self._customer_tries.pop(tenant_id, None)
         return str(made.id)
 
     async def report(self, event: MeterEvent, customer_id: str, *, timestamp: int, attempt: int) -> None:
@@ -138,7 +148,10 @@ class StripeMeters:
         """Call the SDK in a thread, with its errors in our words."""
         stripe = self._stripe
         try:
-            return await asyncio.to_thread(call)
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                return await asyncio.to_thread(call)
+        except TimeoutError:
+            raise SinkError("Stripe did not answer in time") from None
         except (stripe.AuthenticationError, stripe.PermissionError):
             # Its message repeats a part of the key.
             raise SinkError("Stripe refuses the key: check STRIPE_API_KEY", is_answered=True) from None
@@ -147,7 +160,8 @@ class StripeMeters:
         except stripe.RateLimitError as error:
             raise SinkError("Stripe is asked too often (429)", is_answered=True) from error
         except stripe.IdempotencyError as error:
-            raise SinkError(f"Stripe has another request of this key: {error.user_message}") from error
+            reason = f"Stripe has another request of this key: {error.user_message}"
+            raise SinkError(reason, is_answered=True) from error
         except stripe.InvalidRequestError as error:
             reason = error.user_message or f"HTTP status {error.http_status}"
             raise MeterRefusedError(reason, error.code or "") from error

@@ -69,12 +69,13 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """An answer. ``url`` is where it came from, after redirects."""
+    """An answer. ``url`` is where it came from, after redirects; ``retry_after`` the header of that name, or ""."""
 
     status: int
     content_type: str
     body: bytes
     url: str
+    retry_after: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +242,9 @@ class Fetcher:
             is_redirect = answer.status in _REDIRECTS
             if not is_redirect and bounds.content_types and content_type not in bounds.content_types:
                 raise FetchError(f"its content type is none of {', '.join(bounds.content_types)}")
-            return Fetched(answer.status, content_type, await _body_of(answer, bounds), target.url), location
+            body_of = await _body_of(answer, bounds)
+            retry_after = answer.headers.get("retry-after", "")
+            return Fetched(answer.status, content_type, body_of, target.url, retry_after), location
 
     @asynccontextmanager
     async def _asking(

@@ -16,7 +16,7 @@ from tests.support.mailbox import Mailbox, mailbox
 from modelyard.clock import ManualClock
 from modelyard.config.billing import SmtpConfig
 from modelyard.control.notices import NoticeSender, email_of, told
-from modelyard.domain.billing import BillingEvent, Channel, Notice, NoticeStatus
+from modelyard.domain.billing import BillingEvent, Channel, EventData, Notice, NoticeStatus
 from modelyard.domain.tenants import Tenant
 from modelyard.policy.addresses import networks
 from modelyard.policy.webhooks import GIVE_UP_S
@@ -163,6 +163,11 @@ def test_every_kind_of_event_is_told_in_words() -> None:
     assert told(low) == ("The prepaid credit is nearly used up", "1.5 EUR of credit are left of t.")
     used_up = BillingEvent("e", "t", "credit.exhausted", 1, "o", {"tenant_id": "ten-a", "currency": "EUR"})
     assert told(used_up)[0] == "The prepaid credit is used up"
+    data: EventData = {"webhook_id": "wh_1", "url": "https://x", "reason": "y"}
+    disabled = BillingEvent("e", "t", "webhook.disabled", 1, "o", data)
+    subject, text = told(disabled)
+    assert subject == "A webhook was disabled"
+    assert text.startswith("https://x is told nothing more: y. Repair it, then: modelyard webhooks set wh_1 --enable")
 
 
 async def test_one_that_cannot_be_made_holds_up_no_other_and_is_given_up(place: Place) -> None:

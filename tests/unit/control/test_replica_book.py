@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.conformance.backends import open_fresh
 
@@ -226,3 +227,47 @@ async def test_a_clock_that_is_set_back_books_nothing_twice(floor: Floor) -> Non
     await floor.looks(6)
     (booked,) = await floor.hours()
     assert booked.present_s == 90
+
+
+async def test_one_that_is_taken_from_a_warm_pool_is_its_takers_from_then_on(floor: Floor) -> None:
+    """Also in the hour in which it is taken, and after a restart of the controller."""
+    version = ModelVersion(
+        id="ver-2",
+        tenant_id="ten-b",
+        name="taker",
+        version="v1",
+        framework="simulated",
+        artifact=Artifact(""),
+        options={},
+        created_at=0,
+    )
+    await floor.store.add_tenant(Tenant(id="ten-b", name="b", created_at=0))
+    taker = Endpoint("ep-2", "ten-b", "taker", (Release("ver-2"),), Scaling(), created_at=0)
+    await floor.store.add_deployment(version, taker)
+    await floor.put(ReplicaState.READY, ready=BEGIN_S)
+    await floor.looks(12)
+    await floor.hours()  # what was until here is written
+    (record,) = await floor.store.replicas()
+    taken = msgspec.structs.replace(record, endpoint_id="ep-2", version_id="ver-2", model_name="m")
+    await floor.store.put_replica(taken)
+    await floor.looks(6)
+    await floor.hours()
+    floor.book = floor.new_book()
+    await floor.looks(6)
+    found = {(one.endpoint_id, one.owner_id, one.model): one.present_s for one in await floor.hours()}
+    assert found == {("ep-1", "ten-a", "m"): 120, ("ep-2", "ten-b", "taker"): 120}
+    (life,) = await floor.lives()
+    assert (life.replica_id, life.endpoint_id, life.owner_id) == ("rep-1", "ep-2", "ten-b")
+
+
+async def test_hours_are_summed_by_replica_and_owner(floor: Floor) -> None:
+    await floor.put(ReplicaState.READY, ready=BEGIN_S)
+    await floor.put(ReplicaState.READY, id="rep-2", ready=BEGIN_S)
+    floor.loads["rep-2"] = EngineLoad(running=1)
+    await floor.looks(720)  # two hours
+    hours = await floor.hours()
+    sums = await floor.books.replica_sums(since=0, until=2**40)
+    assert [(one.replica_id, one.hour) for one in sums] == [("rep-1", BEGIN_S), ("rep-2", BEGIN_S)]
+    for field in ("present_s", "ready_s", "busy_s", "accelerator_s", "cost_nanousd"):
+        assert sum(getattr(one, field) for one in sums) == pytest.approx(sum(getattr(one, field) for one in hours))
+    assert await floor.books.replica_sums(since=int(BEGIN_S) + 2 * HOUR_S, until=2**40) == []

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from openai import OpenAI
 from openai.types.webhooks import BatchCompletedWebhookEvent
+from prometheus_client.parser import text_string_to_metric_families
 from standardwebhooks import Webhook as Verifier
 from standardwebhooks import WebhookVerificationError
 from tests.support.hooks import PEPPER, Site, site
@@ -26,6 +27,7 @@ from modelyard.control.webhooks import (
 )
 from modelyard.domain.events import EventType
 from modelyard.domain.webhooks import DeliveryStatus, SigningSecret
+from modelyard.stores import StoreUnavailableError
 from modelyard.web.fetcher import Fetcher, FetchError
 
 DAY_S = 86_400.0
@@ -312,3 +314,79 @@ async def test_the_loop_forgets_by_itself(tmp_path: Path) -> None:
 
         await eventually_async(count, 5, "it is gone")
         await stop(running)
+
+
+# --- what a receiver asks for, and what operators see ---
+
+
+async def test_one_that_is_busy_says_when_to_come_again(here: Site, receiver: Receiver) -> None:
+    await here.add(receiver.url)
+    receiver.answers, receiver.retry_after = [429], "1800"
+    await here.happen()
+    await here.happen()
+    first, second = await here.due()
+    began = here.clock.unix_s()
+    await here.sender.send(first)
+    assert (await here.webhook()).quiet_until == began + 1800
+    (waits, _) = sorted(await here.deliveries(), key=lambda one: one.tries, reverse=True)
+    assert (waits.due_at, waits.attempts[0].retry_after_s) == (began + 1800, 1800.0)
+    await here.run_until(began + 1799)
+    assert len(receiver.got) == 1, f"nobody sent {second.delivery.id} meanwhile"
+    await here.run_until(began + 1801)
+    assert len(receiver.got) == 3
+
+
+async def test_attempts_are_counted_by_what_came_of_them_and_what_waits_has_an_age(
+    here: Site, receiver: Receiver
+) -> None:
+    await here.add(receiver.url)
+    assert b"modelyard_webhook_waiting" not in here.sender.metrics.render(), "nobody has looked yet"
+    receiver.answers = [500, 200, 410]
+    for _ in range(3):
+        await here.happen()
+        await here.run_until(here.clock.unix_s() + 60)
+    await here.webhooks.change_webhook("wh_1", lambda one: msgspec.structs.replace(one, is_enabled=True))
+    await here.happen()
+    here.clock.advance(30)
+    running = asyncio.create_task(here.sender._measure())
+
+    def page() -> dict[str, float]:
+        families = text_string_to_metric_families(here.sender.metrics.render().decode())
+        return {one.name + "".join(one.labels.values()): one.value for family in families for one in family.samples}
+
+    await eventually_async(lambda: "modelyard_webhook_waiting" in page(), 5, "somebody has looked")
+    await stop(running)
+    found = page()
+    assert found["modelyard_webhook_deliveries_totalretried"] == 1
+    assert found["modelyard_webhook_deliveries_totaldelivered"] == 1
+    assert found["modelyard_webhook_deliveries_totalfailed"] == 1
+    assert (found["modelyard_webhook_waiting"], found["modelyard_webhook_oldest_seconds"]) == (1, 30)
+
+
+async def test_whoever_wants_to_hears_of_one_that_is_disabled(here: Site, receiver: Receiver) -> None:
+    heard: list[tuple[str, ...]] = []
+
+    async def hear(*told: str) -> None:
+        heard.append(told)
+        raise StoreUnavailableError("away")
+
+    here.sender.on_disabled = hear
+    webhook = await here.add(receiver.url)
+    receiver.answers = [410, 500, 410]
+    assert (await here.sender.test(webhook)).status is DeliveryStatus.FAILED
+    await here.happen()
+    await here.run_until(here.clock.unix_s() + 60)
+    assert heard == [("wh_1", "ten-a", receiver.url, "its receiver answered 410 Gone")]
+
+
+async def test_one_failure_after_a_quiet_week_disables_nothing(here: Site, receiver: Receiver) -> None:
+    await here.add(receiver.url)
+    receiver.always = 500
+    await here.happen()
+    await here.run_until(here.clock.unix_s() + 9 * DAY_S)
+    assert (await here.webhook()).is_enabled, "three days of one message are not five"
+    await here.happen()
+    receiver.always, receiver.answers = 200, [500]
+    await here.run_until(here.clock.unix_s() + 3600)
+    webhook = await here.webhook()
+    assert (webhook.is_enabled, webhook.failing_since) == (True, None)

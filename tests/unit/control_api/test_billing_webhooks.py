@@ -1,9 +1,13 @@
 """What billing tells by mail it also tells webhooks, once: a budget's parts, its end, used up credit, invoices."""
 
-import msgspec
-from tests.support.management import Management
+from pathlib import Path
 
-from modelyard.domain.billing import BillingEvent
+import msgspec
+from tests.support.management import Management, management
+
+from modelyard.config import Config
+from modelyard.config.billing import SmtpConfig
+from modelyard.domain.billing import Account, AuditEntry, BillingEvent
 from modelyard.domain.tenants import Identity
 from modelyard.domain.webhooks import Webhook
 
@@ -32,3 +36,21 @@ async def test_each_occasion_is_one_event(api: Management, manager: Identity) ->
         ("credit.low", manager.tenant_id),
         ("credit.exhausted", manager.tenant_id),
     ]
+
+
+async def test_who_is_billed_is_told_by_mail_of_a_disabled_webhook_once_a_day(tmp_path: Path) -> None:
+    """Its tenant may have no other webhook that could tell it."""
+    config = Config()
+    billing = msgspec.structs.replace(config.billing, smtp=SmtpConfig(host="mail.example.com", sender="a@example.com"))
+    async with management(tmp_path, msgspec.structs.replace(config, billing=billing)) as api:
+        tenants = [await api.tenant(name) for name in ("a", "b")]
+        store, audit = api.context.billing, AuditEntry(1.0, "", "", "", "")
+        await store.put_account(Account(tenants[0], email="owner@example.com"), audit, now=1.0)
+        for tenant_id in (*tenants, *tenants):
+            await api.context.billing_desk.tell_of_webhook(f"wh_{tenant_id}", tenant_id, "https://x", "it is gone")
+        (notice,) = await store.due_notices(now=api.clock.unix_s(), limit=9)
+        assert (notice.target, notice.event.type) == ("owner@example.com", "webhook.disabled")
+        assert notice.event.data["reason"] == "it is gone"
+        api.clock.advance(86_400)
+        await api.context.billing_desk.tell_of_webhook(f"wh_{tenants[0]}", tenants[0], "https://x", "it is gone")
+        assert len(await store.due_notices(now=api.clock.unix_s(), limit=9)) == 2

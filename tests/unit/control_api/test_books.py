@@ -6,13 +6,18 @@ import pytest
 from tests.support.journals import intent_of, named, settle_of, write_run
 from tests.support.management import Management
 
+from modelyard.cli.costs import _show_free
 from modelyard.cli.status import _problems, _sink
+from modelyard.config.books import StripeConfig
 from modelyard.control.books import Books
-from modelyard.domain.books import ReplicaHour
-from modelyard.domain.tenants import Identity
+from modelyard.domain.books import MeterEvent, MeterStatus, ReplicaHour
+from modelyard.domain.nodes import Accelerator, Node, NodeSeen
+from modelyard.domain.tenants import Identity, Tenant
 from modelyard.metering.delivery import Delivery
 from modelyard.metering.events import SinkStatus
+from modelyard.metering.stripe_reports import StripeReports
 from modelyard.stores import JournalPosition
+from modelyard.stores.stripe import StripeMeters
 
 HOUR_S = 3600
 USD = 1_000_000_000
@@ -77,8 +82,22 @@ async def test_costs_have_their_customers_margin_and_waste(api: Management, admi
     (endpoint,) = answer["endpoints"]
     assert (endpoint["idle_nanousd"], endpoint["tokens"]) == (1_500_000_000, 600)
     assert endpoint["margin_nanousd"] == endpoint["revenue_nanousd"] - 2 * USD
+    assert answer["free"] == [], "nobody has looked at the fleet"
     (customer,) = answer["customers"]
     assert (customer["tenant_id"], customer["cost_nanousd"]) == ("ten-a", 2 * USD)
+
+
+async def test_what_has_no_replica_now_is_told_by_the_hour(
+    api: Management, admin: Identity, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = Node("n", (Accelerator(0, "h100", 1), Accelerator(1, "h100", 1)), price_nanousd=4 * USD)
+    api.context.nodes = lambda: {"n": NodeSeen(node=node)}
+    answer = (await api.call(admin, "GET", "/v1/organization/gpu-costs")).json()
+    (free,) = answer["free"]
+    assert (free["accelerator"], free["total"], free["free"], free["hourly_nanousd"]) == ("h100", 2, 2, 8 * USD)
+    assert answer["cost_usd"] == "0"
+    _show_free(answer["free"])
+    assert "2.0 of 2 h100 have no replica now" in capsys.readouterr().out
 
 
 async def test_alarms_of_sinks_are_on_the_page_of_the_status_for_admins(
@@ -94,6 +113,31 @@ async def test_alarms_of_sinks_are_on_the_page_of_the_status_for_admins(
     assert balance["checks"][-1]["differences"][0]["what"] == alarm.alarm
     assert _problems(seen) == ["no gateway is connected", "Kafka needs somebody"]
     assert _sink(seen["sinks"][0]) == alarm.alarm
+
+
+async def test_what_was_billed_by_hand_needs_a_stripe_and_a_name(
+    api: Management, admin: Identity, manager: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, body = "/v1/exports/stripe/billed-by-hand", {"identifiers": ["modelyard-x"]}
+    assert (await api.call(manager, "POST", path, body)).status_code == 403
+    assert (await api.call(admin, "POST", path, body)).status_code == 409
+
+    async def tenants() -> list[Tenant]:
+        return []
+
+    store = api.context.books.store
+    meters = StripeMeters("sk_test_x")
+    stripe = StripeReports(books=store, meters=meters, settings=StripeConfig(), clock=api.clock, tenants=tenants)
+    monkeypatch.setattr(api.context, "books", Books(store, stripe=stripe))
+    answer = await api.call(admin, "POST", path, body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "identifiers")
+    event = MeterEvent("ten-a", "modelyard_cost", HOUR_S, 0, 7, 1.0, MeterStatus.ALARM)
+    await store.add_meter_events([event])
+    answer = await api.call(admin, "POST", path, {"identifiers": [event.identifier]})
+    assert (answer.status_code, answer.json()["data"][0]["sink"]) == (200, "stripe")
+    (noted,) = await store.meter_events(since=0, until=2**40)
+    assert noted.status is MeterStatus.BY_HAND
+    await meters.close()
 
 
 async def test_without_sinks_none_is_shown(api: Management, admin: Identity) -> None:

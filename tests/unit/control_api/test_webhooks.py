@@ -236,3 +236,35 @@ async def test_the_secret_of_requests_is_the_tenants_and_is_rotated(api: Managem
     assert rotated["secret"] != first["secret"]
     assert rotated["previous_expires_at"] == int(api.clock.unix_s()) + 86_400
     assert (await api.call(manager, "GET", f"{EVERY}/secret")).json() == rotated
+
+
+async def test_a_new_url_begins_anew(api: Management, manager: Identity, receiver: Receiver) -> None:
+    """The days in which the old one failed are not the new one's."""
+    receiver.always = 503
+    new = await added(api, manager, url=receiver.url)
+    await happen(api, manager.tenant_id)
+    await send_due(api)
+    receiver.always = 200
+    changed = await api.call(manager, "PATCH", f"{EVERY}/{new['id']}", {"url": receiver.url + "/other"})
+    assert (changed.json()["status"], changed.json()["failing_since"], changed.json()["pending"]) == (
+        "enabled",
+        None,
+        1,
+    )
+    await send_due(api)
+    assert receiver.paths == ["/in", "/in/other"]
+    same = await api.call(manager, "PATCH", f"{EVERY}/{new['id']}", {"url": receiver.url + "/other"})
+    assert same.status_code == 200
+
+
+async def test_a_replay_goes_on_behind_events_of_its_tenant_only(
+    api: Management, manager: Identity, admin: Identity
+) -> None:
+    new = await added(api, manager)
+    foreign = await happen(api, admin.tenant_id)
+    for after in ("", "evt_none", foreign):
+        answer = await api.call(manager, "POST", f"{EVERY}/{new['id']}/replay", {"since": 0, "after": after})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "after")
+    own = await happen(api, manager.tenant_id)
+    answer = await api.call(manager, "POST", f"{EVERY}/{new['id']}/replay", {"since": 0, "after": own})
+    assert (answer.status_code, answer.json()["count"]) == (202, 0)

@@ -6,7 +6,9 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from modelyard.gateway.siblings import Siblings, merged
+from modelyard.observe.control_metrics import ControlMetrics
 from modelyard.observe.metrics import GatewayMetrics
+from modelyard.web.page_socket import PageSocket
 
 
 def numbers(requests: int) -> GatewayMetrics:
@@ -80,3 +82,26 @@ async def test_a_folder_in_which_no_socket_fits_costs_only_the_others(tmp_path: 
     await worker.start()
     assert series(await worker.page())["modelyard_requests_total", "gateway-0"] == 2
     await worker.close()
+
+
+async def test_the_controllers_page_is_behind_those_of_workers_and_is_nobodys(tmp_path: Path) -> None:
+    control = ControlMetrics()
+    control.webhooks_waiting = lambda: (3, 9.0)
+    told = PageSocket(tmp_path, "control", control.render)
+    await told.start()
+    workers = [Siblings(tmp_path, f"gateway-{number}", numbers(1).render) for number in range(2)]
+    alone = Siblings(tmp_path, "gateway-0", numbers(1).render, is_alone=True)
+    await alone.start()
+    assert [path.name for path in left(tmp_path)] == ["m-control.sock"]
+    for worker in workers:
+        await worker.start()
+    for worker, label in ((workers[0], "gateway-0"), (workers[1], "gateway-1"), (alone, "")):
+        page = (await worker.page()).decode()
+        samples = [one for family in text_string_to_metric_families(page) for one in family.samples]
+        found = {(one.name, one.labels.get("worker", "")): one.value for one in samples if "le" not in one.labels}
+        assert found["modelyard_webhook_waiting", ""] == 3
+        assert found["modelyard_requests_total", label] == 1
+    await told.close()
+    assert b"webhook" not in await workers[0].page()
+    for worker in (*workers, alone):
+        await worker.close()

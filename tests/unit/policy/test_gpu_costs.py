@@ -1,11 +1,13 @@
 """What accelerators cost: nothing is lost when it is shared out, and waste comes with something to do."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from modelyard.domain.books import EndpointUse, ReplicaHour
 from modelyard.domain.nodes import Accelerator, Node, Part, Placement
+from modelyard.domain.tenants import PLATFORM
 from modelyard.policy.gpu_costs import CANARY_S, HOUR_S, Setup, WasteKind, report, shares
 
 USD = 1_000_000_000
@@ -150,3 +152,80 @@ def test_waste_is_named_with_what_to_do(
 )
 def test_what_is_no_waste_is_not_named(hours: list[ReplicaHour], setups: dict[str, Setup]) -> None:
     assert report(hours, [use("a", 1, 1)], setups, now_s=NOW_S).waste == []
+
+
+# --- guests ---
+
+
+def seated(host: str = "ep", **guests: str) -> dict[str, Setup]:
+    """Return the set-ups of a host and of its guests, by the tenant of each."""
+    return setup() | {
+        id: Setup(name=id, owner_id=tenant, min_replicas=0, max_replicas=1, scale_to_zero=True, host_id=host)
+        for id, tenant in guests.items()
+    }
+
+
+def test_guests_bear_what_their_host_worked_for_them() -> None:
+    uses = [use("a", 400, 0), use("b", 0, 300, endpoint="guest")]
+    found = report([hour(usd=10.0)], uses, seated(guest="b"), now_s=NOW_S)
+    costs = {one.endpoint_id: one for one in found.endpoints}
+    # Five dollars of work and five of idling: a generated token weighs four times one of a prompt.
+    assert (costs["ep"].cost_nanousd, costs["guest"].cost_nanousd) == (6_250_000_000, 3_750_000_000)
+    assert (costs["ep"].idle_nanousd, costs["guest"].idle_nanousd) == (5 * USD, 0)
+    assert (costs["ep"].accelerator_hours, costs["guest"].accelerator_hours) == (0.625, 0.375)
+    assert costs["guest"].nanousd_per_million_tokens == 12_500_000_000_000
+    assert (costs["guest"].owner_id, costs["guest"].accelerator) == ("b", "h100")
+    assert costs["guest"].margin_nanousd == 1 * USD - 3_750_000_000
+    assert {(one.tenant_id, one.endpoint_id): one.cost_nanousd for one in found.customers} == {
+        ("a", "ep"): 1_250_000_000,
+        ("owner", "ep"): 5 * USD,
+        ("b", "guest"): 3_750_000_000,
+    }
+
+
+def test_a_host_whose_guests_are_used_is_not_called_unused() -> None:
+    found = report([hour(busy=0.1)], [use("b", 5, 5, endpoint="guest")], seated(guest="b"), now_s=NOW_S)
+    assert [one.kind for one in found.waste] == [WasteKind.IDLE]
+
+
+@given(hours_of_three, uses_of_three, st.dictionaries(st.sampled_from(["ep1", "ep2", "ep3"]), st.just("t1")))
+def test_with_guests_too_no_money_and_no_hour_is_lost_or_made(
+    hours: list[ReplicaHour], uses: list[EndpointUse], guests: dict[str, str]
+) -> None:
+    found = report(hours, uses, seated("ep0", **guests), now_s=NOW_S)
+    cost, took = sum(one.cost_nanousd for one in hours), sum(one.accelerator_s for one in hours) / HOUR_S
+    for rows in (found.endpoints, found.customers):
+        assert sum(one.cost_nanousd for one in rows) == cost
+        assert sum(one.accelerator_hours for one in rows) == pytest.approx(took)
+        assert sum(one.revenue_nanousd for one in rows) == sum(one.revenue_nanousd for one in uses)
+        assert sum(one.margin_nanousd for one in rows) == sum(one.revenue_nanousd for one in uses) - cost
+
+
+def test_idle_time_of_which_nobody_knows_the_owner_is_the_operators() -> None:
+    orphan = msgspec.structs.replace(hour(), owner_id="")
+    found = report([orphan], [use("a", 1, 0)], {}, now_s=NOW_S)
+    assert {one.tenant_id: one.accelerator_hours for one in found.customers} == {"a": 0.5, PLATFORM: 0.5}
+    assert sum(one.cost_nanousd for one in found.customers) == 2 * USD
+
+
+# --- what is no failure, and what helps ---
+
+
+def test_one_that_was_loading_as_an_hour_ended_did_not_fail() -> None:
+    found = report([hour(ready=0.0, busy=0.0, at=0), hour(busy=0.9, at=1)], [use("a", 1, 1)], setup(), now_s=NOW_S)
+    assert WasteKind.FAILING not in {one.kind for one in found.waste}
+
+
+@pytest.mark.parametrize(
+    ("idle_s", "fix"), [(3600.0, "--idle 5m"), (400.0, "--idle 200s"), (90.0, "--idle 1m"), (60.0, "")]
+)
+def test_one_that_sleeps_already_is_told_to_sleep_sooner_or_nothing(idle_s: float, fix: str) -> None:
+    found = report([hour(busy=0.1)], [use("a", 1, 1)], setup(scale_to_zero=True, idle_s=idle_s), now_s=NOW_S)
+    assert [one.fix for one in found.waste] == (
+        [f"let it sleep sooner: modelyard endpoints set m --scale 0..2 {fix}"] if fix else []
+    )
+
+
+def test_a_pool_is_not_told_to_sleep() -> None:
+    (waste,) = report([hour(busy=0.0)], [], setup(is_pool=True), now_s=NOW_S).waste
+    assert "modelyard pools rm m" in waste.fix

@@ -15,10 +15,13 @@ from modelyard.policy.webhooks import (
     JITTER,
     PAUSES_S,
     QUIET_S_MAX,
+    RETRY_AFTER_S_MAX,
+    TRIED_S_MIN,
     after,
     next_try,
     quiet_s,
     reason_to_disable,
+    retry_after_s,
     types_of,
     wants,
 )
@@ -191,3 +194,64 @@ def test_each_type_can_be_asked_for_alone_and_by_its_family() -> None:
             assert types_of([kind.value]) == [kind]
             assert kind in types_of([kind.value.split(".")[0] + ".*"])
     assert len(types_of(["*"])) == len(EventType) - 1
+
+
+# --- what a receiver asks for ---
+
+
+@pytest.mark.parametrize(
+    ("status", "header", "asked_s"),
+    [
+        (429, "120", 120.0),
+        (503, " 7 ", 7.0),
+        (503, "Thu, 01 Jan 1970 00:20:00 GMT", 200.0),
+        (503, "Thu, 01 Jan 1970 00:20:00 -0000", 200.0),
+        (503, "Thu, 01 Jan 1970 01:20:00 +0100", 200.0),
+        (503, "Thu, 01 Jan 1970 00:00:01 GMT", 0.0),
+        (429, "0", 0.0),
+        (429, "9" * 400, RETRY_AFTER_S_MAX),
+        (503, "Fri, 31 Dec 9999 23:59:59 GMT", RETRY_AFTER_S_MAX),
+        (429, "", 0.0),
+        (429, "soon", 0.0),
+        (429, "-5", 0.0),
+        (429, "1.5", 0.0),
+        (429, "\u0661", 0.0),
+        (429, "Thu, 99 Foo 1970", 0.0),
+        (500, "120", 0.0),
+        (404, "120", 0.0),
+        (200, "120", 0.0),
+    ],
+)
+def test_only_what_is_busy_is_believed_and_not_for_ever(status: int, header: str, asked_s: float) -> None:
+    assert retry_after_s(status, header, now=1000.0) == asked_s
+
+
+DATES = r"[A-Z][a-z]{2}, [0-9]{1,3} (Jan|Feb|Foo) [0-9]{1,5} [0-9:]{1,9} ([A-Z]{3}|[+-][0-9]{0,6})"
+
+
+@given(st.text(max_size=40) | st.from_regex(DATES, fullmatch=True))
+@settings(deadline=None)
+def test_whatever_a_receiver_says_is_a_bounded_pause(header: str) -> None:
+    assert 0 <= retry_after_s(503, header, now=1.8e9) <= RETRY_AFTER_S_MAX
+
+
+def test_a_pause_is_never_shorter_than_what_was_asked_for_nor_than_without() -> None:
+    asked = Attempt(5.0, 503, retry_after_s=900.0)
+    assert after(a_delivery(), asked, now=6.0, chance=0.5).due_at == 906.0
+    late = a_delivery(tries=7, since=0.0)
+    assert after(late, Attempt(5.0, 429, retry_after_s=1.0), now=6.0, chance=0.5).due_at == 6.0 + PAUSES_S[-1]
+    assert (quiet_s(1, asked_s=900.0), quiet_s(9, asked_s=1.0)) == (900.0, 256.0)
+
+
+def test_asking_for_a_pause_does_not_take_the_last_try_away() -> None:
+    end = a_delivery(tries=3, since=0.0)
+    told = after(end, Attempt(0.0, 503, retry_after_s=RETRY_AFTER_S_MAX), now=GIVE_UP_S - 3600, chance=0.5)
+    assert (told.status, told.due_at) == (DeliveryStatus.PENDING, GIVE_UP_S)
+
+
+def test_the_first_message_after_a_quiet_week_is_no_reason_to_disable() -> None:
+    attempt = Attempt(9 * DAY_S, 500)
+    for tried_s, is_disabled in ((0.0, False), (TRIED_S_MIN - 1, False), (TRIED_S_MIN, True)):
+        reason = reason_to_disable(attempt, failing_since=0.0, failing_s=5 * DAY_S, tried_s=tried_s)
+        assert bool(reason) is is_disabled, tried_s
+    assert reason_to_disable(Attempt(1.0, 410), failing_since=None, failing_s=5 * DAY_S, tried_s=0.0)

@@ -7,9 +7,11 @@ import msgspec
 from starlette.responses import Response
 
 from modelyard.control.context import Context
+from modelyard.control.replica_book import OVER
 from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.tenants import Scope
-from modelyard.errors import invalid_value
+from modelyard.domain.usage import NANO_PER_USD
+from modelyard.errors import conflict, invalid_value
 from modelyard.metering.events import SinkStatus
 from modelyard.metering.prices import usd
 from modelyard.metering.reconcile import Check, Difference, Findings
@@ -18,6 +20,7 @@ from modelyard.metering.reconcile.journals import journals_and_ledger, rows_and_
 from modelyard.metering.reconcile.replicas import ledger_and_engines
 from modelyard.metering.reconcile.stripe import ledger_and_stripe
 from modelyard.policy import gpu_costs
+from modelyard.policy.free_accelerators import FreeAccelerators, free_accelerators
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
 from modelyard.web.streams import event_stream
 
@@ -49,6 +52,13 @@ class ReconcileBody(ReconcileQuery, frozen=True, forbid_unknown_fields=True):
     """Which time, and a provider's invoice."""
 
     invoice: Annotated[list[InvoiceLine], msgspec.Meta(max_length=LINES_MAX)] = []
+
+
+class BilledByHand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Events for Stripe that raised an alarm and were billed otherwise."""
+
+    identifiers: Annotated[list[str], msgspec.Meta(min_length=1, max_length=1000)]
+    """As a reconciliation names them."""
 
 
 class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +95,8 @@ class CostReport(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: list[gpu_costs.EndpointCost]
     customers: list[gpu_costs.CustomerCost]
     waste: list[gpu_costs.Waste]
+    free: list[FreeAccelerators]
+    """What has no replica now, and is in no sum above."""
 
 
 _ToCheck = tuple[str, Callable[[], Coroutine[Any, Any, Check]]]
@@ -115,6 +127,18 @@ class Books:
                 example,
             ),
             Route("GET", "/v1/exports", admin, "Sinks of usage", self.sinks, Empty, Empty, Sinks),
+            Route(
+                "POST",
+                "/v1/exports/stripe/billed-by-hand",
+                admin,
+                "Note what was billed by hand",
+                self.by_hand,
+                BilledByHand,
+                Empty,
+                Sinks,
+                200,
+                {"identifiers": ["modelyard-ten-3f-modelyard_cost-1793491200-0"]},
+            ),
             Route("GET", "/v1/organization/gpu-costs", admin, "Cost of GPUs", self.costs, Empty, Span, CostReport),
         ]
 
@@ -134,12 +158,20 @@ class Books:
         """Return how sinks stand."""
         return Sinks(data=self._context.books.statuses())
 
+    async def by_hand(self, call: Call[BilledByHand, Empty]) -> Sinks:
+        """Note that these were billed by hand: they raise no alarm any more; return how sinks stand."""
+        if (stripe := self._context.books.stripe) is None:
+            raise conflict("Stripe is not enabled here ('stripe.enabled').")
+        if unknown := await stripe.note_by_hand(set(call.body.identifiers)):
+            raise invalid_value("identifiers", f"no event that needs somebody is called '{unknown[0][:100]}'")
+        return Sinks(data=self._context.books.statuses())
+
     async def costs(self, call: Call[Empty, Span]) -> CostReport:
         """Return what accelerators cost in whole hours."""
         since, until = self._span(call.query, WEEK_S)
         start, end = int(since // HOUR_S * HOUR_S), int(-(-until // HOUR_S) * HOUR_S)
         books = self._context.books.store
-        hours = await books.hours(since=start, until=end)
+        hours = await books.replica_sums(since=start, until=end)
         uses = await books.endpoint_use(since=start, until=end)
         setups = {one.id: _setup(one) for one in await self._context.store.endpoints() if not one.is_deleted}
         report = gpu_costs.report(hours, uses, setups, now_s=self._context.clock.unix_s())
@@ -158,7 +190,15 @@ class Books:
             endpoints=report.endpoints,
             customers=report.customers,
             waste=report.waste,
+            free=await self._free(),
         )
+
+    async def _free(self) -> list[FreeAccelerators]:
+        nodes = [seen.node for seen in self._context.nodes().values()]
+        living = [one for one in await self._context.store.replicas() if one.state not in OVER]
+        usd_prices = self._context.config.fleet.accelerator_prices
+        prices = {kind: round(price * NANO_PER_USD) for kind, price in usd_prices.items()}
+        return free_accelerators(nodes, [one.placement for one in living], prices)
 
     def _span(self, asked: Span, default_s: float) -> tuple[float, float]:
         until = self._context.clock.unix_s() if asked.until is None else asked.until
@@ -240,5 +280,13 @@ def _setup(endpoint: Endpoint) -> gpu_costs.Setup:
     weighted = sum(release.weight > 0 for release in endpoint.releases)
     since = rollout.began_at if rollout is not None and rollout.is_open and weighted > 1 else None
     return gpu_costs.Setup(
-        endpoint.name, endpoint.tenant_id, scaling.min_replicas, scaling.max_replicas, scaling.scale_to_zero, since
+        endpoint.name,
+        endpoint.tenant_id,
+        scaling.min_replicas,
+        scaling.max_replicas,
+        scaling.scale_to_zero,
+        since,
+        scaling.idle_s,
+        endpoint.host_id,
+        bool(endpoint.pool),
     )

@@ -10,7 +10,6 @@ from modelyard.control.webhooks import keys_of, shown
 from modelyard.domain.events import EventType
 from modelyard.domain.webhooks import SigningSecret, Webhook
 from modelyard.errors import invalid_value
-from modelyard.ids import new_id
 from modelyard.policy.webhooks import is_pattern
 
 DESCRIPTION_LENGTH_MAX = 300
@@ -79,11 +78,6 @@ def webhook_view(webhook: Webhook, pending: int, *, now: float, pepper: bytes | 
 def secret_view(tenant_id: str, secret: SigningSecret, pepper: bytes, *, now: float) -> SecretView:
     """Return the secret of a tenant."""
     return SecretView(shown(keys_of(pepper, tenant_id, secret, now=now)[0]), _overlap_end(secret, now=now))
-
-
-def rotated(secret: SigningSecret, *, now: float, overlap_s: float) -> SigningSecret:
-    """Return another secret; the present one goes on signing for a while."""
-    return SigningSecret(new_id(""), secret.salt, now + overlap_s)
 
 
 def check_types(types: Sequence[str]) -> tuple[str, ...]:

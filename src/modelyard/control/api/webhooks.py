@@ -11,11 +11,11 @@ from modelyard.control.api.webhook_views import (
     WebhookView,
     check_description,
     check_types,
-    rotated,
     secret_view,
     webhook_view,
 )
 from modelyard.control.context import Context
+from modelyard.control.webhooks import rotated
 from modelyard.domain.events import EventType
 from modelyard.domain.tenants import Scope
 from modelyard.domain.webhooks import (
@@ -209,9 +209,13 @@ class Webhooks:
 
         def change(before: Webhook) -> Webhook:
             after = msgspec.structs.replace(before, **changes)
+            if after.url != before.url:  # what failed there says nothing of the new place
+                after = msgspec.structs.replace(after, failing_since=None, failures=0, quiet_until=None)
             return well(after) if wanted.enabled and not before.is_enabled else after
 
-        return await self._view(await self._changed(webhook, change))
+        changed = await self._changed(webhook, change)
+        self._context.webhooks.wake()
+        return await self._view(changed)
 
     async def delete(self, call: Call[Empty, Empty]) -> DeletedWebhook:
         """Forget one and its deliveries."""
@@ -221,13 +225,12 @@ class Webhooks:
 
     async def rotate(self, call: Call[RotateSecret, Empty]) -> WebhookView:
         """Replace the secret; the present one goes on signing for a while."""
-        now, overlap_s = self._context.clock.unix_s(), call.body.overlap_seconds
-
-        def change(before: Webhook) -> Webhook:
-            return msgspec.structs.replace(before, secret=rotated(before.secret, now=now, overlap_s=overlap_s))
-
-        webhook = await self._changed(await self._find(call), change)
-        return webhook_view(webhook, await self._pending(webhook), now=now, pepper=self._context.pepper)
+        found = await self._find(call)
+        done = await self._context.webhooks.rotate(found.id, overlap_s=call.body.overlap_seconds)
+        if done is None:
+            raise missing("webhook", found.id)
+        now, pepper = self._context.clock.unix_s(), self._context.pepper
+        return webhook_view(done[0], await self._pending(done[0]), now=now, pepper=pepper)
 
     async def test(self, call: Call[Empty, Empty]) -> DeliveryView:
         """Send a ``webhook.test`` and return what came of it; a webhook that is disabled can be tested too."""
@@ -254,6 +257,8 @@ class Webhooks:
     async def replay(self, call: Call[ReplayRequest, Empty]) -> ReplayView:
         """Make due what happened since then, that the webhook wants."""
         webhook, wanted = _enabled(await self._find(call)), call.body
+        if wanted.after is not None and await self._context.events.time_of(wanted.after, webhook.tenant_id) is None:
+            raise invalid_value("after", "no event has this id; give the 'last_event_id' of the replay before")
         done = await self._store.replay(
             webhook,
             since=wanted.since,

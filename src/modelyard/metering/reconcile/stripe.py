@@ -70,12 +70,13 @@ def _judge(
         findings.add(_of(subject, f"{missing} more is in the ledger than was ever to be reported", missing, quantity))
     for event in events:
         if event.status is MeterStatus.ALARM:
-            what = f"{event.value} cannot be reported by itself: {event.reason}; bill it by hand"
+            then = f"modelyard reconcile --billed {event.identifier}"
+            what = f"{event.value} cannot be reported by itself: {event.reason}; bill it by hand, then: {then}"
             findings.add(_of(subject, what, event.value, quantity))
     if by_status[MeterStatus.PENDING]:
         findings.notes.append(f"{subject}: {by_status[MeterStatus.PENDING]} waits to be reported")
-    if has is None or any(one.status is MeterStatus.ALARM for one in events):
-        return
+    if has is None or any(one.status in (MeterStatus.ALARM, MeterStatus.BY_HAND) for one in events):
+        return  # who billed by hand may have done so in Stripe
     # One that waits may have arrived; it is looked up before it is sent again.
     told, stripe = by_status[MeterStatus.EXPORTED], has.get(key, 0)
     if stripe not in (told, told + by_status[MeterStatus.PENDING]):

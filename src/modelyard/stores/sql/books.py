@@ -31,7 +31,9 @@ _HOURS = schema_books.replica_hours
 _CUSTOMERS = schema_books.stripe_customers
 _EVENTS = schema_books.stripe_meter_events
 _ADDED = ("present_s", "ready_s", "busy_s", "accelerator_s", "cost_nanousd")
+_EVENT_KEY = ("hour", "tenant_id", "meter", "part")
 _CHANGES = ("status", "tried_at", "exported_at", "reason")
+_PARTS = (("its", _EVENT_KEY), ("new", _CHANGES))
 _RENAMED = {"model": "model_name", "version_id": "model_id"}
 
 
@@ -112,6 +114,25 @@ class SqlBookStore:
         )
         return await self._read(lambda c: [ReplicaHour(*row) for row in c.execute(query)])
 
+    async def replica_sums(self, *, since: int, until: int) -> list[ReplicaHour]:
+        """Return the same as one row a replica and owner, whose ``hour`` is the first, the latest replicas last."""
+        group = [_HOURS.c[name] for name in ("replica_id", "endpoint_id", "owner_id", "model_name", "accelerator")]
+        named = [column.label("model") if column.name == "model_name" else column for column in group]
+        sums = [sa.func.sum(_HOURS.c[name]).label(name) for name in _ADDED]
+        query = (
+            sa.select(sa.func.min(_HOURS.c.hour).label("hour"), *named, *sums)
+            .where(_HOURS.c.hour >= since, _HOURS.c.hour < until)
+            .group_by(*group)
+            .order_by(sa.func.max(_HOURS.c.hour), _HOURS.c.replica_id)
+        )
+
+        def read(connection: sa.Connection) -> list[ReplicaHour]:
+            # Postgres sums whole numbers to a decimal.
+            rows = connection.execute(query).mappings()
+            return [ReplicaHour(**{**row, "cost_nanousd": int(row["cost_nanousd"])}) for row in rows]
+
+        return await self._read(read)
+
     # --- the ledger -----------------------------------------------------------------
 
     async def endpoint_use(self, *, since: int, until: int) -> list[EndpointUse]:
@@ -170,13 +191,29 @@ class SqlBookStore:
         values = {"tenant_id": tenant_id, "customer_id": customer_id}
         await self._database.write(lambda c: c.execute(insert(c, _CUSTOMERS).values(values).on_conflict_do_nothing()))
 
-    async def meter_events(self, *, since: int, until: int, status: MeterStatus | None = None) -> list[MeterEvent]:
-        """Return events of the hours between, oldest hour first."""
+    async def meter_events(
+        self,
+        *,
+        since: int,
+        until: int,
+        status: MeterStatus | None = None,
+        after: MeterEvent | None = None,
+        limit: int | None = None,
+    ) -> list[MeterEvent]:
+        """Return events of the hours between, oldest hour first: those behind ``after``, at most ``limit``."""
+        key = [_EVENTS.c[name] for name in _EVENT_KEY]
         query = sa.select(*_columns(_EVENTS, MeterEvent)).where(_EVENTS.c.hour >= since, _EVENTS.c.hour < until)
         if status is not None:
             query = query.where(_EVENTS.c.status == status.value)
-        query = query.order_by(_EVENTS.c.hour, _EVENTS.c.tenant_id, _EVENTS.c.meter, _EVENTS.c.part)
+        if after is not None:
+            query = query.where(sa.tuple_(*key) > sa.tuple_(*(sa.literal(getattr(after, one)) for one in _EVENT_KEY)))
+        query = query.order_by(*key).limit(limit)
         return await self._read(lambda c: [_event(row) for row in c.execute(query).mappings()])
+
+    async def meter_counts(self, *, since: int) -> dict[MeterStatus, int]:
+        """Return how many events there are of the hours since then, by status."""
+        query = sa.select(_EVENTS.c.status, sa.func.count()).where(_EVENTS.c.hour >= since).group_by(_EVENTS.c.status)
+        return await self._read(lambda c: {MeterStatus(status): int(count) for status, count in c.execute(query)})
 
     async def add_meter_events(self, events: Sequence[MeterEvent]) -> None:
         """Add; those that are there stay."""
@@ -186,15 +223,13 @@ class SqlBookStore:
 
     async def put_meter_events(self, events: Sequence[MeterEvent]) -> None:
         """Replace status, times and reason of those."""
-        keys = ("hour", "tenant_id", "meter", "part")
-        is_it = [_EVENTS.c[name] == sa.bindparam(f"its_{name}") for name in keys]
+        is_it = [_EVENTS.c[name] == sa.bindparam(f"its_{name}") for name in _EVENT_KEY]
         change = sa.update(_EVENTS).where(*is_it).values({name: sa.bindparam(f"new_{name}") for name in _CHANGES})
         rows = []
         for event in events:
             values = _values(event)
-            rows.append(
-                {f"its_{name}": values[name] for name in keys} | {f"new_{name}": values[name] for name in _CHANGES}
-            )
+            its, new = ({f"{of}_{name}": values[name] for name in names} for of, names in _PARTS)
+            rows.append(its | new)
         if rows:
             await self._database.write(lambda c: c.execute(change, rows))
 

@@ -37,6 +37,12 @@ class SqlEventStore:
         await self._database.write(lambda connection: append(connection, event))
         return event.id
 
+    async def time_of(self, event_id: str, tenant_id: str) -> float | None:
+        """Return when an event of a tenant happened, None where there is no such event (any more)."""
+        mine = (_EVENTS.c.event_id == event_id) & (_EVENTS.c.owner_id == tenant_id)
+        query = sa.select(_EVENTS.c.created_at).where(mine)
+        return await self._database.read(lambda c: c.execute(query).scalar())
+
     async def forget_events(self, *, before: float, limit: int) -> int:
         """Delete up to ``limit`` events of before then that nobody is still to be told of; return how many."""
         is_due = sa.exists().where(_DELIVERIES.c.event_id == _EVENTS.c.event_id, _DELIVERIES.c.due_at.is_not(None))

@@ -165,6 +165,13 @@ def next_due_query() -> sa.Select[Any]:
     return sa.select(sa.func.min(at)).where(each.c.due_at.is_not(None))
 
 
+def backlog_query() -> sa.Select[int, float | None]:
+    """Return the query for how many deliveries wait and when the oldest was made: lane by lane, as above."""
+    lanes = _lanes(is_failing=None)
+    waits = (_DELIVERIES.c.lane == lanes.c.lane) & (_DELIVERIES.c.due_at >= 0)
+    return sa.select(sa.func.count(), sa.func.min(_DELIVERIES.c.created_at)).select_from(lanes.join(_DELIVERIES, waits))
+
+
 def _lanes(*, is_failing: bool | None) -> sa.Subquery:
     """Return who takes turns: each webhook, and each tenant for the URLs that came with its requests."""
     webhooks = sa.select(

@@ -7,12 +7,13 @@ import sqlalchemy as sa
 from modelyard.domain.events import EventType, new_event
 from modelyard.domain.webhooks import Delivery, DeliveryStatus, Due, Settled, SigningSecret, Webhook
 from modelyard.policy.webhooks import HURRY_AFTER_S, quiet_s, types_of
-from modelyard.stores import Replayed
+from modelyard.stores import Backlog, Replayed
 from modelyard.stores.sql import adoption, schema, schema_events
 from modelyard.stores.sql.database import CHUNK, Database, insert
 from modelyard.stores.sql.events import append, append_for, delivery_values
 from modelyard.stores.sql.mapping import Values
 from modelyard.stores.sql.webhook_rows import (
+    backlog_query,
     delivery_of,
     due_of,
     due_query,
@@ -86,6 +87,10 @@ class SqlWebhookStore:
             connection.execute(sa.update(_WEBHOOKS).where(mine).values(webhook_values(after)))
             if before.is_enabled and not after.is_enabled:
                 _end_pending(connection, webhook_id)
+            elif before.url != after.url:
+                # What failed there says nothing of the new place: all that waits is due.
+                waits = (_DELIVERIES.c.webhook_id == webhook_id) & _PENDING
+                connection.execute(sa.update(_DELIVERIES).where(waits).values(due_at=_DELIVERIES.c.created_at))
             return after
 
         return await self._database.write(replace)
@@ -97,12 +102,26 @@ class SqlWebhookStore:
 
     async def pending(self, *, tenant_id: str | None) -> dict[str, int]:
         """Return how many deliveries are pending, by webhook id, of those that have any."""
-        table = _DELIVERIES
-        query = sa.select(table.c.webhook_id, sa.func.count()).where(table.c.due_at.is_not(None))
-        if tenant_id is not None:
-            query = query.where(table.c.owner_id == tenant_id)
-        query = query.where(table.c.webhook_id.is_not(None)).group_by(table.c.webhook_id)
-        return await self._database.read(lambda c: {str(one): int(count) for one, count in c.execute(query)})
+        # Webhook by webhook, each by its index: the table has all that was told for a month.
+        waits = (_DELIVERIES.c.lane == _WEBHOOKS.c.webhook_id) & (_DELIVERIES.c.due_at >= 0)
+        count = sa.select(sa.func.count()).where(waits).correlate(_WEBHOOKS).scalar_subquery()
+        query = _of(sa.select(_WEBHOOKS.c.webhook_id, count.label("waiting")), tenant_id)
+
+        def read(connection: sa.Connection) -> dict[str, int]:
+            rows = connection.execute(query).mappings()
+            return {row["webhook_id"]: row["waiting"] for row in rows if row["waiting"]}
+
+        return await self._database.read(read)
+
+    async def backlog(self) -> Backlog:
+        """Return what waits, of all tenants."""
+        query = backlog_query()
+
+        def read(connection: sa.Connection) -> Backlog:
+            row = connection.execute(query).one()
+            return Backlog(row[0], row[1])
+
+        return await self._database.read(read)
 
     async def secret(self, tenant_id: str) -> SigningSecret:
         """Return what the secret of a tenant is derived from; the first one has no row."""
@@ -145,7 +164,9 @@ class SqlWebhookStore:
         delivery = settled.delivery
         change = sa.update(_DELIVERIES).where(_DELIVERIES.c.delivery_id == delivery.id)
         if not settled.attempt.is_accepted:
-            change = change.where(_PENDING)  # its webhook was disabled meanwhile: it must not come back
+            # Its webhook may have been disabled meanwhile: it must not come back. And one that was asked for by hand
+            # meanwhile has a new span of retries.
+            change = change.where(_PENDING, _DELIVERIES.c.tries >= delivery.tries - 1)
 
         def settle(connection: sa.Connection) -> None:
             connection.execute(change.values(state_values(delivery)))
@@ -294,7 +315,7 @@ def _tell_webhook(connection: sa.Connection, webhook_id: str, settled: Settled) 
     changes: Values = {
         "failing_since": at if webhook.failing_since is None else webhook.failing_since,
         "failures": failures,
-        "quiet_until": at + quiet_s(failures),
+        "quiet_until": at + quiet_s(failures, asked_s=settled.attempt.retry_after_s),
     }
     is_disabled = bool(settled.disabled_reason) and webhook.is_enabled
     if is_disabled:
