@@ -269,3 +269,35 @@ def test_the_command_line_submits_follows_and_fetches(yard: Yard, tmp_path: Path
     assert (none.returncode, "No batch found" in none.stderr) == (3, True)
     odd = run(yard, "batch", "submit", str(file))
     assert (odd.returncode, "Give --endpoint" in odd.stderr) == (2, True)
+
+
+def test_the_command_line_says_what_a_batch_will_take_and_where_its_answers_go(yard: Yard, tmp_path: Path) -> None:
+    client = client_of(yard)
+    for _ in range(6):
+        client.chat.completions.create(model="sim", messages=[{"role": "user", "content": "hi"}], max_tokens=4)
+    eventually(lambda: yard.open_requests() == 0, 10, "all that was begun is settled")
+    file = tmp_path / "file-of-requests.jsonl"  # a name like an id
+    lines = [chat_line(f"line-{at}", "[[sim: tokens=40 slow=10]]") for at in range(60)]
+    file.write_text("\n".join(lines))
+    made = run(yard, "batch", "submit", str(file))
+    assert made.returncode == 0, made.stderr
+    shown = dict(line.split("  ", 1) for line in made.stdout.splitlines() if "  " in line)
+    assert "about $" in shown["Expected"]
+    assert "answers, " in shown["Expected"]
+    assert "Done by" in shown
+    batch_id = shown["ID"].strip()
+    assert run(yard, "batch", "cancel", batch_id, "-q").returncode == 0
+
+    place = tmp_path / "new" / "folder"
+    refused = run(yard, "batch", "submit", str(file), "-o", str(place))
+    assert (refused.returncode, "-o needs --wait" in refused.stderr) == (2, True)
+    blocked = run(yard, "batch", "submit", str(file), "--wait", "-o", str(file / "below"))
+    assert (blocked.returncode, "Cannot make the folder" in blocked.stderr) == (2, True)
+    done = run(yard, "batch", "submit", str(file), "--wait", "-o", str(place))
+    assert done.returncode == 0, done.stderr
+    assert "Expected: about $" in done.stderr
+    assert len((place / "file-of-requests.output.jsonl").read_text().splitlines()) == 60
+
+    file.write_text("{\n")
+    bad = run(yard, "batch", "submit", str(file), "--endpoint", CHAT)
+    assert (bad.returncode, "invalid_json_line" in bad.stdout) == (1, True)
