@@ -101,7 +101,11 @@ def submit(  # noqa: PLR0913 - a command line
         if not is_json and not is_quiet:
             remark(f"Follow it with: modelyard batch {batch['id']}")
         return
-    batch = follow(platform, batch["id"])
+    try:
+        batch = follow(platform, batch["id"])
+    except KeyboardInterrupt:
+        remark(f"It goes on without you. Look again with: modelyard batch {batch['id']}")
+        raise
     stem = batch["id"] if path is None else path.stem
     written = list(_fetch(platform, batch, folder, stem))
     _show(batch, is_json=is_json, is_quiet=is_quiet)

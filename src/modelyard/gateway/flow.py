@@ -230,9 +230,10 @@ class Gateway:
         output = self._output_tokens(call, prompt, endpoint.route.context_length)
         job = self._job(request, key, call, endpoint, prompt, output)
         now_s, now_unix_s = self.clock.monotonic_s(), self.clock.unix_s()
-        prices = endpoint.sheet(key.record.tenant_id, now_unix_s)
-        if request.caller is not None:
-            prices = prices.for_batch(self.batch_factor_micro)
+        if request.caller is None:
+            prices = endpoint.sheet(key.record.tenant_id, now_unix_s)
+        else:
+            prices = endpoint.batch_sheet(key.record.tenant_id, now_unix_s, self.batch_factor_micro)
         reservation = self.catalog.accounts.reserve(
             key,
             model=endpoint.route.name,
