@@ -89,6 +89,7 @@ class ShardRun:
         self._has_room = True
         self._answered_s = tools.clock.monotonic_s()
         self._bytes = 0
+        self._turn = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"<ShardRun {self.batch.id}/{self.shard.number}: {self._hold.value}, {self._spool}>"
@@ -198,7 +199,7 @@ class ShardRun:
                 # Those that wait to be asked again hold no place, but they hold their lines.
                 while running and self._is_full(len(running), line) and not self._is_over():
                     await asyncio.wait(set(running), timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
-                if not await self._tools.room.take(key, self._is_over):
+                if not await self._take(key):
                     break
                 task = group.create_task(self._answer(ordinal, line, key))
                 running.add(task)
@@ -279,8 +280,13 @@ class ShardRun:
                     return reply
             tries = failures if reply is not None else lost
             await pause(min(BACKOFF_S * 2 ** min(tries, 8), BACKOFF_S_MAX), self._tools.stop)
-            if not await room.take(key, self._is_over):
+            if not await self._take(key):
                 return None
+
+    async def _take(self, key: tuple[str, str]) -> bool:
+        """Wait for a place, one line after the other: whoever looks for one looks often, and it is the same for all."""
+        async with self._turn:
+            return await self._tools.room.take(key, self._is_over)
 
 
 def _has_no_room(reply: Reply) -> bool:

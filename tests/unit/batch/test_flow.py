@@ -18,6 +18,7 @@ from tests.support.waiting import eventually_async
 from modelyard.batch import flow, shard
 from modelyard.batch.flow import BatchPlane
 from modelyard.batch.gateways import Gateways, Reply
+from modelyard.batch.room import Room
 from modelyard.batch.sight import Sight
 from modelyard.clock import SystemClock
 from modelyard.config import BatchConfig
@@ -405,3 +406,44 @@ async def test_lines_under_way_are_bounded_by_their_bytes(tmp_path: Path, monkey
         plane.settings = BatchConfig(lease_s=0.4, shard_lines=100, concurrency=4)
         assert (await run_to_its_end(plane, store)).status is BatchStatus.COMPLETED
     assert most == 1, "two of these lines are more than may be held"
+
+
+async def test_of_many_lines_that_wait_for_a_model_one_looks_whether_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looking = most = 0
+    take = Room.take
+
+    async def counted(self: Room, *args: Any) -> bool:
+        nonlocal looking, most
+        looking += 1
+        most = max(most, looking)
+        try:
+            return await take(self, *args)
+        finally:
+            looking -= 1
+
+    monkeypatch.setattr(Room, "take", counted)
+    monkeypatch.setattr(shard, "STOPPING_S", 0.1)
+    async with (
+        gateway(tmp_path) as asked,
+        database_in(tmp_path) as database,
+        Gateways(tmp_path, "token", timeout_s=10) as gateways,
+    ):
+        await SqlBatchStore(database).cancel("batch_1", now=SystemClock.unix_s())
+        await add_batch(tmp_path, database, [{"model": "stuck", "messages": "good"}] * 20, "batch_stuck")
+        plane = a_plane(tmp_path, database, gateways, lambda whole: whole, "only")
+        plane.settings = BatchConfig(lease_s=0.4, shard_lines=100, concurrency=8)
+        stop = asyncio.Event()
+        running = asyncio.get_running_loop().create_task(plane.run(stop))
+        try:
+            await eventually_async(lambda: _true(len(asked) >= 4), 20, "some lines were turned away")
+            await asyncio.sleep(1.0)
+        finally:
+            stop.set()
+            await running
+    assert most == 1
+
+
+async def _true(found: bool) -> bool:
+    return found
