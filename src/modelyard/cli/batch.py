@@ -1,7 +1,9 @@
 """``modelyard batch``: submit a file of requests, follow it, fetch the answers."""
 
+import secrets
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -9,7 +11,7 @@ import msgspec
 
 from modelyard.cli.bars import bar_text, is_terminal, time_text
 from modelyard.cli.exits import Exit, Failure
-from modelyard.cli.files import send_file, write_download
+from modelyard.cli.files import PAUSE_S, TRIES_MAX, send_file, write_download
 from modelyard.cli.http import PAGE, Platform, connected, segment
 from modelyard.cli.nouns import NounGroup
 from modelyard.cli.output import (
@@ -92,7 +94,7 @@ def submit(  # noqa: PLR0913 - a command line
     if pairs:
         order["metadata"] = dict(_pairs(pairs))
     order["input_file_id"] = file if path is None else send_file(platform, path, purpose="batch")["id"]
-    batch = platform.post(BATCHES_PATH, order)
+    batch = make(platform, order, is_ours=path is not None)
     if not is_waiting:
         batch = batch if is_quiet else _checked(platform, batch)
         _show(batch, is_json=is_json, is_quiet=is_quiet)
@@ -158,6 +160,33 @@ def cancel(batch_id: str, *, platform: Platform, is_json: bool, is_quiet: bool) 
         print(batch["status"])
     else:
         _show(batch, is_json=is_json, is_quiet=False)
+
+
+def make(platform: Platform, order: Item, *, is_ours: bool) -> Item:
+    """Make a batch, again where the line or the platform was lost for a while, but once: all tries have one key.
+
+    Where it is refused, the input does not stay behind if it ``is_ours``.
+
+    Raises:
+        Failure: the platform refuses it or stays away.
+    """
+    order = order | {"idempotency_key": secrets.token_hex(16)}
+    pause_s = PAUSE_S
+    for left in reversed(range(TRIES_MAX)):
+        try:
+            made: Item = platform.post(BATCHES_PATH, order)
+        except Failure as error:
+            may_be_made = error.exit_code is Exit.UNAVAILABLE
+            if not may_be_made and is_ours:
+                with suppress(Failure):
+                    platform.delete(f"{FILES_PATH}/{segment(order['input_file_id'])}")
+            if not may_be_made or not left:
+                raise
+        else:
+            return made
+        time.sleep(pause_s)
+        pause_s *= 2
+    raise AssertionError("the last try returns or raises")
 
 
 def _path_of(file: str) -> Path | None:
