@@ -235,8 +235,11 @@ def _readable_type(kind: str) -> str:
         "Currency": "three capitals",
         "Share": "number 0–1",
         "tuple[str, ...]": "list of texts",
+        "tuple[Window, ...]": "list of texts like `24h`",
+        "Annotated[int, msgspec.Meta(ge=1, le=50000)]": "integer 1–50,000",
         "tuple[dict[str, Any], ...]": "list of tables",
     }
+    names |= {"Lease": "number 1–3600"}
     names |= {"_Positive": "number > 0", "_PositiveInt": "integer ≥ 1", "_Pause": "number ≥ 0"}
     names |= {"dict[str, str]": "table of texts", "dict[MeterName, Quantity]": "table of quantities"}
     if kind.startswith("Literal["):

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 from tests.conformance.backends import BACKENDS, open_fresh
 
+from modelyard.domain.batches import Batch
+from modelyard.domain.tenants import Tenant
 from modelyard.domain.usage import Intent, JournalRecord, Price, Settle, UsageStatus
 from modelyard.stores import JournalPosition, UsageStore
-from modelyard.stores.sql import SqlUsageStore
+from modelyard.stores.sql import SqlBatchStore, SqlControlStore, SqlUsageStore
 
 PRICE = Price(1_000_000, 1_000_000, 2_000_000)
 
@@ -69,3 +71,24 @@ async def test_other_lines_and_requests_in_real_time_are_charged_each(store: Usa
         *run_of("r5", ""),
     )
     assert [cost for cost, *_ in rows.values()] == [20] * 5
+
+
+async def test_charges_are_forgotten_long_after_the_end_of_their_batch(store: SqlUsageStore) -> None:
+    database = store._database
+    await SqlControlStore(database).add_tenant(Tenant("ten", "acme", 1))
+    batches = SqlBatchStore(database)
+    for name, ended in (("batch_1", 2_000.0), ("batch_2", 9_000.0)):
+        await batches.add_batch(Batch(name, "ten", "key", "/x", "file-in", "24h", 1_000.0, 87_400.0))
+        lease = await batches.lease_batch("one", now=1_100.0, until=1_130.0)
+        assert lease is not None
+        await batches.fail(name, lease.token, [], now=ended)
+    await batches.add_batch(Batch("batch_3", "ten", "key", "/x", "file-in", "24h", 1_000.0, 87_400.0))
+    lines = [f"batch_{at}/{line}" for at in (1, 2, 3) for line in (0, 1)]
+    await applied(store, 1, *(record for line in lines for record in run_of(f"r-{line}", line)))
+    assert await batches.forget_charges(before=5_000.0) == 2
+    assert await batches.forget_charges(before=5_000.0) == 0
+    again = await applied(store, 2, *(record for line in lines for record in run_of(f"again-{line}", line)))
+    assert sorted(rid for rid, (cost, *_) in again.items() if cost and rid.startswith("again")) == [
+        "again-batch_1/0",
+        "again-batch_1/1",
+    ]

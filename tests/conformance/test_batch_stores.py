@@ -20,9 +20,10 @@ from modelyard.domain.batches import (
     Shard,
     Tokens,
 )
+from modelyard.domain.files import File, FilePurpose
 from modelyard.domain.tenants import Tenant
-from modelyard.stores import BatchStore
-from modelyard.stores.sql import SqlBatchStore, SqlControlStore
+from modelyard.stores import BatchesFullError, BatchStore, FileStore
+from modelyard.stores.sql import SqlBatchStore, SqlControlStore, SqlFileStore
 
 FORECAST = Forecast(10, 20, 30, 1.5, "a test")
 USED = Tokens(5, 1, 7, 2)
@@ -35,6 +36,12 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         await SqlControlStore(database).add_tenant(Tenant(f"ten-{name}", name, 1_000))
     yield SqlBatchStore(database)
     await database.close()
+
+
+@pytest.fixture
+def files(store: SqlBatchStore) -> FileStore:
+    """Return the files of the same database."""
+    return SqlFileStore(store._database)
 
 
 def a_batch(name: str = "batch_1", **changes: object) -> Batch:
@@ -53,6 +60,18 @@ def a_batch(name: str = "batch_1", **changes: object) -> Batch:
         output_expires_s=3_600,
     )
     return msgspec.structs.replace(batch, **changes)
+
+
+def a_file(file_id: str) -> File:
+    return File(
+        id=file_id,
+        tenant_id="ten-acme",
+        key_id="key",
+        filename="out.jsonl",
+        purpose=FilePurpose.BATCH_OUTPUT,
+        bytes=7,
+        created_at=1_040.0,
+    )
 
 
 def shards_of(batch_id: str, count: int = 2, lines: int = 10) -> list[Shard]:
@@ -209,13 +228,45 @@ async def test_a_batch_whose_shards_are_done_is_finished_by_one(store: BatchStor
     assert shards == shards_of("batch_1")
     batch = await found(store)
     assert (batch.status, batch.finalizing_at) == (BatchStatus.FINALIZING, 1_031.0)
-    ending = Ending(BatchStatus.COMPLETED, Counts(20, 18, 2), USED + USED, has_output=True, has_errors=False)
+    ending = Ending(BatchStatus.COMPLETED, Counts(20, 18, 2), USED + USED, a_file("file-made"))
     assert not await store.finish("batch_1", lease.token - 1, ending, now=1_040.0)
     assert await store.finish("batch_1", lease.token, ending, now=1_040.0)
     batch = await found(store)
     assert (batch.status, batch.completed_at, batch.counts) == (BatchStatus.COMPLETED, 1_040.0, ending.counts)
-    assert (batch.has_output, batch.has_errors, batch.tokens) == (True, False, ending.tokens)
+    assert (batch.output_file_id, batch.error_file_id, batch.tokens) == ("file-made", "", ending.tokens)
     assert await store.lease_batch("one", now=9_999.0, until=10_000.0) is None
+
+
+async def test_files_of_a_batch_are_there_with_its_end_and_not_otherwise(store: BatchStore, files: FileStore) -> None:
+    await begun(store, a_batch(), 1)
+    shard, token = await shard_leased(store)
+    await store.finish_shard(shard, token, Progress(10, 0))
+    late, lease = await leased(store, now=1_030.0), await leased(store, now=1_070.0, holder="two")
+    ending = Ending(BatchStatus.COMPLETED, Counts(10, 9, 1), USED, a_file("file-late-o"), a_file("file-late-e"))
+    assert not await store.finish("batch_1", late.token, ending, now=1_075.0)
+    assert await files.known_files(["file-late-o", "file-late-e"]) == set()
+    good = Ending(BatchStatus.COMPLETED, Counts(10, 9, 1), USED, a_file("file-o"), a_file("file-e"))
+    assert await store.finish("batch_1", lease.token, good, now=1_080.0)
+    assert await files.file("file-o", tenant_id="ten-acme") == a_file("file-o")
+    assert await files.known_files(["file-o", "file-e"]) == {"file-o", "file-e"}
+    assert not await store.finish("batch_1", late.token, ending, now=1_090.0)
+    assert await files.known_files(["file-late-o", "file-late-e"]) == set()
+
+
+async def test_shards_are_not_given_out_for_a_model_of_a_tenant_that_has_enough(store: BatchStore) -> None:
+    await begun(store, a_batch(), 1)
+    assert await store.lease_shard("x", now=1_020.0, until=1_050.0, not_for=[("ten-acme", "smol")]) is None
+    others = [("ten-acme", "another"), ("ten-other", "smol")]
+    assert await store.lease_shard("x", now=1_020.0, until=1_050.0, not_for=others) is not None
+
+
+async def test_a_tenant_that_has_enough_batches_still_gets_the_one_it_made(store: BatchStore) -> None:
+    first = a_batch(idempotency_key="k", fingerprint="f")
+    assert await store.add_batch(first, open_max=1) is None
+    assert await store.add_batch(a_batch("batch_2", idempotency_key="k"), open_max=1) == first
+    with pytest.raises(BatchesFullError):
+        await store.add_batch(a_batch("batch_3"), open_max=1)
+    assert await store.add_batch(a_batch("batch_4", tenant_id="ten-other"), open_max=1) is None
 
 
 async def test_an_expired_batch_is_taken_from_its_workers_once_they_are_done_with_it(store: BatchStore) -> None:

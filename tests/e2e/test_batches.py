@@ -90,16 +90,37 @@ def test_other_endpoints_are_answered_too(yard: Yard, endpoint: str, body: dict[
     assert batch.usage.input_tokens > 0
 
 
-def test_rerank_and_classify_are_answered_too(yard: Yard) -> None:
+def test_what_generates_no_text_is_answered_too(yard: Yard) -> None:
     client = client_of(yard)
     for endpoint, body in (
         ("/v1/rerank", {"query": "a", "documents": ["b", "c"]}),
         ("/v1/classify", {"input": "hello"}),
+        ("/v1/moderations", {"input": "hello"}),
+        ("/v1/images/generations", {"prompt": "hello", "n": 2}),
     ):
         line = json.dumps({"custom_id": "a", "method": "POST", "url": endpoint, "body": {"model": "sim", **body}})
         batch = until(client, submit(client, [line], endpoint).id)
         assert batch.status == "completed"
         assert check_whole(client, batch, ["a"])[1] == []
+
+
+def test_a_price_of_its_own_is_what_lines_pay_and_what_the_batch_says(yard: Yard) -> None:
+    yard.deploy("ranker", options={"slots": 8, "ttft_ms": 1, "itl_ms": 1})
+    price = {"model": "ranker", "unit": "0.01", "request": "0.001", "batch_factor": "0.25"}
+    reply = yard.call("PUT", "/v1/prices", price)
+    assert reply.status in (200, 201), reply.body
+    client, url = client_of(yard), "/v1/rerank"
+    body = {"model": "ranker", "query": "a", "documents": ["b", "c", "d"]}
+    lines = [json.dumps({"custom_id": str(at), "method": "POST", "url": url, "body": body}) for at in range(6)]
+    batch = until(client, submit(client, lines, url).id)
+    output, _ = check_whole(client, batch, [str(at) for at in range(6)])
+    assert batch.model_dump()["modelyard"]["price_factor"] == 0.25
+    rows = [yard.row_of(line["response"]["request_id"]) for line in output]
+    assert {(row["unit"], row["units_micro"], row["cost_nanousd"]) for row in rows} == {
+        ("searches", 1_000_000, 2_750_000)
+    }
+    again = until(client, submit(client, lines, url).id).model_dump()["modelyard"]["forecast"]
+    assert again["cost_usd"] == pytest.approx(6 * 0.00275)
 
 
 def test_a_bad_file_fails_as_a_whole_and_nothing_of_it_is_run(yard: Yard) -> None:
@@ -269,3 +290,35 @@ def test_the_command_line_submits_follows_and_fetches(yard: Yard, tmp_path: Path
     assert (none.returncode, "No batch found" in none.stderr) == (3, True)
     odd = run(yard, "batch", "submit", str(file))
     assert (odd.returncode, "Give --endpoint" in odd.stderr) == (2, True)
+
+
+def test_the_command_line_says_what_a_batch_will_take_and_where_its_answers_go(yard: Yard, tmp_path: Path) -> None:
+    client = client_of(yard)
+    for _ in range(6):
+        client.chat.completions.create(model="sim", messages=[{"role": "user", "content": "hi"}], max_tokens=4)
+    eventually(lambda: yard.open_requests() == 0, 10, "all that was begun is settled")
+    file = tmp_path / "file-of-requests.jsonl"  # a name like an id
+    lines = [chat_line(f"line-{at}", "[[sim: tokens=40 slow=10]]") for at in range(60)]
+    file.write_text("\n".join(lines))
+    made = run(yard, "batch", "submit", str(file))
+    assert made.returncode == 0, made.stderr
+    shown = dict(line.split("  ", 1) for line in made.stdout.splitlines() if "  " in line)
+    assert "about $" in shown["Expected"]
+    assert "answers, " in shown["Expected"]
+    assert "Done by" in shown
+    batch_id = shown["ID"].strip()
+    assert run(yard, "batch", "cancel", batch_id, "-q").returncode == 0
+
+    place = tmp_path / "new" / "folder"
+    refused = run(yard, "batch", "submit", str(file), "-o", str(place))
+    assert (refused.returncode, "-o needs --wait" in refused.stderr) == (2, True)
+    blocked = run(yard, "batch", "submit", str(file), "--wait", "-o", str(file / "below"))
+    assert (blocked.returncode, "Cannot make the folder" in blocked.stderr) == (2, True)
+    done = run(yard, "batch", "submit", str(file), "--wait", "-o", str(place))
+    assert done.returncode == 0, done.stderr
+    assert "Expected: about $" in done.stderr
+    assert len((place / "file-of-requests.output.jsonl").read_text().splitlines()) == 60
+
+    file.write_text("{\n")
+    bad = run(yard, "batch", "submit", str(file), "--endpoint", CHAT)
+    assert (bad.returncode, "invalid_json_line" in bad.stdout) == (1, True)

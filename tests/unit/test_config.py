@@ -134,3 +134,12 @@ def test_all_mistakes_are_told_at_once_each_where_it_is(tmp_path: Path) -> None:
     assert "fleet.kind: invalid enum value 'moon' (one of local, simulated)." in refusal
     assert "unknown setting 'outptu'. Did you mean 'output'?" in refusal
     assert "And in MODELYARD__GATEWAY__QUEUE_MAX: gateway.queue_max: expected integer" in refusal
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("COMPLETION_WINDOWS", "24h,soon"), ("COMPLETION_WINDOWS", "0h"), ("LEASE_S", "0.1"), ("SHARD_LINES", "0")],
+)
+def test_batches_with_windows_or_leases_that_cannot_work_are_refused_at_the_start(setting: str, value: str) -> None:
+    name = f"MODELYARD__BATCH__{setting}"
+    assert f"batch.{setting.lower()}" in _refusal(None, {name: value})

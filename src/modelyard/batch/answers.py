@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from modelyard.domain.batches import Tokens
+from modelyard.policy.pricing import countable
 
 EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
 CANCELLED = ("batch_cancelled", "This request was not executed because the batch was cancelled.")
@@ -40,8 +41,8 @@ class Answer(NamedTuple):
 
 
 class _Details(msgspec.Struct):
-    cached_tokens: int = 0
-    reasoning_tokens: int = 0
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
 
 class _Usage(msgspec.Struct):
@@ -95,7 +96,7 @@ def unanswered(id_: str, custom_id: str, code: str, message: str) -> Answer:
 
 
 def tokens_of(body: bytes) -> Tokens:
-    """Return the tokens that an answer tells of, whichever of OpenAI's two ways it has."""
+    """Return the tokens that an answer tells of, whichever of OpenAI's two ways it has, as the ledger counts them."""
     try:
         usage = _used(body).usage
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -104,11 +105,13 @@ def tokens_of(body: bytes) -> Tokens:
         return Tokens()
     read = usage.prompt_tokens_details or usage.input_tokens_details or _Details()
     written = usage.completion_tokens_details or usage.output_tokens_details or _Details()
+    told = countable(usage.prompt_tokens or usage.input_tokens or 0)
+    output = countable(usage.completion_tokens or usage.output_tokens or 0)
     return Tokens(
-        usage.prompt_tokens or usage.input_tokens or 0,
-        read.cached_tokens,
-        usage.completion_tokens or usage.output_tokens or 0,
-        written.reasoning_tokens,
+        told,
+        min(countable(read.cached_tokens or 0), told),
+        output,
+        min(countable(written.reasoning_tokens or 0), output),
     )
 
 

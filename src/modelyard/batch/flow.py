@@ -6,8 +6,8 @@ processes lease shards (``shard.py``) and send their lines through a gateway,
 where each is admitted like a request of the key that made the batch, after
 everybody else's. ``finalizing``: once all shards are done, or the window is
 over, or the batch was cancelled, whoever leases it takes all shards from their
-workers (``seal``), puts the spools together (``assembling.py``) and publishes
-the files by a rename. Then it is ``completed``, ``expired`` or ``cancelled``.
+workers (``seal``), puts the spools together (``assembling.py``), and ends it
+and adds the files in one transaction. Then it is ``completed``, ``expired`` or ``cancelled``.
 
 Every step is a lease with a fencing token, and can be done again from its
 beginning: a process may be killed between any two lines of this file.
@@ -35,19 +35,26 @@ from modelyard.batch.validation import ENVELOPE_BYTES, Checked, check
 from modelyard.clock import Clock
 from modelyard.config.batch import BatchConfig
 from modelyard.domain.batches import Batch, BatchError, BatchStatus, Caller, Ending, Lease
-from modelyard.domain.files import File, FilePurpose
+from modelyard.domain.files import ID_PREFIX, File, FilePurpose
+from modelyard.ids import new_id
 from modelyard.stores import AlreadyExistsError, BatchStore, FileContents, FileStore, StoreUnavailableError
 
 SHARDS_MAX = 8
 """Shards that one process works on at once, enough that a few slow lines do not leave it idle."""
 SHARDS_OF_TENANT = 4
 """Of one tenant: the others' batches must not wait for its end."""
+SHARDS_OF_MODEL = 3
+"""Of one model of a tenant: where that gives no answers, the tenant's other batches go on."""
+SHARDS_HELD_MAX = 64
+"""Shards with those that get no answers at present: these wait for days, and others must not wait for them."""
 STAGES_MAX = 2
 """Batches that one process checks or assembles at once."""
 LOOK_S = 2.0
 """How often it looks for work that nobody told it of."""
 WATCH_S = 0.1
 """How often it looks whether somebody made or cancelled a batch."""
+AGAIN_S = 0.5
+"""Pause before the end of a batch is written again."""
 _LOST = ("server_error", "The answer of this request was lost. Submit it again.")
 
 _log = logging.getLogger(__name__)
@@ -129,13 +136,16 @@ class BatchPlane:
         return True
 
     async def _lease_shard(self, group: asyncio.TaskGroup, tools: Tools) -> bool:
-        if len(self._runs) >= SHARDS_MAX:
+        runs, now_s = list(self._runs.values()), self.clock.monotonic_s()
+        if len(runs) >= SHARDS_HELD_MAX or sum(not run.is_stuck(now_s) for run in runs) >= SHARDS_MAX:
             return False
-        held = Counter(run.batch.tenant_id for run in self._runs.values())
-        full = [tenant_id for tenant_id, count in held.items() if count >= SHARDS_OF_TENANT]
+        tenants = Counter(run.batch.tenant_id for run in runs)
+        models = Counter((run.batch.tenant_id, run.batch.model) for run in runs)
+        full = [tenant_id for tenant_id, count in tenants.items() if count >= SHARDS_OF_TENANT]
+        crowded = [model for model, count in models.items() if count >= SHARDS_OF_MODEL]
         now = self.clock.unix_s()
         until = now + self.settings.lease_s
-        lease = await self.store.lease_shard(self.holder, now=now, until=until, not_of=full)
+        lease = await self.store.lease_shard(self.holder, now=now, until=until, not_of=full, not_for=crowded)
         if lease is None:
             return False
         run = ShardRun(tools, lease)
@@ -303,26 +313,56 @@ class BatchPlane:
         status = BatchStatus.EXPIRED if is_expired and made.unanswered else BatchStatus.COMPLETED
         if batch.status is BatchStatus.CANCELLING:
             status = BatchStatus.CANCELLED
-        ending = await self._publish(batch, made, status)
-        if await self.store.finish(batch.id, lease.token, ending, now=self.clock.unix_s()):
+        output, errors = await self._keep_both(batch, made)
+        ending = Ending(status, made.counts, made.tokens, output, errors)
+        if await self._end(lease, ending, still):
             _log.info("%s: %s, %s", batch.id, status.value, ending.counts)
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            return
+        await self._drop(output, errors)  # somebody else has the lease, and files of their own
 
-    async def _publish(self, batch: Batch, made: Assembled, status: BatchStatus) -> Ending:
-        """Make files of the drafts; of a file that an earlier try published this one takes the place."""
-        for draft, file_id, kind in (
-            (made.output, batch.output_file_id, "output"),
-            (made.errors, batch.error_file_id, "error"),
-        ):
-            if draft.size_bytes:
-                await self._publish_file(batch, draft, file_id, kind)
-        return Ending(status, made.counts, made.tokens, bool(made.output.size_bytes), bool(made.errors.size_bytes))
+    async def _end(self, lease: Lease, ending: Ending, still: "_Still") -> bool:
+        """End a batch; say whether it is ours to be ended.
 
-    async def _publish_file(self, batch: Batch, draft: Draft, file_id: str, kind: str) -> None:
+        It is tried again here, and not from the beginning, which would leave one more copy of the files each time.
+        """
+        while True:
+            try:
+                return await self.store.finish(lease.batch.id, lease.token, ending, now=self.clock.unix_s())
+            except AlreadyExistsError:
+                return True  # an earlier try got through, and nobody could say so
+            except StoreUnavailableError as error:
+                if not still.is_wanted:
+                    raise
+                _log.warning("%s: not ended yet: %s", lease.batch.id, error)
+                await asyncio.sleep(AGAIN_S)
+
+    async def _keep_both(self, batch: Batch, made: Assembled) -> tuple[File | None, File | None]:
+        output = await self._keep(batch, made.output, "output")
+        try:
+            return output, await self._keep(batch, made.errors, "error")
+        except OSError:
+            await self._drop(output)
+            raise
+
+    async def _drop(self, *files: File | None) -> None:
+        for file in files:
+            if file is not None:
+                await self.contents.remove(file.id)
+
+    async def _keep(self, batch: Batch, draft: Draft, kind: str) -> File | None:
+        """Make the content of a file of a draft that has anything.
+
+        Each try has an id of its own, and it is a file only once the batch ends with it: one who comes back from the
+        dead can neither write over what others published, nor bring back what was deleted since.
+        """
+        if not draft.size_bytes:
+            return None
+        file_id = new_id(ID_PREFIX)
         await self.contents.adopt(file_id, draft.path)
         now = self.clock.unix_s()
         kept_s = self.settings.output_ttl_s if batch.output_expires_s is None else batch.output_expires_s
-        file = File(
+        return File(
             id=file_id,
             tenant_id=batch.tenant_id,
             key_id=batch.key_id,
@@ -333,11 +373,6 @@ class BatchPlane:
             expires_at=now + kept_s,
             digest=draft.digest,
         )
-        try:
-            await self.files.add_file(file)
-        except AlreadyExistsError:
-            await self.files.remove_file(file_id, tenant_id=batch.tenant_id)
-            await self.files.add_file(file)
 
 
 @dataclass(slots=True)

@@ -35,6 +35,10 @@ STOPPING_S = 2.0
 BACKOFF_S, BACKOFF_S_MAX = 0.25, 15.0
 LOST_MAX = 10
 """Times that a line may be on a gateway that dies, before it is thought to be why."""
+STUCK_S = 10.0
+"""Without an answer for so long a shard is stuck: its model is loading or gone, or its key may send little."""
+LINES_BYTES_MAX = 16 * 1024 * 1024
+"""Of the lines of a shard that are under way, or wait to be asked again; one larger line is taken alone."""
 INPUT = "input.jsonl"
 """The input, linked into the batch's folder: deleting the file changes nothing of the batch."""
 
@@ -83,9 +87,16 @@ class ShardRun:
         self._ending_s = float("inf")
         self._spool: Spool | None = None
         self._has_room = True
+        self._answered_s = tools.clock.monotonic_s()
+        self._bytes = 0
+        self._turn = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"<ShardRun {self.batch.id}/{self.shard.number}: {self._hold.value}, {self._spool}>"
+
+    def is_stuck(self, now_s: float) -> bool:
+        """Say whether nothing has come back for long."""
+        return now_s - self._answered_s > STUCK_S
 
     async def run(self) -> None:
         """Answer all lines, or as many as the lease, the window and the process allow."""
@@ -186,9 +197,9 @@ class ShardRun:
                 if ordinal in spool.done:
                     continue
                 # Those that wait to be asked again hold no place, but they hold their lines.
-                while len(running) >= self._tools.settings.concurrency and not self._is_over():
+                while running and self._is_full(len(running), line) and not self._is_over():
                     await asyncio.wait(set(running), timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
-                if not await self._tools.room.take(key, self._is_over):
+                if not await self._take(key):
                     break
                 task = group.create_task(self._answer(ordinal, line, key))
                 running.add(task)
@@ -196,6 +207,9 @@ class ShardRun:
                 # It begins before anything could cancel it: one that never began would not give its place back.
                 await asyncio.sleep(0)
             await self._finish_off(running)
+
+    def _is_full(self, running: int, line: Line) -> bool:
+        return running >= self._tools.settings.concurrency or self._bytes + line.size > LINES_BYTES_MAX
 
     def _lines(self, file: BinaryIO) -> Iterator[Line]:
         shard = self.shard
@@ -216,6 +230,13 @@ class ShardRun:
 
     async def _answer(self, ordinal: int, line: Line, key: tuple[str, str]) -> None:
         """Get the answer of a line, whose place is taken, and keep it."""
+        self._bytes += line.size
+        try:
+            await self._get(ordinal, line, key)
+        finally:
+            self._bytes -= line.size
+
+    async def _get(self, ordinal: int, line: Line, key: tuple[str, str]) -> None:
         assert line.text is not None, "a file with a line too long is not run"
         request = _request(line.text)
         id_ = answers.line_id(self.batch.id, ordinal)
@@ -229,6 +250,7 @@ class ShardRun:
             answer = answers.answered(id_, request.custom_id, reply.status, reply.request_id, reply.body)
         spool = self._spool
         assert spool is not None, "it is open"
+        self._answered_s = self._tools.clock.monotonic_s()
         if self._hold is not Hold.LOST:
             spool.add(ordinal, answer.text, is_error=answer.is_error, tokens=answer.tokens)
 
@@ -258,8 +280,13 @@ class ShardRun:
                     return reply
             tries = failures if reply is not None else lost
             await pause(min(BACKOFF_S * 2 ** min(tries, 8), BACKOFF_S_MAX), self._tools.stop)
-            if not await room.take(key, self._is_over):
+            if not await self._take(key):
                 return None
+
+    async def _take(self, key: tuple[str, str]) -> bool:
+        """Wait for a place, one line after the other: whoever looks for one looks often, and it is the same for all."""
+        async with self._turn:
+            return await self._tools.room.take(key, self._is_over)
 
 
 def _has_no_room(reply: Reply) -> bool:

@@ -9,14 +9,15 @@ from modelyard.domain.batches import Batch, Forecast
 from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.fleet import ReplicaState
 from modelyard.domain.prices import PriceEntry
-from modelyard.domain.usage import Price, UsageStatus
-from modelyard.policy.batch_forecast import Seen, Work, forecast
+from modelyard.domain.usage import Price, UsageFilter, UsageStatus
+from modelyard.policy.batch_forecast import SAMPLES_MIN, Seen, Work, forecast
 from modelyard.policy.pricelist import line_price
 from modelyard.stores import BatchStore, BillingStore, ControlStore, UsageStore
 
-LOOK_BACK_S = 86_400.0
+HOUR_S = 3600
+LOOK_BACK_S = 24 * HOUR_S
 ROWS_MAX = 1000
-"""Newest rows of the ledger that are looked at; other models' are among them."""
+"""Newest answers of the model that are looked at for how long they took."""
 
 
 class Sight:
@@ -48,36 +49,63 @@ class Sight:
         endpoint = _of(await self._control.endpoints(), batch.tenant_id, model)
         name = model if endpoint is None else endpoint.name
         seen = Seen() if endpoint is None else await self._seen(batch, endpoint, model)
-        price = await self._price(batch.tenant_id, name)
+        version = "" if endpoint is None else await self._version(endpoint)
+        price = await self._price(batch.tenant_id, name, version)
         return forecast(work, seen, price, concurrency=self._concurrency)
 
-    async def _price(self, tenant_id: str, name: str) -> Price:
+    async def _version(self, endpoint: Endpoint) -> str:
+        """Return the label of the version that answers most requests: it may have a price of its own."""
+        most = max(endpoint.releases, key=lambda release: release.weight, default=None)
+        versions = await self._control.versions()
+        return next((one.version for one in versions if most is not None and one.id == most.version_id), "")
+
+    async def _price(self, tenant_id: str, name: str, version: str) -> Price:
         return line_price(
             [*self._configured, *await self._billing.prices()],
             tenant_id=tenant_id,
             model=name,
+            version=version,
             factor_micro=self._factor_micro,
             now_unix_s=self._clock.unix_s(),
         )
 
     async def _seen(self, batch: Batch, endpoint: Endpoint, model: str) -> Seen:
-        since = self._clock.unix_s() - LOOK_BACK_S
-        rows = await self._usage.rows(tenant_id=None, since=since, limit=ROWS_MAX)
-        mine = [
-            row
-            for row in rows
-            if row.endpoint_id == endpoint.id and row.route == batch.endpoint and row.status is UsageStatus.SUCCESS
-        ]
-        replicas = await self._control.replicas(endpoint_id=endpoint.id)
-        ahead = await self._store.ahead(_named(batch, model))
-        count = max(1, len(mine))
-        return Seen(
-            answers=len(mine),
-            output_tokens=sum(row.completion_tokens for row in mine) / count,
-            seconds=sum(row.latency_ms for row in mine) / count / 1000,
-            slots=sum(replica.slots for replica in replicas if replica.state is ReplicaState.READY),
-            lines_ahead=ahead,
+        now = self._clock.unix_s()
+        # Whole hours: of them there are sums, however many requests there were.
+        until = (int(now) // HOUR_S + 1) * HOUR_S
+        sums = await self._usage.usage(
+            tenant_id=None,
+            key_id=None,
+            model=None,
+            since=until - LOOK_BACK_S,
+            until=until,
+            group_by=("status",),
+            where=UsageFilter(endpoint_ids=(endpoint.id,), routes=(batch.endpoint,)),
         )
+        good = next((one for one in sums if one.group["status"] == UsageStatus.SUCCESS), None)
+        if good is None:
+            return Seen()
+        # A guest answers on the replicas of its host.
+        replicas = await self._control.replicas(endpoint_id=endpoint.host_id or endpoint.id)
+        return Seen(
+            answers=good.requests,
+            output_tokens=good.completion_tokens / good.requests,
+            seconds=await self._seconds(batch, endpoint, now - LOOK_BACK_S),
+            slots=sum(replica.slots for replica in replicas if replica.state is ReplicaState.READY),
+            lines_ahead=await self._store.ahead(_named(batch, model)),
+            units=sum(good.units.values()) / good.requests,
+        )
+
+    async def _seconds(self, batch: Batch, endpoint: Endpoint, since: float) -> float | None:
+        """Return how long an answer takes; None where too few were seen."""
+        rows = await self._usage.rows(tenant_id=None, since=since, limit=ROWS_MAX, endpoint_id=endpoint.id)
+        mine = [row for row in rows if row.route == batch.endpoint and row.status is UsageStatus.SUCCESS]
+        # Lines of batches wait in line, and give way: their time says more of the others than of the model.
+        alone = [row for row in mine if not row.batch_id]
+        looked_at = alone if len(alone) >= SAMPLES_MIN else mine
+        if len(looked_at) < SAMPLES_MIN:
+            return None
+        return sum(row.latency_ms for row in looked_at) / len(looked_at) / 1000
 
 
 def _of(endpoints: list[Endpoint], tenant_id: str, model: str) -> Endpoint | None:

@@ -8,6 +8,7 @@ not the file's.
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
@@ -28,6 +29,7 @@ _CHAT, _EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
 _NEEDED = {_CHAT: "messages", _EMBEDDINGS: "input", "/v1/completions": "prompt"}
 _SILENT = frozenset({_EMBEDDINGS, "/v1/rerank", "/v1/classify", "/v1/moderations", "/v1/images/generations"})
 """Endpoints whose answers have no tokens."""
+_OF_NUMBERS = re.compile(rb"\[\s*[-0-9]")
 _UNSET = msgspec.UNSET
 _Some = msgspec.Raw | msgspec.UnsetType
 _ABSENT = (_UNSET, msgspec.Raw(b"null"))
@@ -218,7 +220,7 @@ def _limits(body: _Body) -> Iterator[int]:
 
 def _inputs(raw: bytes) -> int:
     """Return how many texts are to be embedded: a list of numbers is the tokens of one."""
-    if not raw.startswith(b"["):
+    if not raw.startswith(b"[") or _OF_NUMBERS.match(raw):
         return 1
     items = _items(raw)
     return len(items) if items and bytes(items[0])[:1] in (b'"', b"[") else 1

@@ -1,7 +1,9 @@
 """``modelyard batch``: submit a file of requests, follow it, fetch the answers."""
 
+import secrets
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -9,7 +11,7 @@ import msgspec
 
 from modelyard.cli.bars import bar_text, is_terminal, time_text
 from modelyard.cli.exits import Exit, Failure
-from modelyard.cli.files import send_file, write_download
+from modelyard.cli.files import PAUSE_S, TRIES_MAX, send_file, write_download
 from modelyard.cli.http import PAGE, Platform, connected, segment
 from modelyard.cli.nouns import NounGroup
 from modelyard.cli.output import (
@@ -31,6 +33,8 @@ from modelyard.domain.files import FILES_PATH, ID_PREFIX
 
 BATCHES_PATH = "/v1/batches"
 LOOK_S = 0.25
+CHECK_S_MAX = 5.0
+"""Longest wait for the check of a file, after which its forecast is known; a larger one is told of later."""
 AWAY_S_MAX = 60.0
 """Longest time that a platform may be away while its batch is waited for: it may restart meanwhile."""
 ERRORS_SHOWN = 20
@@ -84,21 +88,28 @@ def submit(  # noqa: PLR0913 - a command line
     is_quiet: bool,
 ) -> None:
     """Make a batch of FILE, one JSON request a line, or of the id of a file that was uploaded."""
-    path = None if file.startswith(ID_PREFIX) else Path(file).expanduser().absolute()
+    path = _path_of(file)
+    folder = _folder_for(output, path, is_waiting=is_waiting)
     order: Item = {"endpoint": endpoint or _endpoint_of(path), "completion_window": window}
     if pairs:
         order["metadata"] = dict(_pairs(pairs))
     order["input_file_id"] = file if path is None else send_file(platform, path, purpose="batch")["id"]
-    batch = platform.post(BATCHES_PATH, order)
+    batch = make(platform, order, is_ours=path is not None)
     if not is_waiting:
+        batch = batch if is_quiet else _checked(platform, batch)
         _show(batch, is_json=is_json, is_quiet=is_quiet)
+        if batch["status"] == "failed":
+            raise click.exceptions.Exit(Exit.FAILURE)
         if not is_json and not is_quiet:
             remark(f"Follow it with: modelyard batch {batch['id']}")
         return
-    batch = follow(platform, batch["id"])
-    folder = output or (Path.cwd() if path is None else path.parent)
+    try:
+        batch = follow(platform, batch["id"])
+    except KeyboardInterrupt:
+        remark(f"It goes on without you. Look again with: modelyard batch {batch['id']}")
+        raise
     stem = batch["id"] if path is None else path.stem
-    written = list(_fetch(platform, batch, folder.expanduser().absolute(), stem))
+    written = list(_fetch(platform, batch, folder, stem))
     _show(batch, is_json=is_json, is_quiet=is_quiet)
     for place in written:
         remark(f"Wrote {place}.")
@@ -151,6 +162,66 @@ def cancel(batch_id: str, *, platform: Platform, is_json: bool, is_quiet: bool) 
         _show(batch, is_json=is_json, is_quiet=False)
 
 
+def make(platform: Platform, order: Item, *, is_ours: bool) -> Item:
+    """Make a batch, again where the line or the platform was lost for a while, but once: all tries have one key.
+
+    Where it is refused, the input does not stay behind if it ``is_ours``.
+
+    Raises:
+        Failure: the platform refuses it or stays away.
+    """
+    order = order | {"idempotency_key": secrets.token_hex(16)}
+    pause_s = PAUSE_S
+    for left in reversed(range(TRIES_MAX)):
+        try:
+            made: Item = platform.post(BATCHES_PATH, order)
+        except Failure as error:
+            may_be_made = error.exit_code is Exit.UNAVAILABLE
+            if not may_be_made and is_ours:
+                with suppress(Failure):
+                    platform.delete(f"{FILES_PATH}/{segment(order['input_file_id'])}")
+            if not may_be_made or not left:
+                raise
+        else:
+            return made
+        time.sleep(pause_s)
+        pause_s *= 2
+    raise AssertionError("the last try returns or raises")
+
+
+def _path_of(file: str) -> Path | None:
+    """Return the file that is to be sent; None for the id of one that is there already."""
+    path = Path(file).expanduser().absolute()
+    return None if file.startswith(ID_PREFIX) and not path.exists() else path
+
+
+def _folder_for(output: Path | None, path: Path | None, *, is_waiting: bool) -> Path:
+    """Return where the answers go. It is made now: in hours it would be too late to hear that it cannot be."""
+    if output is None:
+        return Path.cwd() if path is None else path.parent
+    if not is_waiting:
+        raise Failure("-o needs --wait. Fetch a file later with: modelyard files get FILE_ID -o FILE.", Exit.USAGE)
+    folder = output.expanduser().absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Failure(f"Cannot make the folder {folder}: {error.strerror}. Choose another -o.", Exit.USAGE) from error
+    return folder
+
+
+def _checked(platform: Platform, batch: Item) -> Item:
+    """Return a batch once its file is checked, if that is soon: then it is known what it will take."""
+    clock = SystemClock()
+    until_s = clock.monotonic_s() + CHECK_S_MAX
+    while batch["status"] == "validating" and clock.monotonic_s() < until_s:
+        time.sleep(LOOK_S)
+        try:
+            batch = platform.get(f"{BATCHES_PATH}/{segment(batch['id'])}")
+        except Failure:
+            break  # it is made, which is what was asked for
+    return batch
+
+
 def follow(platform: Platform, batch_id: str) -> Item:
     """Show how far a batch is until it is over; return it. A platform that restarts meanwhile is waited for."""
     clock, bar = SystemClock(), _BatchBar(batch_id)
@@ -180,10 +251,16 @@ class _BatchBar:
         self._line = ProgressLine()
         self._is_terminal = is_terminal()
         self._told: tuple[object, ...] = ()
+        self._is_forecast_told = False
 
     def show(self, batch: Item, now: float) -> None:
         """Show it."""
         counts = batch["request_counts"]
+        forecast = batch["modelyard"]["forecast"] or {}
+        if forecast and not self._is_forecast_told and batch["status"] not in OVER:
+            self._is_forecast_told = True
+            self._line.clear()
+            remark(f"Expected: {_expected(forecast)}.")
         done, total = counts["completed"] + counts["failed"], counts["total"]
         percent = 100 * done / total if total else 0.0
         news = (batch["status"], percent // _STEP_PERCENT)
@@ -196,7 +273,7 @@ class _BatchBar:
             parts += [f"{int(percent)} %", f"{done}/{total}"]
         if counts["failed"]:
             parts.append(f"{counts['failed']} failed")
-        finish_at = (batch["modelyard"]["forecast"] or {}).get("finish_at")
+        finish_at = forecast.get("finish_at")
         if batch["status"] == "in_progress" and finish_at is not None:
             parts.append(f"ETA {time_text(finish_at - now)}")
         self._line.show("  ".join(parts))

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -141,6 +142,9 @@ def send_file(platform: Platform, path: Path, *, purpose: str | None = None, exp
 
 def _send_once(platform: Platform, path: Path, texts: dict[str, str], key: str) -> Item:
     try:
+        mode = path.stat().st_mode  # before it is opened: a pipe waits there
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise Failure(f"{path} is no regular file, so its size is not known. Save it to one first.", Exit.USAGE)
         reader = path.open("rb", buffering=0)
     except OSError as error:
         raise Failure(f"Cannot read {path}: {error.strerror}. Check the path.", Exit.NOT_FOUND) from error

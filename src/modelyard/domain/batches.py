@@ -11,6 +11,9 @@ from enum import Enum, StrEnum
 
 import msgspec
 
+from modelyard.domain.files import File
+from modelyard.domain.usage import MICRO_PER_UNIT
+
 LINES_MAX = 50_000
 """Most requests of a batch."""
 EMBEDDINGS_MAX = 50_000
@@ -29,6 +32,8 @@ ENDPOINTS = (
 )
 """What a batch may ask for."""
 METHOD = "POST"
+LATE_S = 30.0
+"""So long after the moment of its forecast a batch without any answer may still be thought to be done soon."""
 
 CALLER_HEADER = "x-modelyard-caller"
 """JSON of ``Caller``, to the gateway on a socket that only planes can open; a client's own is never read."""
@@ -106,13 +111,14 @@ class Forecast(msgspec.Struct, frozen=True):
     seconds: float | None
     basis: str
     """What it was made from, in words."""
+    factor_micro: int | None = None
+    """What lines pay of the price in real time, in millionths, by the prices of then."""
 
 
 class Batch(msgspec.Struct, frozen=True):
     """One batch of a tenant. ``input_file_id`` is as its maker wrote it; the file may not exist.
 
-    ``output_file_id`` and ``error_file_id`` are the names that its files have, or will have; ``has_output`` and
-    ``has_errors`` say whether they do. Neither is made empty.
+    ``output_file_id`` and ``error_file_id`` are empty until it is over, and of a file that would have no line.
     """
 
     id: str
@@ -123,8 +129,8 @@ class Batch(msgspec.Struct, frozen=True):
     completion_window: str
     created_at: float
     expires_at: float
-    output_file_id: str
-    error_file_id: str
+    output_file_id: str = ""
+    error_file_id: str = ""
     status: BatchStatus = BatchStatus.VALIDATING
     model: str = ""
     metadata: dict[str, str] | None = None
@@ -133,8 +139,6 @@ class Batch(msgspec.Struct, frozen=True):
     counts: Counts = Counts()
     tokens: Tokens = Tokens()
     forecast: Forecast | None = None
-    has_output: bool = False
-    has_errors: bool = False
     idempotency_key: str | None = None
     fingerprint: str = ""
     """Of what was asked, to tell a repetition from another request with the same idempotency key."""
@@ -185,13 +189,13 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """What became of a batch when its files are there."""
+    """What became of a batch; its files, whose contents are there, exist from its end on."""
 
     status: BatchStatus
     counts: Counts
     tokens: Tokens
-    has_output: bool
-    has_errors: bool
+    output: File | None = None
+    errors: File | None = None
 
 
 # --- as OpenAI shows it ---
@@ -238,6 +242,8 @@ class ExtraView(msgspec.Struct, frozen=True):
     key_id: str
     forecast: ForecastView | None
     price_factor: float
+    """What lines pay of the price in real time, by the prices that held when its file was checked; until then the
+    platform's own. A line has the price of its arrival."""
 
 
 class BatchView(msgspec.Struct, frozen=True):
@@ -269,8 +275,11 @@ class BatchView(msgspec.Struct, frozen=True):
 
 
 def view(batch: Batch, *, price_factor: float, now: float) -> BatchView:
-    """Return ``batch`` as callers see it."""
+    """Return ``batch`` as callers see it; ``price_factor`` is the platform's own."""
     has_begun = batch.in_progress_at is not None
+    found = batch.forecast
+    if found is not None and found.factor_micro is not None:
+        price_factor = found.factor_micro / MICRO_PER_UNIT
     return BatchView(
         id=batch.id,
         endpoint=batch.endpoint,
@@ -279,8 +288,8 @@ def view(batch: Batch, *, price_factor: float, now: float) -> BatchView:
         input_file_id=batch.input_file_id,
         completion_window=batch.completion_window,
         status=batch.status,
-        output_file_id=batch.output_file_id if batch.has_output else None,
-        error_file_id=batch.error_file_id if batch.has_errors else None,
+        output_file_id=batch.output_file_id or None,
+        error_file_id=batch.error_file_id or None,
         created_at=int(batch.created_at),
         in_progress_at=_second(batch.in_progress_at),
         expires_at=int(batch.expires_at),
@@ -329,11 +338,16 @@ def _forecast(batch: Batch, now: float) -> ForecastView | None:
 
 
 def _finish_at(batch: Batch, forecast: Forecast, now: float) -> int | None:
-    """Return when it will be done: by its own pace once a twentieth of it is, by the forecast before."""
+    """Return when it will be done, never a moment that is over: by its own pace once a twentieth of it is, by the
+    forecast before."""
     counts, begun = batch.counts, batch.in_progress_at
     done = counts.completed + counts.failed
-    if batch.status is BatchStatus.IN_PROGRESS and begun is not None and done and done * 20 >= counts.total:
-        return int(now + (now - begun) * (counts.total - done) / done)
-    if forecast.seconds is None or begun is None:
+    planned = None if forecast.seconds is None or begun is None else begun + forecast.seconds
+    if batch.status is not BatchStatus.IN_PROGRESS or begun is None:
+        return None if planned is None else int(planned)
+    # What should be over by now goes by its own pace, however little is done: it was wrong about the model.
+    if done and (done * 20 >= counts.total or planned is None or planned <= now):
+        return int(now + max(0.0, now - begun) * (counts.total - done) / done)
+    if planned is None or now - planned > LATE_S:
         return None
-    return int(begun + forecast.seconds)
+    return int(max(planned, now))

@@ -79,6 +79,8 @@ class EndpointState(Generic[W]):
     """What was counted of each release, by version."""
     sheets: dict[str, Sheet] = field(default_factory=dict)
     """Prices by tenant, as they were for its last request; under "" where nobody has one of its own."""
+    batch_sheets: dict[str, tuple[Sheet, Sheet]] = field(default_factory=dict)
+    """By tenant, prices and what lines of batches pay instead of them."""
     batch_lines: dict[W, None] = field(default_factory=dict)
     """Lines of batches that are on a replica, the youngest last: they make way for everybody else."""
 
@@ -92,6 +94,14 @@ class EndpointState(Generic[W]):
         if known is not None and known.since <= now_unix_s < known.until:
             return known
         return self._sheet(tenant_id, now_unix_s)
+
+    def batch_sheet(self, tenant_id: str, now_unix_s: float, factor_micro: int) -> Sheet:
+        """Return what lines of batches of a tenant cost that arrive now; they come by the thousand."""
+        plain = self.sheet(tenant_id, now_unix_s)
+        known = self.batch_sheets.get(tenant_id)
+        if known is None or known[0] is not plain:
+            known = self.batch_sheets[tenant_id] = (plain, plain.for_batch(factor_micro))
+        return known[1]
 
     def _sheet(self, tenant_id: str, now_unix_s: float) -> Sheet:
         route = self.route
@@ -307,7 +317,7 @@ class Catalog(Generic[W]):
             state = self._endpoints[route.id] = EndpointState(route, dispatcher, last_request_s=now_s)
         state.route, state.is_gone = route, False
         state.patience = Patience.of(route.serving.timeouts, self._settings)
-        state.sheets = {}
+        state.sheets, state.batch_sheets = {}, {}
         return state if is_news else None
 
     def _take_names(self, table: RoutingTable) -> list[EndpointState[W]]:

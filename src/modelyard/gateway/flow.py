@@ -232,9 +232,10 @@ class Gateway:
         output, output_max = worst_case.output_tokens(call, prompt, context_length, self.settings.max_tokens_default)
         job = self._job(request, key, call, endpoint, prompt, output)
         now_s, now_unix_s = self.clock.monotonic_s(), self.clock.unix_s()
-        prices = endpoint.sheet(key.record.tenant_id, now_unix_s)
-        if request.caller is not None:
-            prices = prices.for_batch(self.batch_factor_micro)
+        if request.caller is None:
+            prices = endpoint.sheet(key.record.tenant_id, now_unix_s)
+        else:
+            prices = endpoint.batch_sheet(key.record.tenant_id, now_unix_s, self.batch_factor_micro)
         reservation = self.catalog.accounts.reserve(
             key,
             model=endpoint.route.name,

@@ -1,16 +1,16 @@
 """What a batch will take: tokens, money and time, from its text and from what its model did lately.
 
-Only what was seen is used: the model's own answers tell how long they get and
-how long they take, its replicas how many it gives at once. Where a model has
-answered nobody yet, tokens are guessed from the text and the time is unknown,
-which is said.
+Only what was seen is used: the model's own answers tell how long they get, what
+else they are billed for and how long they take, its replicas how many it gives
+at once. Where a model has answered nobody yet, tokens are guessed from the text
+and the time is unknown, which is said.
 """
 
 import msgspec
 
 from modelyard.domain.batches import Forecast
 from modelyard.domain.usage import Price
-from modelyard.policy.pricing import cost
+from modelyard.policy.pricing import cost, micro_units
 
 CHARS_PER_TOKEN = 4.0
 OUTPUT_DEFAULT = 256
@@ -30,14 +30,17 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What the model did lately: answers with their mean tokens and seconds, and how many it can give at once."""
+    """What the model did lately: answers with their mean tokens and units, how long one takes, how many at once."""
 
     answers: int = 0
     output_tokens: float = 0.0
-    seconds: float = 0.0
+    seconds: float | None = None
+    """Of one answer; None: too few were looked at."""
     slots: int = 0
     lines_ahead: int = 0
     """Lines of older batches that it still has to answer."""
+    units: float = 0.0
+    """What an answer is billed beside tokens: pairs, images, requests."""
 
 
 def forecast(work: Work, seen: Seen, price: Price, *, concurrency: int) -> Forecast:
@@ -50,15 +53,27 @@ def forecast(work: Work, seen: Seen, price: Price, *, concurrency: int) -> Forec
         output = round(each * work.lines)
         if work.output_max is not None:
             output = min(output, work.output_max)
+    units = micro_units(seen.units * work.lines) if is_known else 0
+    # The price of a request is due for each line; the sum below has it once.
+    requests = price.request * max(0, work.lines - 1)
     seconds = None
-    if is_known and seen.slots:
+    if is_known and seen.slots and seen.seconds is not None:
         seconds = (work.lines + seen.lines_ahead) * seen.seconds / min(seen.slots, concurrency)
-    return Forecast(prompt, output, cost(price, prompt, 0, output), seconds, _basis(seen, is_known=is_known))
+    return Forecast(
+        prompt,
+        output,
+        cost(price, prompt, 0, output, units) + requests,
+        seconds,
+        _basis(seen, price, is_known=is_known),
+        price.batch_micro,
+    )
 
 
-def _basis(seen: Seen, *, is_known: bool) -> str:
+def _basis(seen: Seen, price: Price, *, is_known: bool) -> str:
     if not is_known:
-        return f"the text alone: the model has answered {seen.answers} requests lately"
+        left_out = "; what is billed beside tokens is left out" if price.unit else ""
+        return f"the text alone: the model has answered {seen.answers} requests lately{left_out}"
+    took = f", {seen.seconds:.3g} s each" if seen.seconds is not None else ""
     at_once = f"{seen.slots} at once" if seen.slots else "no replica yet"
     ahead = f", behind {seen.lines_ahead} lines of other batches" if seen.lines_ahead else ""
-    return f"its last {seen.answers} answers, {seen.seconds:.3g} s each, {at_once}{ahead}"
+    return f"its last {seen.answers} answers{took}, {at_once}{ahead}"

@@ -82,10 +82,16 @@ def best(
 
 
 def line_price(
-    entries: Iterable[PriceEntry], *, tenant_id: str, model: str, factor_micro: int, now_unix_s: float
+    entries: Iterable[PriceEntry],
+    *,
+    tenant_id: str,
+    model: str,
+    version: str = "",
+    factor_micro: int,
+    now_unix_s: float,
 ) -> Price:
-    """Return what a line of a batch costs that would arrive now, whatever version answers it."""
-    entry = best(entries, tenant_id=tenant_id, model=model, version="", now_unix_s=now_unix_s)
+    """Return what a line of a batch costs that would arrive now and that ``version`` answers, "" if any."""
+    entry = best(entries, tenant_id=tenant_id, model=model, version=version, now_unix_s=now_unix_s)
     return batch_price(Price() if entry is None else entry.price, factor_micro)
 
 

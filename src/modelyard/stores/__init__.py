@@ -20,6 +20,7 @@ from modelyard.domain.tenants import ApiKey, Tenant
 from modelyard.domain.uploads import Upload
 from modelyard.domain.usage import EVERYTHING, JournalRecord, Moment, UsageBucket, UsageFilter, UsageRow
 from modelyard.domain.why import Ask, RequestStory, Told
+from modelyard.stores.batches import BatchesFullError as BatchesFullError
 from modelyard.stores.batches import BatchStore as BatchStore
 from modelyard.stores.billing import BillingStore as BillingStore
 from modelyard.stores.books import BookStore as BookStore
@@ -331,9 +332,9 @@ class UsageStore(Protocol):
         ...
 
     async def rows(
-        self, *, tenant_id: str | None, since: float, limit: int, request_id: str | None = None
+        self, *, tenant_id: str | None, since: float, limit: int, request_id: str | None = None, endpoint_id: str = ""
     ) -> list[UsageRow]:
-        """Return ledger rows, newest first."""
+        """Return ledger rows, newest first; those of an endpoint are only looked for among the newest 20,000."""
         ...
 
     async def rows_between(

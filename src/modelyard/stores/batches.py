@@ -6,6 +6,10 @@ from typing import Protocol
 from modelyard.domain.batches import Batch, BatchError, Ending, Forecast, Hold, Lease, Progress, Shard
 
 
+class BatchesFullError(Exception):
+    """A tenant has as many batches under way as it may have."""
+
+
 class BatchStore(Protocol):
     """Batches and their shards. All methods raise ``StoreUnavailableError``.
 
@@ -13,8 +17,13 @@ class BatchStore(Protocol):
     whether it did. Counts of a batch never go down.
     """
 
-    async def add_batch(self, batch: Batch) -> Batch | None:
-        """Add ``batch``, or return the one that has its tenant, key and idempotency key."""
+    async def add_batch(self, batch: Batch, *, open_max: int | None = None) -> Batch | None:
+        """Add ``batch``, or return the one that has its tenant, key and idempotency key.
+
+        Raises:
+            BatchesFullError: ``open_max`` batches of the tenant are not over, and this would be one more.
+            AlreadyExistsError: somebody else adds one with its idempotency key at this moment.
+        """
         ...
 
     async def batch(self, batch_id: str, *, tenant_id: str | None) -> Batch | None:
@@ -67,11 +76,20 @@ class BatchStore(Protocol):
         ...
 
     async def finish(self, batch_id: str, token: int, ending: Ending, *, now: float) -> bool:
-        """End a batch whose files are there, and forget its shards."""
+        """End a batch, add the files that ``ending`` has, and forget its shards: all of it, or nothing."""
         ...
 
-    async def lease_shard(self, holder: str, *, now: float, until: float, not_of: Collection[str] = ()) -> Lease | None:
-        """Give out a shard that is not done and has no living lease; none of the tenants ``not_of``.
+    async def lease_shard(
+        self,
+        holder: str,
+        *,
+        now: float,
+        until: float,
+        not_of: Collection[str] = (),
+        not_for: Collection[tuple[str, str]] = (),
+    ) -> Lease | None:
+        """Give out a shard that is not done and has no living lease; none of the tenants ``not_of``, and none for a
+        model of a tenant in ``not_for``.
 
         Of the tenant that has the fewest given out, then of the oldest batch; only of batches that are in progress.
         """

@@ -62,3 +62,12 @@ def test_the_id_of_a_line_is_always_the_same_and_of_that_line_only() -> None:
     assert answers.line_id("batch_1", 5) == answers.line_id("batch_1", 5)
     assert len({answers.line_id(batch, at) for batch in ("batch_1", "batch_2") for at in range(100)}) == 200
     assert answers.line_id("batch_1", 5).startswith("batch_req_")
+
+
+def test_tokens_are_counted_as_the_ledger_does() -> None:
+    empty = b'{"usage": {"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": null}}}'
+    assert answers.tokens_of(empty) == Tokens(5, 0, 2, 0)
+    broken = b'{"usage": {"prompt_tokens": -5, "completion_tokens": 99999999999999999999999}}'
+    assert answers.tokens_of(broken) == Tokens(0, 0, 2**31 - 1, 0)
+    more = b'{"usage": {"input_tokens": 5, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 9}}}'
+    assert answers.tokens_of(more) == Tokens(5, 5, 2, 0)

@@ -155,3 +155,17 @@ def test_it_stops_when_nobody_wants_it_any_more() -> None:
     file = io.BytesIO(b"\n".join(line(str(at)) for at in range(5_000)))
     result = check(file, "b", CHAT, shard_lines=500, body_bytes_max=10_000, is_wanted=lambda: False)
     assert result.lines == 1_000
+
+
+def test_the_tokens_of_an_input_are_not_taken_apart_to_count_it_as_one() -> None:
+    url = "/v1/embeddings"
+    text = line("a", url=url, body={"model": "e", "input": [7] * 500_000})
+    file = io.BytesIO(text)
+    tracemalloc.start()
+    try:
+        result = check(file, "b", url, shard_lines=500, body_bytes_max=10_000_000)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (result.inputs, result.errors) == (1, [])
+    assert most < 8 * len(text), "some copies of the line, and no object a token"

@@ -74,3 +74,15 @@ def test_a_tenant_pays_its_own_price_and_what_may_answer_is_reserved_at_the_dear
     other = bench.endpoint.sheet("somebody", 0.0)
     assert (other.of("v"), other.of("w"), other.most) == (CHEAP, DEAR, DEAR)
     assert bench.endpoint.sheet("t", 0.0) is bench.endpoint.sheet("t", 5.0), "looked up once while it holds"
+
+
+def test_lines_of_batches_pay_their_share_which_is_made_once_while_a_price_holds(bench: Priced) -> None:
+    half = Price(input=500_000, batch_micro=500_000)
+    first = bench.endpoint.batch_sheet("t", float(bench.at) - 5, 500_000)
+    assert first.most == half
+    assert bench.endpoint.batch_sheet("t", float(bench.at) - 4, 500_000) is first
+    changed = bench.endpoint.batch_sheet("t", float(bench.at) + 1, 500_000)
+    assert changed.most == Price(input=4_500_000, batch_micro=500_000)
+    bench.price(Tariff("t", "", 0, 0, OWN), Tariff("", "", 0, 0, CHEAP))
+    assert bench.endpoint.batch_sheet("t", float(bench.at) + 2, 500_000).most.input == 2_500_000
+    assert bench.endpoint.batch_sheet("other", float(bench.at) + 2, 500_000).most == half

@@ -34,3 +34,19 @@ def test_a_model_without_replicas_or_with_more_than_lines_may_be_out() -> None:
     assert forecast(Work(100, 400, None), seen, PRICE, concurrency=8).seconds is None
     many = Seen(answers=50, output_tokens=30.0, seconds=2.0, slots=1000)
     assert forecast(Work(100, 400, None), many, PRICE, concurrency=8).seconds == 25.0
+
+
+def test_each_line_pays_for_itself_and_for_what_it_used_beside_tokens() -> None:
+    price = Price(unit=5_000_000, request=7)
+    seen = Seen(answers=50, seconds=2.0, slots=4, units=2.0)
+    work = Work(100, 400, None, generates=False)
+    assert forecast(work, seen, price, concurrency=8).cost_nanousd == 100 * 7 + 100 * 2 * 5
+    guessed = forecast(work, Seen(answers=2, units=2.0), price, concurrency=8)
+    assert guessed.cost_nanousd == 100 * 7
+    assert guessed.basis.endswith("; what is billed beside tokens is left out")
+
+
+def test_where_it_is_not_known_how_long_an_answer_takes_there_is_no_time() -> None:
+    found = forecast(Work(10, 400, None), Seen(answers=9, output_tokens=3.0, slots=4), PRICE, concurrency=8)
+    assert (found.output_tokens, found.seconds) == (30, None)
+    assert found.basis == "its last 9 answers, 4 at once"

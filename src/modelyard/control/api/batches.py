@@ -17,11 +17,9 @@ from modelyard.control.context import Context
 from modelyard.domain.batches import ENDPOINTS, Batch, BatchStatus, BatchView, view
 from modelyard.domain.files import EXPIRES_AFTER_S_MAX, EXPIRES_AFTER_S_MIN
 from modelyard.domain.tenants import Scope
-from modelyard.domain.usage import MICRO_PER_UNIT
 from modelyard.errors import ApiError, batches_full, conflict, idempotency_key_reused, invalid_value
 from modelyard.ids import new_id
-from modelyard.metering.prices import configured, micro_of
-from modelyard.policy.pricelist import line_price
+from modelyard.stores import AlreadyExistsError, BatchesFullError
 from modelyard.web.paging import LIMIT_DEFAULT, After, Limit
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
 
@@ -30,6 +28,7 @@ METADATA_MAX = 16
 METADATA_KEY_MAX, METADATA_VALUE_MAX = 64, 512
 KEY_LENGTH_MAX = 255
 EXAMPLE = {"input_file_id": "file-abc123", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+_ID = re.compile(r"batch_[a-z0-9]{1,64}")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
@@ -75,7 +74,6 @@ class Batches:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._configured = configured(context.config.prices)
 
     def routes(self) -> list[AnyRoute]:
         """Return the declared routes."""
@@ -103,20 +101,27 @@ class Batches:
             completion_window=wanted.completion_window,
             created_at=now,
             expires_at=now + window_s(wanted.completion_window),
-            output_file_id=new_id("file-"),
-            error_file_id=new_id("file-"),
             metadata=wanted.metadata,
             output_expires_s=None if expires_after is None else expires_after.seconds,
             idempotency_key=key,
             fingerprint=hashlib.sha256(_encode(msgspec.structs.replace(wanted, idempotency_key=None))).hexdigest(),
         )
-        if await self._context.batches.open_batches(batch.tenant_id) >= settings.open_max:
-            raise batches_full(settings.open_max)
-        earlier = await self._context.batches.add_batch(batch)
+        earlier = await self._add(batch)
         if earlier is not None and earlier.fingerprint != batch.fingerprint:
             raise idempotency_key_reused()
         await self._announce()
-        return await self._view(earlier or batch)
+        return self._view(earlier or batch)
+
+    async def _add(self, batch: Batch) -> Batch | None:
+        """Add a batch, or return the one that the same idempotency key has made."""
+        most = self._context.config.batch.open_max
+        try:
+            try:
+                return await self._context.batches.add_batch(batch, open_max=most)
+            except AlreadyExistsError:  # another controller of this database took the same key at this moment
+                return await self._context.batches.add_batch(batch, open_max=most)
+        except BatchesFullError:
+            raise batches_full(most) from None
 
     async def page(self, call: Call[Empty, BatchesQuery]) -> BatchPage:
         """Return the newest first."""
@@ -124,17 +129,17 @@ class Batches:
         tenant_id = call.identity.visible_tenant
         after = None
         if query.after:
-            after = await store.batch(query.after, tenant_id=tenant_id)
+            after = await store.batch(query.after, tenant_id=tenant_id) if _ID.fullmatch(query.after) else None
             if after is None:
                 raise invalid_value("after", "no object of this list has this id")
         rows = await store.batches(tenant_id=tenant_id, limit=query.limit + 1, after=after)
         shown = rows[: query.limit]
         first_id, last_id = (shown[0].id, shown[-1].id) if shown else (None, None)
-        return BatchPage([await self._view(batch) for batch in shown], first_id, last_id, len(rows) > query.limit)
+        return BatchPage([self._view(batch) for batch in shown], first_id, last_id, len(rows) > query.limit)
 
     async def get(self, call: Call[Empty, Empty]) -> BatchView:
         """Return one."""
-        return await self._view(await self._find(call))
+        return self._view(await self._find(call))
 
     async def cancel(self, call: Call[Empty, Empty]) -> BatchView:
         """Begin nothing more of it: what is under way ends, and what is done stays."""
@@ -144,11 +149,13 @@ class Batches:
             if batch.status not in (BatchStatus.CANCELLING, BatchStatus.CANCELLED):
                 raise conflict(f"Cannot cancel a batch with status '{batch.status.value}'.")
         await self._announce()
-        return await self._view(await self._find(call))
+        return self._view(await self._find(call))
 
     async def _find(self, call: Call[Empty, Empty]) -> Batch:
         batch_id = call.path("batch_id")
-        batch = await self._context.batches.batch(batch_id, tenant_id=call.identity.visible_tenant)
+        batch = None
+        if _ID.fullmatch(batch_id):
+            batch = await self._context.batches.batch(batch_id, tenant_id=call.identity.visible_tenant)
         if batch is None:
             raise ApiError(404, code="not_found", message=f"No batch found with id '{batch_id[:100]}'.")
         return batch
@@ -156,16 +163,9 @@ class Batches:
     async def _announce(self) -> None:
         await asyncio.to_thread(self._context.data.batches_wanted.touch, 0o600)
 
-    async def _view(self, batch: Batch) -> BatchView:
-        terms, now = await self._context.terms.current(), self._context.clock.unix_s()
-        price = line_price(
-            [*self._configured, *terms.prices],
-            tenant_id=batch.tenant_id,
-            model=batch.model,
-            factor_micro=micro_of(self._context.config.batch.price_factor),
-            now_unix_s=now,
-        )
-        return view(batch, price_factor=(price.batch_micro or 0) / MICRO_PER_UNIT, now=now)
+    def _view(self, batch: Batch) -> BatchView:
+        factor = self._context.config.batch.price_factor
+        return view(batch, price_factor=factor, now=self._context.clock.unix_s())
 
 
 def window_s(window: str) -> float:
@@ -189,6 +189,8 @@ def _check(wanted: NewBatch, windows: tuple[str, ...]) -> None:
         raise invalid_value(
             "completion_window", f"'{wanted.completion_window[:100]}'. Supported values are: {supported}"
         )
+    if not wanted.input_file_id.isprintable():
+        raise invalid_value("input_file_id", "it is no id of a file")
     metadata = wanted.metadata or {}
     if len(metadata) > METADATA_MAX:
         raise invalid_value("metadata", f"it has {len(metadata)} pairs, at most {METADATA_MAX} are kept")

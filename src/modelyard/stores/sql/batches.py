@@ -7,8 +7,9 @@ import sqlalchemy as sa
 
 from modelyard.domain.batches import Batch, BatchError, BatchStatus, Ending, Forecast, Hold, Lease, Progress, Shard
 from modelyard.domain.events import EventType
-from modelyard.stores.sql import batch_rows, schema
-from modelyard.stores.sql.database import Database
+from modelyard.stores.batches import BatchesFullError
+from modelyard.stores.sql import batch_rows, files, schema
+from modelyard.stores.sql.database import CHUNK, Database
 from modelyard.stores.sql.events import append_for
 from modelyard.stores.sql.mapping import Values
 
@@ -18,6 +19,8 @@ _BATCHES = schema.batches
 _SHARDS = schema.batch_shards
 _CHARGES = schema.batch_charges
 _OVER = tuple(status.value for status in BatchStatus if status.is_over)
+_OPEN = tuple(status.value for status in BatchStatus if not status.is_over)
+"""Named one by one: an index finds these few, and not what is none of those that are over."""
 _CANCELLABLE = (BatchStatus.VALIDATING.value, BatchStatus.IN_PROGRESS.value, BatchStatus.FINALIZING.value)
 _NOBODY: Values = {"holder": "", "lease_until": 0.0}
 FORGOTTEN_TOGETHER = 20_000
@@ -34,8 +37,8 @@ class SqlBatchStore:
 
     # --- batches as their makers see them ---
 
-    async def add_batch(self, batch: Batch) -> Batch | None:
-        """Add ``batch``, or return the one that has its idempotency key."""
+    async def add_batch(self, batch: Batch, *, open_max: int | None = None) -> Batch | None:
+        """Add ``batch``, or return the one that has its idempotency key; see the contract."""
         mine = (
             (_BATCHES.c.owner_id == batch.tenant_id)
             & (_BATCHES.c.api_key_id == batch.key_id)
@@ -47,6 +50,8 @@ class SqlBatchStore:
                 row = connection.execute(sa.select(_BATCHES).where(mine)).mappings().first()
                 if row is not None:
                     return batch_rows.batch_of(row)
+            if open_max is not None and (connection.scalar(_open(batch.tenant_id)) or 0) >= open_max:
+                raise BatchesFullError(batch.tenant_id)
             connection.execute(sa.insert(_BATCHES).values(batch_rows.values_of(batch)))
             return None
 
@@ -77,8 +82,7 @@ class SqlBatchStore:
 
     async def open_batches(self, tenant_id: str) -> int:
         """Return how many batches of a tenant are not over."""
-        query = sa.select(sa.func.count()).where(_BATCHES.c.owner_id == tenant_id, _BATCHES.c.status.not_in(_OVER))
-        return int(await self._database.read(lambda c: c.scalar(query) or 0))
+        return int(await self._database.read(lambda c: c.scalar(_open(tenant_id)) or 0))
 
     async def cancel(self, batch_id: str, *, now: float) -> bool:
         """Ask for the end of a batch that is not over."""
@@ -108,7 +112,7 @@ class SqlBatchStore:
         )
         query = (
             sa.select(_BATCHES)
-            .where(status.not_in(_OVER), _BATCHES.c.lease_until <= now, has_work)
+            .where(status.in_(_OPEN), _BATCHES.c.lease_until <= now, has_work)
             .order_by(_BATCHES.c.created_at, _BATCHES.c.batch_id)
             .limit(1)
         )
@@ -195,15 +199,18 @@ class SqlBatchStore:
         return await self._database.write(seal)
 
     async def finish(self, batch_id: str, token: int, ending: Ending, *, now: float) -> bool:
-        """End a batch whose files are there, and forget its shards."""
+        """End a batch, add its files, and forget its shards."""
+        output, errors = ending.output, ending.errors
         changes: Values = {
             "status": ending.status.value,
             f"{ending.status.value}_at": now,
             "completed": ending.counts.completed,
             "failed": ending.counts.failed,
             "tokens": batch_rows.tokens_text(ending.tokens),
-            "has_output": ending.has_output,
-            "has_errors": ending.has_errors,
+            "output_file_id": "" if output is None else output.id,
+            "error_file_id": "" if errors is None else errors.id,
+            "has_output": output is not None,
+            "has_errors": errors is not None,
             **_NOBODY,
         }
 
@@ -211,6 +218,8 @@ class SqlBatchStore:
             if connection.execute(_with_token(batch_id, token).values(changes)).rowcount != 1:
                 return False
             connection.execute(sa.delete(_SHARDS).where(_SHARDS.c.batch_id == batch_id))
+            if made := [files.values_of(file) for file in (output, errors) if file is not None]:
+                connection.execute(sa.insert(schema.files), made)
             _tell_end(connection, batch_id, ending.status, now=now)
             return True
 
@@ -218,28 +227,46 @@ class SqlBatchStore:
 
     # --- shards ---
 
-    async def lease_shard(self, holder: str, *, now: float, until: float, not_of: Collection[str] = ()) -> Lease | None:
+    async def lease_shard(
+        self,
+        holder: str,
+        *,
+        now: float,
+        until: float,
+        not_of: Collection[str] = (),
+        not_for: Collection[tuple[str, str]] = (),
+    ) -> Lease | None:
         """Give out a shard that is not done and has no living lease."""
         is_free = sa.and_(~_SHARDS.c.is_done, _SHARDS.c.lease_until <= now)
         is_held = sa.and_(~_SHARDS.c.is_done, _SHARDS.c.lease_until > now)
-        joined = _SHARDS.join(_BATCHES, _SHARDS.c.batch_id == _BATCHES.c.batch_id)
         runs = sa.and_(_BATCHES.c.status == BatchStatus.IN_PROGRESS.value, _BATCHES.c.expires_at > now)
         if not_of:
             runs = sa.and_(runs, _BATCHES.c.owner_id.not_in(not_of))
-        held_by = (
-            sa.select(_BATCHES.c.owner_id, sa.func.count().label("held"))
-            .select_from(joined)
+        if not_for:
+            runs = sa.and_(runs, sa.tuple_(_BATCHES.c.owner_id, _BATCHES.c.model_name).not_in(not_for))
+        held = (
+            sa.select(_SHARDS.c.batch_id, sa.func.count().label("shards"))
             .where(is_held)
+            .group_by(_SHARDS.c.batch_id)
+            .subquery()
+        )
+        held_by = (
+            sa.select(_BATCHES.c.owner_id, sa.func.sum(held.c.shards).label("held"))
+            .select_from(_BATCHES.join(held, held.c.batch_id == _BATCHES.c.batch_id))
             .group_by(_BATCHES.c.owner_id)
             .subquery()
         )
-        query = (
-            sa.select(_SHARDS)
-            .select_from(joined.outerjoin(held_by, held_by.c.owner_id == _BATCHES.c.owner_id))
-            .where(runs, is_free)
-            .order_by(sa.func.coalesce(held_by.c.held, 0), _BATCHES.c.created_at, _BATCHES.c.batch_id, _SHARDS.c.number)
+        # First the batch, then its shard: of a thousand batches with a hundred shards each, not all are to be ordered.
+        has_free = sa.exists().where(_SHARDS.c.batch_id == _BATCHES.c.batch_id, is_free)
+        of_batch = (
+            sa.select(_BATCHES.c.batch_id)
+            .select_from(_BATCHES.outerjoin(held_by, held_by.c.owner_id == _BATCHES.c.owner_id))
+            .where(runs, has_free)
+            .order_by(sa.func.coalesce(held_by.c.held, 0), _BATCHES.c.created_at, _BATCHES.c.batch_id)
             .limit(1)
         )
+        chosen = _SHARDS.c.batch_id == of_batch.scalar_subquery()
+        query = sa.select(_SHARDS).where(chosen, is_free).order_by(_SHARDS.c.number).limit(1)
 
         def lease(connection: sa.Connection) -> Lease | None:
             row = connection.execute(query).mappings().first()
@@ -279,8 +306,13 @@ class SqlBatchStore:
     async def forget_charges(self, *, before: float) -> int:
         """Forget what lines of batches that ended before then were charged."""
         ended = sa.func.coalesce(*(_BATCHES.c[f"{status}_at"] for status in _OVER))
-        old = sa.select(_BATCHES.c.batch_id).where(_BATCHES.c.status.in_(_OVER), ended < before)
-        some = sa.select(_CHARGES.c.line).where(_CHARGES.c.batch_id.in_(old)).limit(FORGOTTEN_TOGETHER)
+        has_some = sa.exists().where(_CHARGES.c.batch_id == _BATCHES.c.batch_id)
+        # Read first: all batches that ever were are looked at for it, and nobody is to wait for that.
+        old = sa.select(_BATCHES.c.batch_id).where(_BATCHES.c.status.in_(_OVER), ended < before, has_some).limit(CHUNK)
+        found = await self._database.read(lambda c: list(c.execute(old).scalars()))
+        if not found:
+            return 0
+        some = sa.select(_CHARGES.c.line).where(_CHARGES.c.batch_id.in_(found)).limit(FORGOTTEN_TOGETHER)
         change = sa.delete(_CHARGES).where(_CHARGES.c.line.in_(some.scalar_subquery()))
         return await self._database.write(lambda c: c.execute(change).rowcount)
 
@@ -320,6 +352,12 @@ def _tell_end(connection: sa.Connection, batch_id: str, status: BatchStatus, *, 
     """Tell the webhooks of its tenant, in the transaction of the end."""
     owner = connection.execute(sa.select(_BATCHES.c.owner_id).where(_BATCHES.c.batch_id == batch_id)).scalar_one()
     append_for(connection, owner, EventType(f"batch.{status.value}"), {"id": batch_id}, now=now, key=batch_id)
+
+
+def _open(tenant_id: str) -> sa.Select[int]:
+    # An expression, so that SQLite goes by the few that are open, and not by all that the tenant ever made.
+    is_mine = sa.func.coalesce(_BATCHES.c.owner_id, "") == tenant_id
+    return sa.select(sa.func.count()).where(is_mine, _BATCHES.c.status.in_(_OPEN))
 
 
 def _with_token(batch_id: str, token: int) -> sa.Update:

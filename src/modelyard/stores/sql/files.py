@@ -28,7 +28,7 @@ class SqlFileStore:
     async def add_file(self, file: File) -> None:
         """Add; raises ``AlreadyExistsError`` for a taken id, or an idempotency key that its API key has used."""
         try:
-            await self._database.write(lambda c: c.execute(sa.insert(_TABLE).values(_values(file))))
+            await self._database.write(lambda c: c.execute(sa.insert(_TABLE).values(values_of(file))))
         except AlreadyExistsError as error:
             raise AlreadyExistsError(f"A file '{file.id}', or one of its idempotency key, exists") from error
 
@@ -125,7 +125,8 @@ def _of_tenant(query: sa.Select[tuple[object, ...]], tenant_id: str | None) -> s
     return query if tenant_id is None else query.where(_TABLE.c.owner_id == tenant_id)
 
 
-def _values(file: File) -> Values:
+def values_of(file: File) -> Values:
+    """Return the row of a file."""
     return {
         "file_id": file.id,
         "owner_id": file.tenant_id,

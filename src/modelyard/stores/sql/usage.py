@@ -134,10 +134,12 @@ class SqlUsageStore:
         return await self._database.read(look)
 
     async def rows(
-        self, *, tenant_id: str | None, since: float, limit: int, request_id: str | None = None
+        self, *, tenant_id: str | None, since: float, limit: int, request_id: str | None = None, endpoint_id: str = ""
     ) -> list[UsageRow]:
-        """Return ledger rows, newest first."""
-        return await self._database.read(lambda c: usage_reports.rows(c, tenant_id, since, limit, request_id))
+        """Return ledger rows, newest first; see the contract."""
+        return await self._database.read(
+            lambda c: usage_reports.rows(c, tenant_id, since, limit, request_id, endpoint_id)
+        )
 
     async def rows_between(
         self, where: UsageFilter, *, since: float, until: float, after: Moment | None, limit: int

@@ -34,6 +34,8 @@ _COLUMNS = {
     "status": "status",
     "batch": "is_batch",
 }
+LOOKED_AT = 20_000
+"""Newest rows among which those of an endpoint are looked for."""
 _FILTERS = {
     "tenant_ids": "customer_id",
     "key_ids": "api_key_id",
@@ -141,10 +143,20 @@ def _named(asked: Question, totals: dict[tuple[Any, ...], _Total]) -> list[Usage
 
 
 def rows(
-    connection: sa.Connection, tenant_id: str | None, since: float, limit: int, request_id: str | None
+    connection: sa.Connection,
+    tenant_id: str | None,
+    since: float,
+    limit: int,
+    request_id: str | None,
+    endpoint_id: str,
 ) -> list[UsageRow]:
-    """Return ledger rows, newest first."""
+    """Return ledger rows, newest first; those of an endpoint, of which there is no index, are looked for among few."""
+    if endpoint_id:
+        at = sa.select(_LEDGER.c.created_at).order_by(_LEDGER.c.created_at.desc()).offset(LOOKED_AT).limit(1)
+        since = max(since, connection.scalar(at) or 0.0)
     query = sa.select(_LEDGER).where(_LEDGER.c.created_at >= since)
+    if endpoint_id:
+        query = query.where(_LEDGER.c.endpoint_id == endpoint_id)
     if tenant_id is not None:
         query = query.where(_LEDGER.c.customer_id == tenant_id)
     if request_id is not None:
