@@ -4,6 +4,8 @@ The ledger says how far it has read each journal; up to there every settlement
 must have its row, with the same tokens and the same money. The other way
 round: rows that arrived since the oldest journal of each worker began must be as many as
 the journals' own. If they are not, the rows that no journal knows are named.
+Work goes on meanwhile: rows come, old ones and delivered journals go. So what seems
+to be missing is looked for once more before it is called a difference.
 Journals are read a piece at a time, so their size does not matter to memory.
 """
 
@@ -34,7 +36,7 @@ async def journals_and_ledger(root: Path, books: BookStore, *, kept_since: int =
     since = max(since, kept_since)
     # One view: rows and positions belong together.
     rows, positions = await books.sum_since(since)
-    journal = LedgerSum()
+    journal, matched = LedgerSum(), 0
     for folder in folders:
         until = positions.get(folder.name)
         if until is None:
@@ -43,10 +45,11 @@ async def journals_and_ledger(root: Path, books: BookStore, *, kept_since: int =
         pieces = Follower(folder).pieces(until)
         while (piece := await asyncio.to_thread(_next, pieces)) is not None:
             kept = [one for one in piece.settled if one.intent.at >= kept_since]
-            journal = _plus(journal, await _compared(kept, since, books, findings))
+            more, found = await _compared(kept, since, books, findings)
+            journal, matched = _plus(journal, more), matched + found
             if piece.orphans:
                 findings.notes.append(f"{folder.name}: {piece.orphans} settlements of requests that nobody knows")
-    if journal.requests != rows.requests:
+    if matched != rows.requests:
         await _name_strangers(folders, positions, since, books, findings)
     findings.notes.append(
         f"as far back as all journals go, they have {journal.requests} requests, and the ledger {rows.requests}"
@@ -81,12 +84,18 @@ def _next(pieces: Iterator[Piece]) -> Piece | None:
     return next(pieces, None)
 
 
-async def _compared(settled: Sequence[Settlement], since: int, books: BookStore, findings: Findings) -> LedgerSum:
-    """Compare some settlements; return the sum of those that arrived since then."""
+async def _compared(
+    settled: Sequence[Settlement], since: int, books: BookStore, findings: Findings
+) -> tuple[LedgerSum, int]:
+    """Compare some settlements; return the sum of those that arrived since then, and how many of them have rows."""
     found = await books.entries([one.settle.request_id for one in settled])
-    requests = prompt = cached = completion = cost = 0
+    # Rows may have been let go since the comparison began.
+    kept_since = await books.kept_since() if len(found) < len(settled) else 0
+    requests = prompt = cached = completion = cost = matched = 0
     for one in settled:
         row, entry = booked(*one), found.get(one.settle.request_id)
+        if entry is None and one.intent.at < kept_since:
+            continue
         if entry is not None and entry.error_code == LINE_REPEATED and one.intent.batch_line:
             row = uncharged(row)  # which of the runs of a line bears its charge is the ledger's to say
         findings.compared += 1
@@ -94,11 +103,12 @@ async def _compared(settled: Sequence[Settlement], since: int, books: BookStore,
             findings.add(difference)
         if row.created_at >= since:
             requests += 1
+            matched += entry is not None
             prompt += row.prompt_tokens
             cached += row.cached_tokens
             completion += row.completion_tokens
             cost += row.cost_nanousd
-    return LedgerSum(requests, prompt, cached, completion, cost)
+    return LedgerSum(requests, prompt, cached, completion, cost), matched
 
 
 def _difference(row: UsageRow, entry: LedgerEntry | None) -> Difference | None:
@@ -141,21 +151,39 @@ async def _name_strangers(
     folders: Sequence[Path], positions: dict[str, Position], since: int, books: BookStore, findings: Findings
 ) -> None:
     """Name the rows that arrived since then and stand in no journal."""
+    strangers = await _strangers(folders, positions, since, books, None)
+    if strangers:
+        # Some may have been written while the journals were read, or their journals delivered and deleted.
+        strangers = await _strangers(folders, positions, since, books, strangers)
+    for id, entry in (await books.entries(sorted(strangers))).items():
+        findings.add(
+            Difference(
+                subject=id,
+                what="it is in the ledger, and in no journal",
+                tokens=-(entry.prompt_tokens + entry.completion_tokens),
+                nanousd=-entry.cost_nanousd,
+                request_ids=[id],
+            )
+        )
+
+
+async def _strangers(
+    folders: Sequence[Path],
+    positions: dict[str, Position],
+    since: int,
+    books: BookStore,
+    candidates: set[str] | None,
+) -> set[str]:
+    """Return the rows (of the candidates) that no journal knows, as far back as all journals are there now."""
     known = await asyncio.to_thread(_ids, folders, positions, since)
+    begins: int | None = await asyncio.to_thread(_begin, folders)
+    since = max(since, begins or since)
+    found: set[str] = set()
     after = ""
     while ids := await books.ids_since(since, after=after, limit=IDS):
         after = ids[-1]
-        strangers = [id for id in ids if id not in known]
-        for id, entry in (await books.entries(strangers)).items():
-            findings.add(
-                Difference(
-                    subject=id,
-                    what="it is in the ledger, and in no journal",
-                    tokens=-(entry.prompt_tokens + entry.completion_tokens),
-                    nanousd=-entry.cost_nanousd,
-                    request_ids=[id],
-                )
-            )
+        found.update(id for id in ids if id not in known and (candidates is None or id in candidates))
+    return found
 
 
 def _ids(folders: Sequence[Path], positions: dict[str, Position], since: int) -> set[str]:
