@@ -9,6 +9,7 @@ sees what is theirs, as in ``/v1/usage``.
 import math
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -159,7 +160,8 @@ class Organization:
         groups = _groups(query.group_by, ("project_id", "api_key_id", "line_item", "user_id"))
         days_max = COST_DAYS_MAX if query.bucket_width == "1d" else None
         where = await self._where(call, models=query.line_items)
-        return await self._page(query, where, groups, _cost, most=days_max)
+        currency = self._context.config.billing.currency.lower()
+        return await self._page(query, where, groups, partial(_cost, currency=currency), most=days_max)
 
     def _usage_of(self, kind: str) -> Callable[[Call[Empty, UsageQuery]], Any]:
         async def usage(call: Call[Empty, UsageQuery]) -> BucketPage:
@@ -298,12 +300,12 @@ _RESULTS: Mapping[str, Callable[[UsageBucket, Names], dict[str, Any]]] = {
 }
 
 
-def _cost(bucket: UsageBucket, groups: Names) -> dict[str, Any]:
+def _cost(bucket: UsageBucket, groups: Names, *, currency: str) -> dict[str, Any]:
     quantity, unit = _quantity(bucket) if "line_item" in groups else (None, None)
     return {
         "object": "organization.costs.result",
         # A float, as OpenAI has it; cost_nanousd is exact.
-        "amount": {"value": bucket.cost_nanousd / NANO_PER_USD, "currency": "usd"},
+        "amount": {"value": bucket.cost_nanousd / NANO_PER_USD, "currency": currency},
         "cost_nanousd": bucket.cost_nanousd,
         **_named(bucket, groups, ("project_id", "user_id", "api_key_id", "line_item")),
         "quantity": quantity,
