@@ -137,6 +137,10 @@ async def test_span_is_half_open_and_reads_dates(api: Management, manager: Ident
         ("group=model", "group"),
         ("model=a&model=b", "model"),
         ("model=%ff", "query"),
+        ("model=a%00b", "model"),
+        ("tz=%00", "tz"),
+        ("tz=Europe", "tz"),
+        ("tz=../../etc/passwd", "tz"),
     ],
 )
 async def test_bad_query_is_refused_by_parameter(api: Management, manager: Identity, query: str, param: str) -> None:

@@ -1,5 +1,6 @@
 """The books: whether they balance, how sinks stand, what accelerators cost. For admins: it is of all tenants."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Annotated, Any
 
@@ -142,7 +143,8 @@ class Books:
         hours = await books.hours(since=start, until=end)
         uses = await books.endpoint_use(since=start, until=end)
         setups = {one.id: _setup(one) for one in await self._context.store.endpoints() if not one.is_deleted}
-        report = gpu_costs.report(hours, uses, setups, now_s=self._context.clock.unix_s())
+        now_s = self._context.clock.unix_s()
+        report = await asyncio.to_thread(gpu_costs.report, hours, uses, setups, now_s=now_s)
         cost = sum(one.cost_nanousd for one in report.endpoints)
         revenue = sum(one.revenue_nanousd for one in report.endpoints)
         ready_s = sum(hour.ready_s for hour in hours)

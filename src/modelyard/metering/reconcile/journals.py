@@ -10,7 +10,7 @@ Journals are read a piece at a time, so their size does not matter to memory.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from modelyard.domain.books import LedgerEntry, LedgerSum
@@ -91,6 +91,17 @@ async def _compared(
     found = await books.entries([one.settle.request_id for one in settled])
     # Rows may have been let go since the comparison began.
     kept_since = await books.kept_since() if len(found) < len(settled) else 0
+    # In a thread: the controller has requests to answer meanwhile.
+    return await asyncio.to_thread(_judged, settled, found, since, kept_since, findings)
+
+
+def _judged(
+    settled: Sequence[Settlement],
+    found: Mapping[str, LedgerEntry],
+    since: int,
+    kept_since: int,
+    findings: Findings,
+) -> tuple[LedgerSum, int]:
     requests = prompt = cached = completion = cost = matched = 0
     for one in settled:
         row, entry = booked(*one), found.get(one.settle.request_id)
