@@ -93,6 +93,13 @@ class BookStore(Protocol):
         """Return the hours, from which on rows are kept, whose roll-up is not their sum: hour, rows, roll-up."""
         ...
 
+    async def roll_ups_apart(self, *, since: int, until: int) -> list[tuple[str, LedgerSum, LedgerSum]]:
+        """Return where roll-ups of the days and months that are touched do not agree with one another.
+
+        Each is a day or month and the roll-up's name, what that is the sum of, and its own sum.
+        """
+        ...
+
     async def day_use(self, *, since: float, until: float) -> list[DayUse]:
         """Return the ledger by UTC day and version, from the roll-ups.
 

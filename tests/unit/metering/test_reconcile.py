@@ -34,7 +34,7 @@ from modelyard.metering.reconcile.replicas import differences, ledger_and_engine
 from modelyard.metering.reconcile.stripe import ledger_and_stripe
 from modelyard.metering.stripe_reports import StripeReports
 from modelyard.stores import JournalPosition
-from modelyard.stores.sql import Database, SqlBookStore, SqlUsageStore, schema
+from modelyard.stores.sql import Database, SqlBookStore, SqlUsageStore, rollups, schema
 from modelyard.stores.stripe import StripeMeters
 
 BEGIN_S = 1_700_002_800.0  # a full hour
@@ -237,6 +237,23 @@ async def test_a_lost_row_hides_no_stranger(office: Office) -> None:
     await office.change(sa.delete(LEDGER).where(LEDGER.c.request_id == "b-000003"))
     check = await journals_and_ledger(office.root, office.books)
     assert sorted(one.subject for one in check.differences) == ["b-000003", "stranger"]
+
+
+@pytest.mark.parametrize("name", [one.table.name for one in rollups.ROLLUPS])
+async def test_a_roll_up_that_differs_from_the_others_is_found_also_where_rows_are_gone(
+    office: Office, name: str
+) -> None:
+    office.write("gateway-0", named("old", 10))
+    await office.delivery.drain()
+    await office.usage.forget_rows(before=int(BEGIN_S) + HOUR_S, limit=100)
+    span = {"since": int(BEGIN_S), "until": int(BEGIN_S) + 3 * HOUR_S}
+    assert (await rows_and_roll_ups(office.books, **span)).is_good
+    table = schema.metadata.tables[name]
+    await office.change(sa.update(table).values(cost_nanousd=table.c.cost_nanousd + 7))
+    check = await rows_and_roll_ups(office.books, **span)
+    assert check.found
+    assert {abs(one.nanousd) for one in check.differences} == {7}
+    assert name in check.differences[0].subject or name in ("usage_rollup_hourly", "usage_rollup_daily")
 
 
 async def test_a_row_that_no_journal_knows_is_found(office: Office) -> None:

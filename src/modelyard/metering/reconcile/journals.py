@@ -22,7 +22,8 @@ from modelyard.metering.settlements import Follower, Piece, Settlement, sources
 from modelyard.stores import BookStore
 
 IDS = 20_000
-HOUR_S = 3600
+HOUR_S, DAY_S = 3600, 86_400
+MONTH_S = 31 * DAY_S
 
 
 async def journals_and_ledger(root: Path, books: BookStore, *, kept_since: int = 0) -> Check:
@@ -58,20 +59,31 @@ async def journals_and_ledger(root: Path, books: BookStore, *, kept_since: int =
 
 
 async def rows_and_roll_ups(books: BookStore, *, since: int, until: int, kept_since: int = 0) -> Check:
-    """Compare the roll-up of each whole hour, from which on rows are kept, with the sum of its rows."""
+    """Compare the roll-up of each whole hour, from which on rows are kept, with the sum of its rows.
+
+    And those of the same days and months with one another, kept or not: invoices and reports come from all of them.
+    """
     findings = Findings("rows and roll-ups of the ledger", "hours")
-    since, until = max(since // HOUR_S * HOUR_S, kept_since), until // HOUR_S * HOUR_S
+    begin, until = since // DAY_S * DAY_S, until // HOUR_S * HOUR_S
+    since = max(since // HOUR_S * HOUR_S, kept_since)
     findings.compared = max(0, (until - since) // HOUR_S)
-    for hour, rows, rolled in await books.roll_up_differences(since=since, until=until):
-        findings.add(
-            Difference(
-                subject=f"hour {hour}",
-                what=f"{rows.requests} rows, and {rolled.requests} requests in the roll-up",
-                tokens=rows.prompt_tokens + rows.completion_tokens - rolled.prompt_tokens - rolled.completion_tokens,
-                nanousd=rows.cost_nanousd - rolled.cost_nanousd,
-            )
-        )
+    for start in range(since, until, DAY_S):  # a day at a time: many rows must not be one long transaction
+        for hour, rows, rolled in await books.roll_up_differences(since=start, until=min(start + DAY_S, until)):
+            what = f"{rows.requests} rows, and {rolled.requests} requests in the roll-up"
+            findings.add(_apart(f"hour {hour}", what, rows, rolled))
+    apart: dict[str, tuple[LedgerSum, LedgerSum]] = {}  # a month is touched by two of these spans
+    for start in range(begin, until, MONTH_S):
+        for subject, parts, rolled in await books.roll_ups_apart(since=start, until=min(start + MONTH_S, until)):
+            apart[subject] = parts, rolled
+    for subject, (parts, rolled) in apart.items():
+        what = f"{rolled.requests} requests, and {parts.requests} in the roll-up that it is the sum of"
+        findings.add(_apart(subject, what, parts, rolled))
     return findings.check()
+
+
+def _apart(subject: str, what: str, one: LedgerSum, other: LedgerSum) -> Difference:
+    tokens = one.prompt_tokens + one.completion_tokens - other.prompt_tokens - other.completion_tokens
+    return Difference(subject=subject, what=what, tokens=tokens, nanousd=one.cost_nanousd - other.cost_nanousd)
 
 
 def _begin(folders: Sequence[Path]) -> int | None:

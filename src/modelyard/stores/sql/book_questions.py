@@ -12,7 +12,8 @@ import sqlalchemy as sa
 
 from modelyard.domain.books import DayUse, EndpointUse, LedgerEntry, LedgerSum, ReplicaUse
 from modelyard.domain.usage import EVERYTHING, UsageRow
-from modelyard.stores.sql import retention, schema, schema_books, usage_reports
+from modelyard.policy.utc import DAY_S, day_name, first_of_month, month_name, next_month
+from modelyard.stores.sql import retention, rollups, schema, schema_books, usage_reports
 from modelyard.stores.sql.database import CHUNK
 from modelyard.stores.sql.mapping import usage_of
 
@@ -160,6 +161,47 @@ def roll_up_differences(connection: sa.Connection, since: int, until: int) -> li
     nothing = LedgerSum()
     both = [(hour, rows.get(hour, nothing), hours.get(hour, nothing)) for hour in sorted(rows.keys() | hours.keys())]
     return [one for one in both if one[1] != one[2]]
+
+
+def roll_ups_apart(connection: sa.Connection, since: int, until: int) -> list[tuple[str, LedgerSum, LedgerSum]]:
+    """Return the days and months whose roll-ups differ; every one is there for good."""
+    first, last = since // DAY_S, -(-until // DAY_S)
+    hourly = _by_day(connection, rollups.HOURLY, first, last)
+    others = (rollups.DAILY, rollups.PLATFORM_HOURLY, rollups.PLATFORM_DAILY)
+    by_day = {one.table.name: _by_day(connection, one, first, last) for one in others}
+    found, nothing = [], LedgerSum()
+    for day in range(first, last):
+        for name, days in by_day.items():
+            ours, its = hourly.get(day, nothing), days.get(day, nothing)
+            if ours != its:
+                found.append((f"{day_name(day)}, {name}", ours, its))
+    month = first_of_month(first)
+    while month < last:
+        end = next_month(month)
+        ours = _between(connection, rollups.DAILY, month, end)
+        its = _between(connection, rollups.MONTHLY, month, end)
+        if ours != its:
+            found.append((f"{month_name(month)}, {rollups.MONTHLY.table.name}", ours, its))
+        month = end
+    return found
+
+
+def _by_day(connection: sa.Connection, rollup: rollups.Rollup, first: int, last: int) -> dict[int, LedgerSum]:
+    period = rollup.table.c.period
+    # A literal, not a parameter: Postgres would not see that SELECT and GROUP BY mean the same.
+    day = period if rollup.step is rollups.Step.DAY else period - period % sa.literal_column(str(DAY_S))
+    query = sa.select(day, *_sums_of(rollup.table)).where(period >= first * DAY_S, period < last * DAY_S).group_by(day)
+    return {int(row[0]) // DAY_S: _sum(row[1:]) for row in connection.execute(query)}
+
+
+def _between(connection: sa.Connection, rollup: rollups.Rollup, first: int, last: int) -> LedgerSum:
+    period = rollup.table.c.period
+    query = sa.select(*_sums_of(rollup.table)).where(period >= first * DAY_S, period < last * DAY_S)
+    return _sum(connection.execute(query).one())
+
+
+def _sums_of(table: sa.Table) -> list[sa.ColumnElement[Any]]:
+    return [sa.func.sum(table.c[name]) for name in ("requests", *_SUMS)]
 
 
 def day_use(connection: sa.Connection, since: float, until: float) -> list[DayUse]:

@@ -150,6 +150,10 @@ class SqlBookStore:
         """Return the hours whose roll-up is not the sum of their rows; see the contract."""
         return await self._read(lambda c: book_questions.roll_up_differences(c, since, until))
 
+    async def roll_ups_apart(self, *, since: int, until: int) -> list[tuple[str, LedgerSum, LedgerSum]]:
+        """Return where roll-ups do not agree with one another; see the contract."""
+        return await self._read(lambda c: book_questions.roll_ups_apart(c, since, until))
+
     async def day_use(self, *, since: float, until: float) -> list[DayUse]:
         """Return the ledger by UTC day and version; see the contract."""
         return await self._read(lambda c: book_questions.day_use(c, since, until))
