@@ -327,16 +327,20 @@ _RESULTS: Mapping[str, _Result] = {
 
 
 def _cost(bucket: UsageBucket, groups: Names, *, currency: str) -> dict[str, Any]:
-    quantity, unit = _quantity(bucket) if "line_item" in groups else (None, None)
-    return {
-        "object": "organization.costs.result",
-        # A float, as OpenAI has it; cost_nanousd is exact.
-        "amount": {"value": bucket.cost_nanousd / NANO_PER_USD, "currency": currency},
-        "cost_nanousd": bucket.cost_nanousd,
-        **_named(bucket, groups, ("project_id", "user_id", "api_key_id", "line_item")),
-        "quantity": quantity,
-        "quantity_unit": unit,
-    }
+    found = _named(bucket, groups, _COST_FIELDS)
+    found["object"] = "organization.costs.result"
+    # A float, as OpenAI has it; cost_nanousd is exact.
+    found["amount"] = {"value": bucket.cost_nanousd / NANO_PER_USD, "currency": currency}
+    found["cost_nanousd"] = bucket.cost_nanousd
+    if "line_item" in groups:
+        found["quantity"], found["quantity_unit"] = _quantity(bucket)
+    return found
+
+
+_COST_FIELDS = (
+    *("object", "amount", "cost_nanousd", "project_id", "user_id", "api_key_id", "line_item"),
+    *("quantity", "quantity_unit"),
+)
 
 
 def _quantity(bucket: UsageBucket) -> tuple[float | None, str | None]:

@@ -123,6 +123,7 @@ class _Totals:
 
 
 _NO_UNITS: dict[str, int] = {}
+_NONE_USED: dict[str, float] = {}
 _MICRO = COUNTS.index("units_micro") + 1
 assert COUNTS[4:] == ("reasoning_tokens", "audio_input_tokens", "audio_output_tokens", "units_micro", "cost_nanousd")
 
@@ -171,7 +172,7 @@ def _named(asked: Question, totals: _Totals) -> list[UsageBucket]:
     order = [(*times, *columns).index(name) for name in asked.by]
     is_ordered, has_flag = order == sorted(order), "batch" in columns
     labels: dict[int, tuple[str, ...]] = {}
-    found = []
+    found: list[tuple[tuple[str, ...], UsageBucket]] = []
     for key, total, units in totals.items():
         values = key[1:] if times else key
         if has_flag:
@@ -180,9 +181,10 @@ def _named(asked: Question, totals: _Totals) -> list[UsageBucket]:
             if (label := labels.get(key[0])) is None:
                 label = labels[key[0]] = tuple(usage_time.label(name, key[0], asked.zone) for name in times)
             values = label + values
-        found.append((values if is_ordered else tuple([values[place] for place in order]), total, units))
-    found.sort(key=_group)
-    return _buckets(asked.by, found)
+        group = values if is_ordered else tuple([values[place] for place in order])
+        found.append((group, _bucket(dict(zip(asked.by, group, strict=True)), total, units)))
+    found.sort(key=itemgetter(0))
+    return [bucket for _, bucket in found]
 
 
 def rows(
@@ -306,16 +308,8 @@ def _text(name: str, value: Any) -> str:
     return ("true" if value else "false") if name == "batch" else str(value)
 
 
-_group = itemgetter(0)
-
-
-def _buckets(by: Sequence[str], found: Sequence[tuple[tuple[str, ...], _Sum, dict[str, int]]]) -> list[UsageBucket]:
+def _bucket(group: dict[str, str], total: _Sum, micro: dict[str, int]) -> UsageBucket:
     # By position and without what is not there: an answer may have many ten thousand of them.
-    buckets = []
-    for group, (_, requests, prompt, cached, completion, reasoning, heard, said, _, cost), micro in found:
-        units = {unit: amount / MICRO_PER_UNIT for unit, amount in micro.items()} if micro else {}
-        named = dict(zip(by, group, strict=True))
-        buckets.append(
-            UsageBucket(named, requests, prompt, cached, completion, cost, units, reasoning, heard, said, micro)
-        )
-    return buckets
+    _, requests, prompt, cached, completion, reasoning, heard, said, _, cost = total
+    units = {unit: amount / MICRO_PER_UNIT for unit, amount in micro.items()} if micro else _NONE_USED
+    return UsageBucket(group, requests, prompt, cached, completion, cost, units, reasoning, heard, said, micro)
