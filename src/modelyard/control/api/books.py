@@ -18,7 +18,9 @@ from modelyard.metering.reconcile.invoices import InvoiceLine, ledger_and_invoic
 from modelyard.metering.reconcile.journals import journals_and_ledger, rows_and_roll_ups
 from modelyard.metering.reconcile.replicas import ledger_and_engines
 from modelyard.metering.reconcile.stripe import ledger_and_stripe
+from modelyard.metering.stripe_reports import StripeReports
 from modelyard.policy import gpu_costs
+from modelyard.stores import BookStore
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
 from modelyard.web.streams import event_stream
 
@@ -186,10 +188,7 @@ class Books:
         if context.books.statuses():
             found.append(("sinks of usage", self._sinks_check))
         if (stripe := context.books.stripe) is not None:
-            meters, counted = stripe.meters, stripe.counted
-            found.append(
-                ("ledger and Stripe", lambda: ledger_and_stripe(books, meters, counted, since=start, until=end))
-            )
+            found.append(("ledger and Stripe", lambda: _stripe_check(stripe, books, start, end)))
         if asked.invoice:
             names = await self._provider_names()
             compare = ledger_and_invoice
@@ -226,6 +225,12 @@ class Books:
             done.append(await check())
             yield _encode({"type": "checked", "check": done[-1]})
         yield _encode({"type": "result", "result": _reconciled(since, until, done)})
+
+
+async def _stripe_check(stripe: StripeReports, books: BookStore, since: int, until: int) -> Check:
+    # What settled since it last looked at hours of before is no difference: it is about to be reported.
+    await stripe.catch_up()
+    return await ledger_and_stripe(books, stripe.meters, stripe.counted, since=since, until=until)
 
 
 def _encode(event: dict[str, Any]) -> str:
