@@ -20,6 +20,7 @@ from modelyard.domain.usage import (
     Price,
     Settle,
     Unit,
+    UsageBucket,
     UsageFilter,
     UsageRow,
     UsageStatus,
@@ -173,6 +174,33 @@ async def test_every_dimension_and_filter_agrees_with_the_rows(store: UsageStore
             assert found == expected(chosen, names, utc), (where, names)
         pages = await store.rows_between(where, since=since, until=until, after=None, limit=1000)
         assert pages == chosen
+
+
+@pytest.mark.parametrize("units", [True, False])
+async def test_a_sum_has_what_was_asked_of_it_whether_or_not_anything_has_units(store: UsageStore, units: bool) -> None:
+    chance = random.Random(5)
+    records: list[JournalRecord] = []
+    for number, at in enumerate(around_the_changes()[::9]):
+        intent, settle = a_request(number, at, chance)
+        assert isinstance(settle, Settle)
+        records += [intent, settle if units else msgspec.structs.replace(settle, units=0.0, unit=Unit.NONE)]
+    await store.apply(records, HERE)
+    rows = await store.rows_between(UsageFilter(), since=0.0, until=1e12, after=None, limit=100_000)
+    assert any(row.unit for row in rows) is units
+    for names in ((), ("month",), ("tenant",), ("tenant", "day"), ("day", "tenant"), ("model", "hour", "status")):
+        everything = expected(rows, names, ZoneInfo("UTC"))
+        assert await answered(store, names) == everything
+        wanted = ("cost_nanousd", "requests", "units_micro")
+        kinds = {"cost_nanousd", "requests", *(unit.value for unit in Unit)}
+        assert await answered(store, names, counts=wanted) == Counter(
+            {key: amount for key, amount in everything.items() if key[1] in kinds}
+        )
+        assert await answered(store, names, counts=("prompt_tokens",)) == Counter(
+            {key: amount for key, amount in everything.items() if key[1] == "prompt_tokens"}
+        )
+    assert await store.usage(**EVER | {"until": 5.0}, group_by=("tenant",)) == []
+    [nothing] = await store.usage(**EVER | {"until": 5.0}, group_by=())
+    assert nothing == UsageBucket({}, 0, 0, 0, 0, 0)
 
 
 async def test_rows_come_in_pages_each_once_also_those_of_one_moment(store: UsageStore) -> None:

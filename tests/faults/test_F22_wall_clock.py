@@ -126,3 +126,30 @@ def test_a_clock_that_is_set_refills_no_minute(yard: Yard, clock: WallClock) -> 
     for shift_s in (DAY, -HOUR, into_next_month(clock)):
         clock.set(shift_s)
         assert ask(yard, key).status == 429
+
+
+def test_a_key_that_expired_stays_so_and_a_new_one_goes_by_the_clock(yard: Yard, clock: WallClock) -> None:
+    key = yard.new_key(name="short", expires_at=round(clock.unix_s()) + 6 * HOUR)
+    assert ask(yard, key).status == 200
+    for shift_s in (DAY, 0, -HOUR, into_next_month(clock), 0):
+        clock.set(shift_s)
+        assert ask(yard, key).status == 401
+    again = yard.new_key(name="short again", expires_at=round(clock.unix_s()) + 6 * HOUR)
+    assert ask(yard, again).status == 200
+
+
+def test_the_books_balance_behind_a_clock_that_leapt(yard: Yard, clock: WallClock) -> None:
+    key = yard.new_key(name="balanced")
+    for shift_s in (DAY, 0, -HOUR, into_next_month(clock), 0):
+        clock.set(shift_s)
+        assert ask(yard, key).status == 200
+    clock.set(0)
+    span = f"since={int(clock.unix_s()) - 2 * DAY}&until={int(clock.unix_s()) + 40 * DAY}"
+
+    def compared() -> Any:
+        result = yard.get(f"/v1/reconciliation?{span}")
+        return result if result["checks"][0]["compared"] else None
+
+    result = eventually(compared, 15, "the journal is in the ledger")
+    assert [check for check in result["checks"] if check["found"] or check["problem"]] == []
+    assert result["balances"]

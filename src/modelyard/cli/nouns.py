@@ -1,8 +1,11 @@
 """Commands that are a noun: ``modelyard keys`` lists, ``modelyard endpoints demo`` shows one, verbs do the rest."""
 
 import re
+from datetime import UTC, datetime
 
 import click
+
+from modelyard.clock import SystemClock
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -39,3 +42,25 @@ class Duration(click.ParamType[float]):
 
 
 DURATION = Duration()
+
+
+class When(click.ParamType[float]):
+    """A moment: so long ago (``2h``, ``30d``), or a date or time (``2026-11-01``, ``2026-11-01T09:00+01:00``; UTC)."""
+
+    name = "when"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return unix seconds."""
+        text = str(value)
+        if isinstance(value, float):
+            return value
+        if re.fullmatch(r"\d+(?:\.\d+)?[smhdw]?", text):
+            return max(0.0, SystemClock.unix_s() - DURATION.convert(text, param, ctx))
+        try:
+            read = datetime.fromisoformat(text)
+            return (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
+        except (ValueError, OverflowError):
+            self.fail(f"'{text}' is no time; write 2h or 30d (so long ago), or a date like 2026-11-01.", param, ctx)
+
+
+WHEN = When()

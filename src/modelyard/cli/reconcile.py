@@ -8,7 +8,7 @@ import msgspec
 
 from modelyard.cli.exits import Exit, Failure
 from modelyard.cli.http import Platform, connected
-from modelyard.cli.nouns import DURATION
+from modelyard.cli.nouns import WHEN
 from modelyard.cli.output import Item, clean, dollars, moment, remark, show_json
 from modelyard.clock import SystemClock
 from modelyard.metering.reconcile.invoices import InvoiceError, InvoiceLine, read_invoice
@@ -18,13 +18,14 @@ _DATA = "data: "
 
 @click.command(
     "reconcile",
-    epilog="\b\nExample:\n  modelyard reconcile\n  modelyard reconcile --since 30d --invoice provider-november.csv\n"
+    epilog="\b\nExample:\n  modelyard reconcile\n"
+    "  modelyard reconcile --since 2026-11-01 --until 2026-12-01 --invoice provider-november.csv\n"
     "  modelyard reconcile --json || page-finance\n"
     "  modelyard reconcile --billed modelyard-ten-3f-modelyard_cost-1793491200-0",
     short_help="Say whether the books balance.",
 )
-@click.option("--since", type=DURATION, default="24h", show_default=True, help="So long ago.")
-@click.option("--until", type=DURATION, default="0s", show_default=True, help="So long ago.")
+@click.option("--since", type=WHEN, metavar="WHEN", default="24h", show_default=True, help="2h, 30d, or 2026-11-01.")
+@click.option("--until", type=WHEN, metavar="WHEN", help="The same, UTC. [default: now]")
 @click.option("--tolerance", type=click.FloatRange(0, 1), default=0.02, show_default=True, help="Allowed share.")
 @click.option(
     "--invoice",
@@ -47,7 +48,7 @@ def command(
     *,
     platform: Platform,
     since: float,
-    until: float,
+    until: float | None,
     tolerance: float,
     file: TextIO | None,
     billed: tuple[str, ...],
@@ -55,8 +56,7 @@ def command(
 ) -> None:
     """Compare journals, ledger, engines, Stripe and an invoice; exit code 1 where they differ."""
     _note_billed(platform, billed)
-    now_s = SystemClock.unix_s()
-    asked: Item = {"since": now_s - since, "until": now_s - until, "tolerance": tolerance}
+    asked: Item = {"since": since, "until": SystemClock.unix_s() if until is None else until, "tolerance": tolerance}
     if file is not None:
         asked["invoice"] = [msgspec.to_builtins(line) for line in _lines_of(file)]
     result: Item | None = None

@@ -95,16 +95,11 @@ def show(*, platform: Platform, is_json: bool, is_csv: bool, **given: Any) -> No
         return
     rows: list[Item] = report["data"]
     if is_csv:
-        names = [*groups, *_SUMS, "cost_nanousd", *_PARTS]
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow([*names, *(f"units_{unit}" for unit in _UNITS)])
-        for row in rows:
-            units = [row["units"].get(unit, 0) for unit in _UNITS]
-            writer.writerow([*(_inert(row[name]) for name in names), *units])
+        _write_csv(rows, groups)
         return
     headings = [*(group.upper() for group in groups), "REQUESTS", "PROMPT", "CACHED", "COMPLETION", "COST"]
     total = report["total"]
-    lines = [[*(row[group] for group in groups), *_cells(row)] for row in rows]
+    lines = [[*(_label(row, group) for group in groups), *_cells(row)] for row in rows]
     if groups and len(rows) > 1:
         lines.append(["total", *[" "] * (len(groups) - 1), *_cells(total)])
     if rows:
@@ -115,6 +110,24 @@ def show(*, platform: Platform, is_json: bool, is_csv: bool, **given: Any) -> No
         remark(f"Of these, or beside them: {', '.join(parts)}.")
     if report["data_up_to"] < int(SystemClock.unix_s()) - 2:
         remark(f"Complete up to {moment(report['data_up_to'])}; newer requests are still being booked.")
+
+
+def _write_csv(rows: list[Item], groups: tuple[str, ...]) -> None:
+    """Write all figures; a version's id has its name beside it."""
+    names = [*groups, *_SUMS, "cost_nanousd", *_PARTS]
+    labels = ["version_name"] if "version" in groups else []
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow([*names, *(f"units_{unit}" for unit in _UNITS), *labels])
+    for row in rows:
+        units = [row["units"].get(unit, 0) for unit in _UNITS]
+        writer.writerow(
+            [*(_inert(row[name]) for name in names), *units, *(_inert(row.get(name, "")) for name in labels)]
+        )
+
+
+def _label(row: Item, group: str) -> object:
+    """Return what a group is called: a version by its name, where that is known."""
+    return row.get("version_name", row[group]) if group == "version" else row[group]
 
 
 @command.command(

@@ -5,11 +5,14 @@ that are stored with those in the book, so no way of starting or ending one can
 be forgotten. Starts, readiness and ends are taken from the records, where they
 stand to the millisecond; only *busy* is sampled. A controller that was away
 books the time between as present and ready, because engines outlive it, and
-as idle, because nobody looked.
+as idle, because nobody looked. Between two looks of one controller no more is
+booked than passed on the clock that never jumps: a wall clock that is set says
+in which hour it was, and never how long.
 """
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
@@ -31,6 +34,8 @@ TOGETHER = 200
 """Replicas that are looked at before others get a turn: some milliseconds."""
 PAUSES_SEEN = 3
 """A replica that was looked at longer ago than so many pauses was not watched in between."""
+STEP_S = 2.0
+"""A wall clock that went so much further than the other one was set."""
 OVER = frozenset({ReplicaState.STOPPED, ReplicaState.FAILED})
 
 _log = logging.getLogger(__name__)
@@ -64,6 +69,8 @@ class ReplicaBook:
         self._lives: dict[str, ReplicaLife] = {}
         self._hours: dict[tuple[int, str], ReplicaHour] = {}
         """Noted, and not written yet."""
+        self._looked: tuple[float, float] | None = None
+        """The monotonic and the wall clock at the last look."""
         self._written_s = clock.monotonic_s()
 
     def __repr__(self) -> str:
@@ -87,12 +94,14 @@ class ReplicaBook:
         nodes = {id: seen.node for id, seen in self._nodes().items()}
         if not nodes:
             return  # nobody has looked at the fleet yet: what a replica costs is not known
-        now_s = self._clock.unix_s()
+        now_s, monotonic_s = self._clock.unix_s(), self._clock.monotonic_s()
         if self._living is None:
             found = await self._books.lives(since=now_s, until=now_s)
             self._living = {life.replica_id: life for life in found if life.ended_at is None}
         endpoints = {one.id: one for one in await self._store.endpoints()}
         replicas = {one.id: one for one in await self._store.replicas()}
+        is_first = self._looked is None
+        passed_s, shift_s = self._passed(now_s, monotonic_s)
         busy = self._busy(replicas)
         has_news = False
         for number, replica in enumerate(replicas.values()):
@@ -101,8 +110,13 @@ class ReplicaBook:
             before = self._living.get(replica.id)
             life = before or self._born(replica, endpoints.get(replica.endpoint_id), nodes)
             if life is not None:
+                if is_first or before is None:
+                    # What was seen by a clock that was ahead, and was set back while nobody looked.
+                    life = msgspec.structs.replace(life, seen_at=min(life.seen_at, now_s))
+                elif shift_s:
+                    life = msgspec.structs.replace(life, seen_at=life.seen_at + shift_s)
                 grown = self._note_life(self._grown(life, replica, endpoints.get(replica.endpoint_id), now_s))
-                self._add(self._booked(life, grown, row_id=_row_id(replica), is_busy=replica.id in busy))
+                self._add(self._booked(life, grown, passed_s, row_id=_row_id(replica), is_busy=replica.id in busy))
                 has_news |= before is None or grown.ended_at is not None
         for life in [one for one in self._living.values() if one.replica_id not in replicas]:
             # Gone with its endpoint since the last look.
@@ -110,6 +124,18 @@ class ReplicaBook:
             has_news = True
         if has_news or self._clock.monotonic_s() - self._written_s >= WRITE_S:
             await self._write()
+
+    def _passed(self, now_s: float, monotonic_s: float) -> tuple[float, float]:
+        """Return how long ago the last look was, and by how much the wall clock was set since."""
+        before, self._looked = self._looked, (monotonic_s, now_s)
+        if before is None:
+            return math.inf, 0.0
+        passed_s = monotonic_s - before[0]
+        shift_s = now_s - before[1] - passed_s
+        if abs(shift_s) < STEP_S:
+            return max(passed_s, now_s - before[1]), 0.0
+        _log.warning("the wall clock was set by %+.0f s; replicas' time goes on by the other one", shift_s)
+        return passed_s, shift_s
 
     def _note_life(self, life: ReplicaLife) -> ReplicaLife:
         assert self._living is not None, "read before anything is noted"
@@ -159,7 +185,7 @@ class ReplicaBook:
             accelerators=count,
             hourly_nanousd=hourly,
             started_at=replica.started_at,
-            ready_at=replica.ready_at,
+            ready_at=None,  # it was not, when it began
             ended_at=None,
             seen_at=replica.started_at,
         )
@@ -188,16 +214,20 @@ class ReplicaBook:
             **counted,
         )
 
-    def _booked(self, before: ReplicaLife, now: ReplicaLife, *, row_id: str, is_busy: bool) -> Iterable[ReplicaHour]:
-        """Return the time between two looks, by hour."""
+    def _booked(
+        self, before: ReplicaLife, now: ReplicaLife, passed_s: float, *, row_id: str, is_busy: bool
+    ) -> Iterable[ReplicaHour]:
+        """Return the time between two looks, by hour; never more than passed."""
         until = now.ended_at if now.ended_at is not None else now.seen_at
         was_watched = until - before.seen_at <= PAUSES_SEEN * self._interval_s
-        start = before.seen_at
+        start = max(before.seen_at, until - passed_s)
         while start < until:
             hour = int(start // HOUR_S * HOUR_S)
             end = min(until, hour + HOUR_S)
             present = end - start
-            ready = max(0.0, end - max(start, now.ready_at)) if now.ready_at is not None else 0.0
+            ready = present if before.ready_at is not None else 0.0
+            if before.ready_at is None and now.ready_at is not None:
+                ready = min(present, max(0.0, end - max(start, now.ready_at)))
             yield ReplicaHour(
                 hour=hour,
                 replica_id=row_id,

@@ -179,7 +179,7 @@ class Moment(msgspec.Struct, frozen=True, order=True):
     request_id: str = ""
 
 
-class UsageBucket(msgspec.Struct, frozen=True):
+class UsageBucket(msgspec.Struct, frozen=True, gc=False):
     """A sum over ledger rows. ``group`` maps each asked dimension to its value, as in ``{"model": "smol"}``, and
     ``units`` each kind of unit that was used to how much of it."""
 

@@ -30,6 +30,8 @@ from modelyard.policy.quotas import Hold, Quota, QuotaBook, QuotaRefusal
 
 _WHOSE = ("this key", "the tenant", "this model")
 """Whose the allowances of a request are, in their order."""
+SET_BACK_S = 1.0
+"""A clock that shows so much less than before was set back; less than that is how clocks are kept right."""
 _NO_MODELS: Mapping[str, Allowance] = {}
 _NO_BUDGETS: Mapping[str, Quota] = {}
 _NOTHING: Mapping[str, Any] = {}
@@ -138,6 +140,9 @@ class Accounts:
         self._keys: dict[bytes, KeyState] = {}
         self._tenants: dict[str, TenantState] = {}
         self._journal: Journal | None = None
+        self._latest_unix_s = 0.0
+        self._lapsed: set[tuple[str, int]] = set()
+        """Keys, and secrets before a rotation, that had expired when the clock was set back: id and end."""
         self.shares = Shares(worker, workers)
         self.quotas = QuotaBook(worker=worker, workers=workers)
         self.quotas.source = source or self.quotas.source
@@ -158,6 +163,8 @@ class Accounts:
             if (tenant := self._tenants.get(record.tenant_id)) is not None:
                 found[record.id.encode()] = self._key(record, tenant, now_s)
         self._keys = found
+        if self._lapsed:
+            self._lapsed = {one for one in self._lapsed if one[0].encode() in found}
         owners: list[Tenant | ApiKey] = [state.record for state in self._tenants.values()]
         owners += [state.record for state in found.values()]
         of_models = {model_subject(owner.id, model) for owner in owners for model in owner.limits.model_budgets}
@@ -173,8 +180,35 @@ class Accounts:
         if position is not None and self.quotas.has_unplaced:
             # Their own write had failed; they stand somewhere before this place.
             self._place()
+        self.seen(now_unix_s)
         self.quotas.advance(now_unix_s)
         self.quotas.hear(tidings.spent, tidings.delivered)
+
+    def seen(self, now_unix_s: float) -> float:
+        """Return the time to judge by what has expired; what had, stays so when the clock is set back."""
+        if now_unix_s >= self._latest_unix_s:
+            self._latest_unix_s = now_unix_s
+        elif now_unix_s < self._latest_unix_s - SET_BACK_S:
+            self._lapse(self._latest_unix_s)
+            self._latest_unix_s = now_unix_s
+        return self._latest_unix_s
+
+    def is_over(self, record: ApiKey, now_unix_s: float) -> bool:
+        """Say whether a key has expired, now or before the clock was set back."""
+        end = record.expires_at
+        return end is not None and (end <= now_unix_s or (record.id, end) in self._lapsed)
+
+    def _lapse(self, latest_unix_s: float) -> None:
+        """Remember what had expired; keys that are made later, or prolonged, go by the clock as it is then."""
+        for state in self._keys.values():
+            record = state.record
+            for end in (record.expires_at, record.previous_expires_at):
+                if end is not None and end <= latest_unix_s:
+                    self._lapsed.add((record.id, end))
+
+    def arrival(self, key: KeyState, now_unix_s: float) -> float:
+        """Return the time to bill a request by that arrives now: it has the price of that time, too."""
+        return self.quotas.arrival(now_unix_s) if key.quotas else now_unix_s
 
     def by_id(self, key_id: str) -> KeyState | None:
         """Return the key of this id, whoever asks."""
@@ -193,12 +227,18 @@ class Accounts:
         digest = hash_secret(pepper, text[12:55])
         record = state.record if state is not None else None
         is_new = hmac.compare_digest(digest, record.secret_hash if record is not None else _NOBODY)
-        is_proven = is_new or (record is not None and _proves_previous(record, digest, now_unix_s))
+        is_proven = is_new or (record is not None and self._proves_previous(record, digest, now_unix_s))
         if not is_proven or state is None or parse_api_key(text) is None:
             return None, state is not None
         if is_new:
             state.proven = token
         return state, True
+
+    def _proves_previous(self, record: ApiKey, digest: bytes, now_unix_s: float) -> bool:
+        previous, end = record.previous_hash, record.previous_expires_at or 0
+        if previous is None or not hmac.compare_digest(digest, previous):
+            return False
+        return now_unix_s < end and (record.id, end) not in self._lapsed
 
     # --- requests ---
 
@@ -406,13 +446,6 @@ def _out_of_quota(refused: QuotaRefusal, allowances: tuple[Allowance, ...], now_
         }
     error.limits = limit_lines(allowances, now_s)
     return errors.elsewhere(error) if refused.is_elsewhere else error
-
-
-def _proves_previous(record: ApiKey, digest: bytes, now_unix_s: float) -> bool:
-    previous = record.previous_hash
-    if previous is None or not hmac.compare_digest(digest, previous):
-        return False
-    return now_unix_s < (record.previous_expires_at or 0)
 
 
 _NOBODY = bytes(32)

@@ -74,7 +74,7 @@ def key_of(gateway: "Gateway", caller: Caller, now_unix_s: float) -> KeyState:
     if state is None and not gateway.presence.is_authoritative:
         raise errors.auth_unavailable()
     record = None if state is None else state.record
-    is_over = record is not None and record.expires_at is not None and record.expires_at <= now_unix_s
+    is_over = record is None or gateway.catalog.accounts.is_over(record, now_unix_s)
     if state is None or record is None or record.revoked_at is not None or is_over:
         raise errors.batch_key_gone()
     if state.tenant.record.is_suspended:

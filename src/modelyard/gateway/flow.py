@@ -176,7 +176,7 @@ class Gateway:
         Raises:
             ApiError: 401 for no good key, 403 for a missing scope, 503 when the key cannot be judged now.
         """
-        now_unix_s = self.clock.unix_s()
+        now_unix_s = self.catalog.accounts.seen(self.clock.unix_s())
         if request.caller is not None:
             return callers.key_of(self, request.caller, now_unix_s)
         token = bearer_token(request)
@@ -186,7 +186,7 @@ class Gateway:
                 raise errors.auth_unavailable()
             raise errors.invalid_api_key()
         record = state.record
-        if record.revoked_at is not None or (record.expires_at is not None and record.expires_at <= now_unix_s):
+        if record.revoked_at is not None or self.catalog.accounts.is_over(record, now_unix_s):
             raise errors.invalid_api_key()
         if state.tenant.record.is_suspended:
             raise errors.tenant_suspended()
@@ -232,10 +232,11 @@ class Gateway:
         output, output_max = worst_case.output_tokens(call, prompt, context_length, self.settings.max_tokens_default)
         job = self._job(request, key, call, endpoint, prompt, output)
         now_s, now_unix_s = self.clock.monotonic_s(), self.clock.unix_s()
+        arrived_at = self.catalog.accounts.arrival(key, now_unix_s)
         if request.caller is None:
-            prices = endpoint.sheet(key.record.tenant_id, now_unix_s)
+            prices = endpoint.sheet(key.record.tenant_id, arrived_at)
         else:
-            prices = endpoint.batch_sheet(key.record.tenant_id, now_unix_s, self.batch_factor_micro)
+            prices = endpoint.batch_sheet(key.record.tenant_id, arrived_at, self.batch_factor_micro)
         reservation = self.catalog.accounts.reserve(
             key,
             model=endpoint.route.name,

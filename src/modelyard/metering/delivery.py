@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from modelyard.domain.usage import JournalRecord
+from modelyard.domain.usage import JournalRecord, Settle
 from modelyard.metering.journal import read_records, segments
 from modelyard.stores import JournalPosition, StoreUnavailableError, UsageStore
 
@@ -24,19 +24,27 @@ BATCH = 2_000
 SEGMENTS_KEPT = 2
 """Newest segments of a worker that stay, delivered or not. The newest is being written; the one before may still be
 the only place of an open request while a worker, killed at just that moment, was moving it to the newest."""
+READ_BYTES = 8 * 1024 * 1024
+"""Bytes of a journal that are in memory at a time: some ten thousand records."""
+FIRST_BYTES = 256 * 1024
+"""Bytes that are looked through for when the first request ended that waits."""
 BACKOFF_MAX_S = 5.0
 
 _log = logging.getLogger(__name__)
 
 
 class Tail(NamedTuple):
-    """What is not delivered of one segment: from ``offset`` on. ``stamp`` changes with the file."""
+    """What is not delivered of one segment: from ``offset`` on. ``stamp`` changes with it.
+
+    A segment that another one follows is not written to any more.
+    """
 
     source: str
     path: Path
     offset: int
     size: int
-    stamp: tuple[int, int]
+    stamp: tuple[int, int, bool]
+    is_followed: bool
 
 
 class Delivery:
@@ -58,7 +66,7 @@ class Delivery:
         self._needed = needed
         self._needed_before: dict[str, str | None] = {}
         self._positions: dict[str, JournalPosition] | None = None
-        self._read: dict[Path, tuple[int, int]] = {}
+        self._read: dict[Path, tuple[int, int, bool]] = {}
         self._backlog = 0
         # run() and drain() take turns: two passes at once would read the same records.
         self._turn = asyncio.Lock()
@@ -110,17 +118,35 @@ class Delivery:
         return [tail for tail in tails if self._read.get(tail.path) != tail.stamp]
 
     async def _deliver(self, tail: Tail, positions: dict[str, JournalPosition]) -> None:
-        records, end = await asyncio.to_thread(read_records, tail.path, tail.offset)
-        before = positions.get(tail.source, JournalPosition(tail.source, tail.path.name, tail.offset))
+        start, end = -1, tail.offset
+        while end != start:
+            start = end
+            records, end = await asyncio.to_thread(read_records, tail.path, start, READ_BYTES)
+            if end != start:
+                await self._apply(tail, records, start, end, positions)
+        if end < tail.size and tail.is_followed:
+            # Nobody will ever finish it, and it would count as a backlog for good.
+            _log.error("journal %s: gave up %d damaged bytes at its end", tail.path, tail.size - end)
+            await self._apply(tail, (), end, tail.size, positions)
+        self._read[tail.path] = tail.stamp
+
+    async def _apply(
+        self,
+        tail: Tail,
+        records: Sequence[JournalRecord],
+        start: int,
+        end: int,
+        positions: dict[str, JournalPosition],
+    ) -> None:
+        """Apply what stands between two offsets."""
+        before = positions.get(tail.source, JournalPosition(tail.source, tail.path.name, start))
         after = JournalPosition(tail.source, tail.path.name, end)
         parts = list(_parts(records))
         for part in parts[:-1]:
             await self._store.apply(part, before)
-        if end > tail.offset:
-            await self._store.apply(parts[-1] if parts else (), after)
-            positions[tail.source] = after
-        self._read[tail.path] = tail.stamp
-        self._backlog = max(0, self._backlog - (end - tail.offset))
+        await self._store.apply(parts[-1] if parts else (), after)
+        positions[tail.source] = after
+        self._backlog = max(0, self._backlog - (end - start))
 
     def _delete_delivered(self, positions: Mapping[str, JournalPosition], needed: Mapping[str, str | None]) -> None:
         """Delete the segments before the position, but for the newest ones and what is needed. Blocks: for a thread."""
@@ -150,14 +176,33 @@ def undelivered(root: Path, positions: Mapping[str, JournalPosition]) -> list[Ta
             if position is not None and path.name <= position.segment:
                 offset = position.offset if path.name == position.segment else status.st_size
             if status.st_size > offset:
-                stamp = (status.st_size, status.st_mtime_ns)
-                found.append(Tail(folder.name, path, offset, status.st_size, stamp))
+                is_followed = path != files[-1][0]
+                stamp = (status.st_size, status.st_mtime_ns, is_followed)
+                found.append(Tail(folder.name, path, offset, status.st_size, stamp, is_followed))
     return found
 
 
 def backlog_bytes(root: Path, positions: Sequence[JournalPosition]) -> int:
     """Return the bytes of all workers' segments behind ``positions``. Blocks: for a thread."""
     return _bytes_of(undelivered(root, {position.source: position for position in positions}))
+
+
+class Backlog(NamedTuple):
+    """What waits in the journals: how much, and when the first of it ended (None: that cannot be read)."""
+
+    bytes: int
+    since: float | None
+
+
+def backlog(root: Path, positions: Sequence[JournalPosition]) -> Backlog:
+    """Return what of all workers' segments is behind ``positions``. Blocks: for a thread."""
+    tails = undelivered(root, {position.source: position for position in positions})
+    ended: list[float] = []
+    for tail in tails:
+        with contextlib.suppress(OSError):
+            records, _ = read_records(tail.path, tail.offset, FIRST_BYTES)
+            ended += [record.at for record in records if isinstance(record, Settle)][:1]
+    return Backlog(_bytes_of(tails), min(ended, default=None))
 
 
 def _bytes_of(tails: Sequence[Tail]) -> int:

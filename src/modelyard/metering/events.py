@@ -194,8 +194,7 @@ class UsageEvents:
                 return None
             entries = await self._books.entries(lines)
             repeated = {id for id, entry in entries.items() if entry.error_code == LINE_REPEATED}
-        rows = (booked(*one) for one in piece.settled)
-        return [event_of(uncharged(row) if row.request_id in repeated else row) for row in rows]
+        return await asyncio.to_thread(_made, piece, repeated)  # thousands, while it catches up
 
     async def _advance(self, source: str, end: Position) -> bool:
         """Move a cursor; say whether it stands there now."""
@@ -307,6 +306,11 @@ class UsageEvents:
             f"Kafka has been behind for {for_s / 60:.0f} minutes: its spool is {share:.0%} full{more}.{said} "
             "Check the brokers, or raise 'kafka.spool_bytes_max'."
         )
+
+
+def _made(piece: Piece, repeated: set[str]) -> list[tuple[bytes, bytes]]:
+    rows = (booked(*one) for one in piece.settled)
+    return [event_of(uncharged(row) if row.request_id in repeated else row) for row in rows]
 
 
 def _next(pieces: Iterator[Piece]) -> Piece | None:

@@ -30,6 +30,11 @@ from modelyard.domain.usage import Intent, JournalRecord, Mark, Settle, UsageSta
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 RECORD_BYTES_MAX = 64 * 1024
+READ_BYTES = 1024 * 1024
+"""Bytes read at a time at a start: what is open fits into memory, and all that was kept for Kafka does not."""
+SEGMENTS_BACK = 4
+"""Segments with records that a start reads, the newest ones. Each begins with all that was open then, so the last would
+do; one that is killed while it writes that costs one more."""
 RETRY_S = 0.5
 LOCK_PAUSE_S = 0.05
 LOCK_PATIENCE_S = 2.0
@@ -172,12 +177,15 @@ class Journal:
         self._settles: list[tuple[Settle, Callable[[], None]]] = []
         self._open: dict[str, Intent] = {}
         self._marks: dict[str, Mark] = {}
+        self._latest_s = 0.0
+        """The latest arrival that was recorded."""
         self._unwritten: list[Settle] = []
         self._is_dirty = False
         self._dirty = asyncio.Event()
         self.on_written: Callable[[], None] | None = None
         """Called after each write of a turn, while it is set: ``position`` is then where that turn's records end."""
-        left_open, self._end_before = self._left_open()
+        self._end_before: Position = ("", 0)
+        left_open = open_work(self._recorded_before())
         self._segment = ""
         self._fd, self._size = self._new_segment(), 0
         now_s = clock.unix_s()
@@ -209,6 +217,7 @@ class Journal:
     def begin(self, intent: Intent, then: Callable[[bool], None]) -> None:
         """Record a request, then dispatch it: ``then`` is told whether it was recorded; without that it must not be."""
         self._open[intent.request_id] = intent
+        self._latest_s = max(self._latest_s, intent.at)
         self._intents.append((intent, then))
         self._add(intent)
 
@@ -358,30 +367,46 @@ class Journal:
 
     def _new_segment(self) -> int:
         existing = segments(self._folder)
-        # Numbers follow the clock, so that a folder that was lost or restored never repeats one that was delivered.
-        number = max(int(existing[-1].stem) + 1 if existing else 1, int(self._clock.unix_s()))
+        # Numbers follow the clock, so that a folder that was lost or restored never repeats one that was delivered; and
+        # all that arrived before, so that one which was ahead for a while leaves nothing that seems to be of later.
+        follows = int(existing[-1].stem) + 1 if existing else 1
+        number = max(follows, int(self._clock.unix_s()), int(self._latest_s) + 1 if self._latest_s else 1)
         name = f"{number:010d}.journal"
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(self._folder / name, flags, 0o600)
         self._segment = name
         return descriptor
 
-    def _left_open(self) -> tuple[dict[str, tuple[Intent | None, Mark | None]], Position]:
-        """Return the work that earlier runs left open, and where their last whole record ends."""
-        records: list[JournalRecord] = []
-        ends_at: Position = ("", 0)
-        for path in segments(self._folder):
-            found, end = read_records(path, 0)
-            records += found
+    def _recorded_before(self) -> Iterator[JournalRecord]:
+        """Yield the newest records of earlier runs, and note where their last whole one ends."""
+        for path in [path for path in segments(self._folder) if _size_of(path)][-SEGMENTS_BACK:]:
+            start, end = -1, 0
+            while end != start:
+                start = end
+                try:
+                    records, end = read_records(path, start, READ_BYTES)
+                except FileNotFoundError:  # delivered, and deleted since it was listed
+                    break
+                for record in records:
+                    if isinstance(record, Intent):
+                        self._latest_s = max(self._latest_s, record.at)
+                    yield record
             if end:
-                ends_at = (path.name, end)
-        return open_work(records), ends_at
+                self._end_before = (path.name, end)
 
 
 def frame_of(record: JournalRecord) -> bytes:
     """Return a record as it stands in a segment."""
     body = _encode(record)
     return _HEAD.pack(len(body), zlib.crc32(body)) + body
+
+
+def _size_of(path: Path) -> int:
+    """Return a segment's size; one that was delivered may be deleted since it was listed."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _lock(folder: Path, patience_s: float) -> int:

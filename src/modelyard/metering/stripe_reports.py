@@ -74,6 +74,8 @@ class StripeReports:
         self._tenants = tenants
         self._spared = spared
         self._swept_s: float | None = None
+        self._turn = asyncio.Lock()
+        """Two that note at once would both write down the same part."""
         self._attempts: dict[str, int] = {}
         self._sent = 0
         self._pending = 0
@@ -138,7 +140,7 @@ class StripeReports:
             SinkError: Stripe cannot take it now; the rest waits.
             StoreUnavailableError: the books cannot be read or written.
         """
-        begun = await self._note()
+        begun = await self._noted()
         try:
             await self._send(begun)
         except SinkError:
@@ -148,7 +150,20 @@ class StripeReports:
             await self._count(begun)
         self._behind_since = None
 
+    async def catch_up(self) -> None:
+        """Write down all that is new in hours that are over, what settled late too; nothing is sent.
+
+        Raises:
+            StoreUnavailableError: the books cannot be read or written.
+        """
+        self._swept_s = None
+        await self._noted()
+
     # --- from the ledger to events --------------------------------------------------
+
+    async def _noted(self) -> int:
+        async with self._turn:
+            return await self._note()
 
     async def _note(self) -> int:
         """Write down events of hours that are over; return the first hour that is Stripe's business."""

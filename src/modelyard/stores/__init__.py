@@ -288,7 +288,7 @@ class UsageStore(Protocol):
         """Return how many intents have no settle yet."""
         ...
 
-    async def usage(
+    async def usage(  # noqa: PLR0913 - all that a question may say
         self,
         *,
         tenant_id: str | None,
@@ -299,6 +299,7 @@ class UsageStore(Protocol):
         group_by: Sequence[str],
         where: UsageFilter = EVERYTHING,
         tz: str = "UTC",
+        counts: Collection[str] | None = None,
     ) -> list[UsageBucket]:
         """Return sums over rows with ``since`` <= created_at < ``until`` (unix seconds, filters ANDed).
 
@@ -306,7 +307,8 @@ class UsageStore(Protocol):
         ``batch`` (``true``, ``false``), ``minute``, ``hour`` (``2026-11-29T14:00:00Z``, UTC's), ``day`` and ``month``
         (``2026-11-29``, ``2026-11``, those of ``tz``, an IANA time zone); ordered by the groups; one total bucket when
         empty. Minutes are of rows that are kept. Where rows are not kept any more, ``since``, ``until`` and the starts
-        of days that are no whole hours move down to the start of theirs.
+        of days that are no whole hours move down to the start of theirs. ``counts`` names what is wanted of a sum
+        (``requests``, ``prompt_tokens`` and so on; ``units_micro`` for units), where that is not all; the rest is 0.
 
         Raises:
             TooManyGroupsError: the answer would have hundreds of thousands of groups.

@@ -4,7 +4,7 @@ A sink (Kafka, Stripe) is a projection with a cursor of its own: it is behind by
 as much as it likes, and holds up nobody else.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from modelyard.domain.books import (
@@ -61,12 +61,20 @@ class BookStore(Protocol):
         """Return who used what in the hours from ``since`` on, before ``until``."""
         ...
 
-    async def replica_use(self, lives: Mapping[str, tuple[float, float]]) -> dict[str, ReplicaUse]:
-        """Return what the ledger has of replicas, between the two moments (of settlement) of each."""
+    async def kept_since(self) -> int:
+        """Return the hour from which on all rows are there; 0 if none was ever removed."""
         ...
 
-    async def unsure_requests(self, replica_id: str, *, limit: int) -> list[str]:
-        """Return requests of a replica that were retried, cut off or estimated, newest first."""
+    async def replica_use(self, *, since: float, until: float, margin_s: float) -> dict[str, ReplicaUse]:
+        """Return what the ledger has of replicas whose lives are known, of the requests that arrived between.
+
+        Those count that settled in the replica's life, up to ``margin_s`` before its engine's counters were read.
+        """
+        ...
+
+    async def unsure_requests(self, replica_id: str, *, since: float, until: float, limit: int) -> list[str]:
+        """Return requests of a replica that were retried, cut off or estimated, newest first; of those that arrived
+        between."""
         ...
 
     async def entries(self, request_ids: Collection[str]) -> dict[str, LedgerEntry]:
@@ -86,11 +94,22 @@ class BookStore(Protocol):
         ...
 
     async def roll_up_differences(self, *, since: int, until: int) -> list[tuple[int, LedgerSum, LedgerSum]]:
-        """Return the hours whose roll-up is not the sum of their rows: hour, rows, roll-up."""
+        """Return the hours, from which on rows are kept, whose roll-up is not their sum: hour, rows, roll-up."""
+        ...
+
+    async def roll_ups_apart(self, *, since: int, until: int) -> list[tuple[str, LedgerSum, LedgerSum]]:
+        """Return where roll-ups of the days and months that are touched do not agree with one another.
+
+        Each is a day or month and the roll-up's name, what that is the sum of, and its own sum.
+        """
         ...
 
     async def day_use(self, *, since: float, until: float) -> list[DayUse]:
-        """Return the ledger by UTC day and version."""
+        """Return the ledger by UTC day and version, from the roll-ups.
+
+        Raises:
+            TooManyGroupsError: it is too much for one answer.
+        """
         ...
 
     async def unsure_of_version(self, version_id: str, *, since: float, until: float, limit: int) -> list[str]:

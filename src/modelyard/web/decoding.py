@@ -86,6 +86,9 @@ def decode_query(type: type[T], query: bytes) -> T:
     lists = _lists_of(struct)
     found: dict[str, str | list[str]] = {}
     for name, value in pairs:
+        if "\0" in value:
+            # Nothing that is asked for has one, and Postgres refuses texts that do.
+            raise invalid_value(name[:_PARAM_LENGTH_MAX], "it has a NUL character")
         if (plain := name.removesuffix("[]")) in lists:
             values = found.setdefault(plain, [])
             assert isinstance(values, list), "only lists are kept under the names of lists"

@@ -27,11 +27,20 @@ USD = 1_000_000_000
 GIB = 1024**3
 
 
+class SetClock(ManualClock):
+    """A clock whose date can be set; the monotonic one goes on."""
+
+    shift_s = 0.0
+
+    def unix_s(self) -> float:
+        return self.start_s + self.elapsed_s + self.shift_s
+
+
 class Floor:
     """A stored endpoint with replicas, and the book of them."""
 
     def __init__(self, database: Database) -> None:
-        self.clock = ManualClock(start_s=BEGIN_S)
+        self.clock = SetClock(start_s=BEGIN_S)
         self.store = SqlControlStore(database)
         self.books = SqlBookStore(database)
         self.loads: dict[str, EngineLoad] = {}
@@ -271,3 +280,48 @@ async def test_hours_are_summed_by_replica_and_owner(floor: Floor) -> None:
     for field in ("present_s", "ready_s", "busy_s", "accelerator_s", "cost_nanousd"):
         assert sum(getattr(one, field) for one in sums) == pytest.approx(sum(getattr(one, field) for one in hours))
     assert await floor.books.replica_sums(since=int(BEGIN_S) + 2 * HOUR_S, until=2**40) == []
+
+
+@pytest.mark.parametrize("shift_s", [-HOUR_S, -7, 86_400, 40 * 86_400])
+async def test_a_wall_clock_that_is_set_and_comes_back_adds_and_takes_no_second(floor: Floor, shift_s: float) -> None:
+    await floor.put(ReplicaState.READY, ready=BEGIN_S)
+    await floor.looks(6)
+    floor.clock.shift_s = shift_s
+    await floor.put(ReplicaState.READY, id="rep-2", started=floor.clock.unix_s(), ready=floor.clock.unix_s())
+    await floor.looks(6)
+    await floor.put(ReplicaState.STOPPED, id="rep-2", started=floor.clock.unix_s() - 60)
+    await floor.looks(1)
+    floor.clock.shift_s = 0.0
+    await floor.looks(6)
+    await floor.put(ReplicaState.STOPPED, ready=BEGIN_S)
+    await floor.looks(3)
+    booked = {one: [hour for hour in await floor.hours() if hour.replica_id == one] for one in ("rep-1", "rep-2")}
+    assert sum(hour.present_s for hour in booked["rep-1"]) == 190
+    assert sum(hour.ready_s for hour in booked["rep-1"]) == 190
+    assert sum(hour.cost_nanousd for hour in booked["rep-1"]) == pytest.approx(190 / HOUR_S * 2 * USD, rel=1e-6)
+    assert sum(hour.present_s for hour in booked["rep-2"]) == 60
+
+
+async def test_a_replica_that_ends_behind_a_clock_that_was_set_back_has_its_own_seconds(floor: Floor) -> None:
+    floor.clock.shift_s = HOUR_S
+    await floor.put(ReplicaState.READY, started=floor.clock.unix_s(), ready=floor.clock.unix_s())
+    await floor.looks(6)
+    floor.clock.shift_s = 0.0
+    await floor.looks(6)
+    await floor.put(ReplicaState.STOPPED, started=BEGIN_S + HOUR_S, ready=BEGIN_S + HOUR_S)
+    await floor.looks(2)
+    hours = await floor.hours()
+    assert sum(hour.present_s for hour in hours) == pytest.approx(120, abs=INTERVAL_S)
+
+
+async def test_a_controller_that_begins_again_behind_a_clock_that_was_ahead_goes_on_at_once(floor: Floor) -> None:
+    await floor.put(ReplicaState.READY, ready=BEGIN_S)
+    floor.clock.shift_s = 86_400
+    await floor.looks(6)
+    await floor.hours()
+    floor.clock.shift_s = 0.0
+    floor.book = floor.new_book()
+    await floor.book.note()
+    before = sum(hour.present_s for hour in await floor.hours())
+    await floor.looks(6)
+    assert sum(hour.present_s for hour in await floor.hours()) == before + 60

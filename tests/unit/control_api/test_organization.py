@@ -8,17 +8,22 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import openai
 import pyarrow.parquet
 import pytest
 from tests.conformance.test_usage_rollups import a_request
-from tests.support.management import Management
+from tests.support.management import Management, management
 
+from modelyard.config import Config
+from modelyard.config.billing import BillingConfig
+from modelyard.control.api.usage_export import RowsGoneError
 from modelyard.domain.tenants import PLATFORM, Identity, Scope
 from modelyard.domain.usage import Intent, JournalRecord, Price, Settle, Unit, UsageFilter, UsageRow, UsageStatus
 from modelyard.stores import JournalPosition
+from modelyard.stores.sql import SqlUsageStore
 
 HOUR, DAY = 3600, 86_400
 NOON = int(datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp())
@@ -385,3 +390,35 @@ async def test_dates_and_days_are_those_of_the_zone(api: Management, admin: Iden
     for tz in ("Mars/Phobos", "../../etc/passwd", "", "Asia", "x" * 99):
         answer = await api.call(admin, "GET", f"/v1/usage?tz={tz}")
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tz"), tz
+
+
+async def test_an_export_that_the_sweep_of_old_rows_overtakes_is_cut_off(
+    api: Management, admin: Identity, rows: list[UsageRow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a ledger must not be taken for a whole one."""
+    monkeypatch.setattr("modelyard.control.api.usage_export.PAGE_ROWS", 7)
+    real, cut = SqlUsageStore.rows_between, int(rows[100].created_at // HOUR * HOUR)
+
+    async def swept(store: SqlUsageStore, *given: Any, **asked: Any) -> list[UsageRow]:
+        found = await real(store, *given, **asked)
+        if asked["after"] is None:
+            await store.forget_rows(before=cut, limit=1000)
+        return found
+
+    monkeypatch.setattr(SqlUsageStore, "rows_between", swept)
+    with pytest.raises(RowsGoneError):
+        await exported(api, admin, "format=csv")
+    monkeypatch.undo()
+    answer = await api.call(admin, "GET", f"/v1/usage/export?format=jsonl&since={cut}")
+    found = read("jsonl", answer.content)
+    assert len(found) == sum(row.created_at >= cut for row in rows)
+
+
+async def test_costs_are_in_the_currency_of_the_installation(tmp_path: Path) -> None:
+    async with management(tmp_path, Config(billing=BillingConfig(currency="EUR"))) as api:
+        admin, _ = await api.key(PLATFORM, Scope.ADMIN)
+        at = api.clock.unix_s() - 100
+        await api.context.usage.apply(a_request(1, at, random.Random(1)), JournalPosition("g", "1.journal", 1))
+        answer = (await api.call(admin, "GET", f"/v1/organization/costs?start_time={int(at) - DAY}")).json()
+        amounts = [result["amount"] for bucket in answer["data"] for result in bucket["results"]]
+        assert [amount["currency"] for amount in amounts] == ["eur"]

@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import pytest
+from tests.support.journals import intent_of, settle_of, write_run
 from tests.support.management import Management
 
+from modelyard.domain.catalog import Artifact, ModelVersion
+from modelyard.domain.endpoints import Endpoint, Release, Scaling
 from modelyard.domain.tenants import PLATFORM, Identity, Scope
 from modelyard.domain.usage import Intent, JournalRecord, Price, Settle, UsageStatus
 from modelyard.metering.prices import usd
@@ -134,6 +137,10 @@ async def test_span_is_half_open_and_reads_dates(api: Management, manager: Ident
         ("group=model", "group"),
         ("model=a&model=b", "model"),
         ("model=%ff", "query"),
+        ("model=a%00b", "model"),
+        ("tz=%00", "tz"),
+        ("tz=Europe", "tz"),
+        ("tz=../../etc/passwd", "tz"),
     ],
 )
 async def test_bad_query_is_refused_by_parameter(api: Management, manager: Identity, query: str, param: str) -> None:
@@ -163,6 +170,47 @@ async def test_data_is_not_called_fresh_while_a_journal_waits(
     api.clock.advance(30)
     report = (await api.call(manager, "GET", "/v1/usage")).json()
     assert report["data_up_to"] == int(api.clock.unix_s()) - 30 - 60 + 1
+
+
+async def test_the_ledger_is_complete_up_to_the_first_request_that_waits_whichever_worker_is_ahead(
+    api: Management, manager: Identity, user: Identity
+) -> None:
+    root, now = api.context.data.journal, api.clock.unix_s()
+    api.clock.advance(30)
+    write_run(root, "gateway-0", [], api.clock, pairs=[(intent_of("a", now + 9), settle_of("a", now + 20))])
+    write_run(
+        root,
+        "gateway-1",
+        [],
+        api.clock,
+        pairs=[(intent_of("b", now - 900), settle_of("b", now - 300)), (intent_of("c", now), settle_of("c", now + 10))],
+    )
+    report = (await api.call(manager, "GET", "/v1/usage")).json()
+    assert report["data_up_to"] == int(now) - 300, "not up to the newest row, which ended later"
+
+
+async def test_versions_have_their_names_beside_their_ids(
+    api: Management, manager: Identity, admin: Identity, user: Identity
+) -> None:
+    version = ModelVersion(
+        id="ver-x",
+        tenant_id=manager.tenant_id,
+        name="smol",
+        version="v3",
+        framework="simulated",
+        artifact=Artifact(""),
+        options={},
+        created_at=0,
+    )
+    endpoint = Endpoint("ep-x", manager.tenant_id, "smol", (Release("ver-x"),), Scaling(), created_at=0)
+    await api.context.store.add_deployment(version, endpoint)
+    stranger, _ = await api.key(PLATFORM, Scope.MANAGE)
+    for who, names in ((manager, ["smol@v3"]), (user, ["smol@v3"]), (admin, ["smol@v3"]), (stranger, [None])):
+        rows = (await api.call(who, "GET", "/v1/usage?group_by=version")).json()["data"]
+        assert [row["version"] for row in rows] == ["ver-x"]
+        assert [row.get("version_name") for row in rows] == names, "another tenant's name is none of its business"
+    rows = (await api.call(manager, "GET", "/v1/usage?group_by=model")).json()["data"]
+    assert "version_name" not in rows[0]
 
 
 @pytest.mark.parametrize(

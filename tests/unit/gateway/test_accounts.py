@@ -287,3 +287,61 @@ def test_a_worker_whose_part_is_used_sends_to_another_that_has_room(bench: Calla
     assert "new connection" in error.message
     never = yard.refused(prompt=51, output=0, now_s=2.0)
     assert (never.should_retry, never.is_of_worker) == (False, False)
+
+
+# --- a clock that is set back --------------------------------------------------------
+
+
+def expiring(bench: Bench, end: float, **more: Any) -> None:
+    record = ApiKey(
+        PARSED.key_id, "t", "k", hash_secret(PEPPER, PARSED.secret), (Scope.INFERENCE,), 0, expires_at=int(end), **more
+    )
+    bench.accounts.take([Tenant("t", "t", 0)], [record], now_s=0.0)
+
+
+def is_over(bench: Bench, now_unix_s: float) -> bool:
+    seen = bench.accounts.seen(now_unix_s)
+    return bench.accounts.is_over(bench.key.record, seen)
+
+
+def test_a_key_that_expired_stays_so_when_the_clock_is_set_back(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    expiring(bench, NOON + 100)
+    assert [is_over(bench, NOON + at) for at in (0, 99, -3600, 99.5, 100, 86_400)] == [False] * 4 + [True] * 2
+    assert [is_over(bench, NOON + at) for at in (0, -3600, 99, 50)] == [True] * 4
+    bench.limit()  # without an end
+    expiring(bench, NOON + 200)
+    assert not is_over(bench, NOON + 50), "it was prolonged"
+    bench.journal.close()
+
+
+def test_a_key_that_is_made_behind_a_clock_that_was_ahead_goes_by_the_clock(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.accounts.seen(NOON + 40 * 86_400)
+    bench.accounts.seen(NOON)
+    expiring(bench, NOON + 100)
+    assert [is_over(bench, NOON + at) for at in (1, 99, 98.5, 100)] == [False, False, False, True]
+    bench.journal.close()
+
+
+def test_a_secret_before_a_rotation_that_expired_stays_so(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    _, parsed = new_api_key()
+    record = ApiKey(
+        PARSED.key_id,
+        "t",
+        "k",
+        hash_secret(PEPPER, parsed.secret),
+        (Scope.INFERENCE,),
+        0,
+        previous_hash=hash_secret(PEPPER, PARSED.secret),
+        previous_expires_at=int(NOON) + 100,
+    )
+    bench.accounts.take([Tenant("t", "t", 0)], [record], now_s=0.0)
+
+    def proves(now_unix_s: float) -> bool:
+        seen = bench.accounts.seen(now_unix_s)
+        return bench.accounts.key(TOKEN.encode(), PEPPER, now_unix_s=seen)[0] is not None
+
+    assert [proves(NOON + at) for at in (0, 99, 100, 50, -3600)] == [True, True, False, False, False]
+    bench.journal.close()

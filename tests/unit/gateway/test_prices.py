@@ -8,8 +8,10 @@ import pytest
 from tests.unit.gateway.test_fallbacks import ANSWER, Fallen, asked
 
 from modelyard.domain.prices import Tariff
-from modelyard.domain.routing_table import RoutingTable
+from modelyard.domain.routing_table import RoutingTable, Spent, Tidings
+from modelyard.domain.tenants import Limits
 from modelyard.domain.usage import Intent, Price
+from modelyard.policy.utc import day_name, day_of, month_name
 
 CHEAP, DEAR, OWN = Price(input=1_000_000), Price(input=9_000_000), Price(input=5_000_000)
 
@@ -31,6 +33,18 @@ class Priced(Fallen):
             "e", self.revision, table.tenants, table.keys, (msgspec.structs.replace(route, tariffs=tariffs),)
         )
         self.gateway.catalog.take(new, now_s=self.clock.monotonic_s())
+
+    def bound(self, limits: Limits) -> None:
+        """Give the key limits, of which nothing is used."""
+        accounts, table = self.gateway.catalog.accounts, self.gateway.catalog.table
+        assert table is not None
+        (key,) = table.keys
+        accounts.attach(self.journal)
+        accounts.take(table.tenants, [msgspec.structs.replace(key, limits=limits)], now_s=self.clock.monotonic_s())
+        source, position, now = accounts.quotas.source, self.journal.position, self.clock.unix_s()
+        assert position is not None
+        spent = Spent(key.id, day_name(day_of(now)), month_name(day_of(now)), 0, 0, 0, 0, source)
+        accounts.hear(Tidings(spent=(spent,), delivered={source: position}), now_unix_s=now)
 
     def billed(self) -> list[Price]:
         return [one.price for one in self.records() if isinstance(one, Intent)]
@@ -86,3 +100,18 @@ def test_lines_of_batches_pay_their_share_which_is_made_once_while_a_price_holds
     bench.price(Tariff("t", "", 0, 0, OWN), Tariff("", "", 0, 0, CHEAP))
     assert bench.endpoint.batch_sheet("t", float(bench.at) + 2, 500_000).most.input == 2_500_000
     assert bench.endpoint.batch_sheet("other", float(bench.at) + 2, 500_000).most == half
+
+
+def test_a_request_is_billed_at_the_price_of_the_day_on_which_it_is_booked(bench: Priced) -> None:
+    """A quota's day never begins twice: behind a clock that was set back, requests count on the new day."""
+    midnight = (int(bench.clock.unix_s()) // 86_400 + 1) * 86_400
+    bench.price(Tariff("", "", midnight, 0, DEAR), Tariff("", "", 0, 0, CHEAP))
+    bench.bound(Limits(tokens_per_day=10**9))
+    bench.clock.advance(midnight + 5 - bench.clock.unix_s())
+    asked(bench)
+    bench.pool.opened[-1][0].data_received(ANSWER)
+    bench.clock.elapsed_s -= 10
+    asked(bench)
+    bench.pool.opened[-1][0].data_received(ANSWER)
+    intents = [one for one in bench.records() if isinstance(one, Intent)]
+    assert [(one.at, one.price) for one in intents] == [(midnight + 5, DEAR), (midnight, DEAR)]

@@ -12,7 +12,8 @@ from tests.support.waiting import eventually_async
 
 from modelyard.clock import ManualClock
 from modelyard.domain.usage import Intent, Price, Settle, UsageStatus
-from modelyard.metering.delivery import BATCH, Delivery
+from modelyard.metering import delivery as delivering
+from modelyard.metering.delivery import BATCH, Delivery, backlog_bytes
 from modelyard.metering.journal import Journal, segments
 from modelyard.stores import JournalPosition, StoreUnavailableError
 from modelyard.stores.sql import SqlUsageStore
@@ -38,12 +39,12 @@ class Books:
         journal = Journal(self.root / worker, sync_s=0.01, clock=ManualClock(), soon=lambda flush: flush())
         for rid in requests:
             journal.begin(
-                Intent(rid, 1e9, "t", "k", "ep", "smol", "ver", "/v1/chat/completions", False, 1, 9, Price()),
+                Intent(rid, 1e6, "t", "k", "ep", "smol", "ver", "/v1/chat/completions", False, 1, 9, Price()),
                 lambda is_written: None,
             )
             if settled:
                 journal.settle(
-                    Settle(rid, 1e9, 1, 0, 2, UsageStatus.SUCCESS, 200, "", None, 1.0, "rep", 1, is_estimated=False),
+                    Settle(rid, 1e6, 1, 0, 2, UsageStatus.SUCCESS, 200, "", None, 1.0, "rep", 1, is_estimated=False),
                     lambda: None,
                 )
         journal.close()
@@ -180,6 +181,32 @@ async def test_a_torn_end_of_an_old_segment_does_not_hold_up_the_next(books: Boo
     rows = await books.store.rows(tenant_id=None, since=0, limit=10)
     assert len(rows) == 5 + settled_by_recovery
     assert [row.request_id for row in rows if row.status is UsageStatus.INTERRUPTED] == ["a-2"]
+
+
+async def test_a_torn_end_that_nobody_will_finish_is_no_backlog_for_good(books: Books) -> None:
+    """Nothing would be called complete, and no old row ever go, once a worker was gone that a power loss had hit."""
+    books.journal("gateway-7", named("a", 3))
+    (path,) = segments(books.root / "gateway-7")
+    path.write_bytes(path.read_bytes() + b"\x40\x00\x00\x00half of a record")
+    await books.delivery.drain()
+    assert books.delivery.backlog() > 0, "it may be under way"
+    books.journal("gateway-7", [])  # a start that has nothing to write
+    await books.delivery.drain()
+    await books.delivery.drain()
+    assert books.delivery.backlog() == 0
+    assert backlog_bytes(books.root, await books.store.positions()) == 0
+    books.journal("gateway-7", ["b"])
+    await books.a_delivery().drain()
+    assert await books.billed() == 4
+
+
+async def test_a_large_journal_is_read_a_piece_at_a_time(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivering, "READ_BYTES", 10_000)
+    books.journal("gateway-0", named("a", 500))
+    books.journal("gateway-0", named("b", 500))
+    await books.delivery.drain()
+    assert await books.billed() == 1000
+    assert books.delivery.backlog() == 0
 
 
 async def test_a_journal_that_was_replaced_is_read_from_its_start(books: Books) -> None:

@@ -5,12 +5,14 @@ import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from modelyard.clock import ManualClock
 from modelyard.domain.usage import Intent, Mark, Price, Settle, UsageStatus
+from modelyard.metering import journal as journals
 from modelyard.metering.journal import Journal, JournalLockedError, open_work, read_records, segments
 
 
@@ -218,6 +220,46 @@ async def test_a_folder_that_was_lost_does_not_repeat_numbers_that_were_delivere
     again = Journal(tmp_path / "restored", sync_s=0.01, clock=clock, soon=at_once)
     again.close()
     assert segments(tmp_path / "restored")[0].name > segments(tmp_path / "a")[0].name
+
+
+async def test_a_segment_is_numbered_behind_all_that_arrived_before_it(tmp_path: Path) -> None:
+    """Also behind a clock that was ahead for a while: what arrived then stands in none that seems to be older."""
+    clock = ManualClock()
+    for at in (5e6, 7.0, 8.0):
+        book = Journal(tmp_path, sync_s=0.01, clock=clock, soon=at_once)
+        assert begin(book, msgspec.structs.replace(intent(f"r{at}"), at=at))
+        book.settle(settled(f"r{at}"), nothing)
+        book._rotate()
+        book.close()
+    numbers = [int(path.stem) for path in segments(tmp_path)]
+    assert numbers[0] == int(clock.unix_s())
+    assert all(number > 5e6 for number in numbers[1:])
+
+
+async def test_a_start_reads_the_newest_segments_only_and_a_piece_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka may be away for days, and all of its spool stay; a worker that is killed then must start all the same."""
+    for number in range(9):
+        book = journal(tmp_path)
+        for part in range(300):
+            assert begin(book, intent(f"r{number}-{part}"))
+            if (number, part) != (8, 7):
+                book.settle(settled(f"r{number}-{part}"), nothing)
+        book.close()
+    read: list[tuple[Path, int]] = []
+
+    def noted(path: Path, offset: int, bytes_max: int = -1) -> tuple[list[Any], int]:
+        read.append((path, bytes_max))
+        return read_records(path, offset, bytes_max)
+
+    monkeypatch.setattr(journals, "read_records", noted)
+    monkeypatch.setattr(journals, "READ_BYTES", 10_000)
+    book = journal(tmp_path)
+    assert book.recovered == 1
+    assert {path for path, _ in read} == set(segments(tmp_path)[5:9])
+    assert {size for _, size in read} == {10_000}
+    book.close()
 
 
 async def test_a_turn_is_one_write_and_nothing_happens_before_it(tmp_path: Path) -> None:

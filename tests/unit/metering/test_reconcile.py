@@ -31,7 +31,7 @@ from modelyard.metering.reconcile.replicas import differences, ledger_and_engine
 from modelyard.metering.reconcile.stripe import ledger_and_stripe
 from modelyard.metering.stripe_reports import StripeReports
 from modelyard.stores import JournalPosition
-from modelyard.stores.sql import Database, SqlBookStore, SqlUsageStore, schema
+from modelyard.stores.sql import Database, SqlBookStore, SqlUsageStore, rollups, schema
 from modelyard.stores.stripe import StripeMeters
 
 BEGIN_S = 1_700_002_800.0  # a full hour
@@ -174,6 +174,34 @@ async def test_rows_that_are_not_kept_any_more_are_no_difference(office: Office)
     span = {"since": int(BEGIN_S), "until": int(BEGIN_S) + 3 * HOUR_S}
     assert (await rows_and_roll_ups(office.books, **span)).found == 1
     assert (await rows_and_roll_ups(office.books, **span, kept_since=kept_since)).is_good
+
+
+async def test_a_lost_row_hides_no_stranger(office: Office) -> None:
+    office.write("gateway-0", named("a", 10))
+    office.write("gateway-0", named("b", 10))
+    await office.delivery.drain()
+    stranger = [intent_of("stranger", office.clock.unix_s() + 10), settle_of("stranger", office.clock.unix_s() + 11)]
+    await office.usage.apply(stranger, JournalPosition("gateway-9", "1700000000.journal", 1))
+    await office.change(sa.delete(LEDGER).where(LEDGER.c.request_id == "b-000003"))
+    check = await journals_and_ledger(office.root, office.books)
+    assert sorted(one.subject for one in check.differences) == ["b-000003", "stranger"]
+
+
+@pytest.mark.parametrize("name", [one.table.name for one in rollups.ROLLUPS])
+async def test_a_roll_up_that_differs_from_the_others_is_found_also_where_rows_are_gone(
+    office: Office, name: str
+) -> None:
+    office.write("gateway-0", named("old", 10))
+    await office.delivery.drain()
+    await office.usage.forget_rows(before=int(BEGIN_S) + HOUR_S, limit=100)
+    span = {"since": int(BEGIN_S), "until": int(BEGIN_S) + 3 * HOUR_S}
+    assert (await rows_and_roll_ups(office.books, **span)).is_good
+    table = schema.metadata.tables[name]
+    await office.change(sa.update(table).values(cost_nanousd=table.c.cost_nanousd + 7))
+    check = await rows_and_roll_ups(office.books, **span)
+    assert check.found
+    assert {abs(one.nanousd) for one in check.differences} == {7}
+    assert name in check.differences[0].subject or name in ("usage_rollup_hourly", "usage_rollup_daily")
 
 
 async def test_a_row_that_no_journal_knows_is_found(office: Office) -> None:

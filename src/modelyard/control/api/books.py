@@ -1,5 +1,6 @@
 """The books: whether they balance, how sinks stand, what accelerators cost. For admins: it is of all tenants."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Annotated, Any
 
@@ -19,8 +20,10 @@ from modelyard.metering.reconcile.invoices import InvoiceLine, ledger_and_invoic
 from modelyard.metering.reconcile.journals import journals_and_ledger, rows_and_roll_ups
 from modelyard.metering.reconcile.replicas import ledger_and_engines
 from modelyard.metering.reconcile.stripe import ledger_and_stripe
+from modelyard.metering.stripe_reports import StripeReports
 from modelyard.policy import gpu_costs
 from modelyard.policy.free_accelerators import FreeAccelerators, free_accelerators
+from modelyard.stores import BookStore
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
 from modelyard.web.streams import event_stream
 
@@ -174,7 +177,8 @@ class Books:
         hours = await books.replica_sums(since=start, until=end)
         uses = await books.endpoint_use(since=start, until=end)
         setups = {one.id: _setup(one) for one in await self._context.store.endpoints() if not one.is_deleted}
-        report = gpu_costs.report(hours, uses, setups, now_s=self._context.clock.unix_s())
+        now_s = self._context.clock.unix_s()
+        report = await asyncio.to_thread(gpu_costs.report, hours, uses, setups, now_s=now_s)
         cost = sum(one.cost_nanousd for one in report.endpoints)
         revenue = sum(one.revenue_nanousd for one in report.endpoints)
         ready_s = sum(hour.ready_s for hour in hours)
@@ -224,10 +228,7 @@ class Books:
         if context.books.statuses():
             found.append(("sinks of usage", self._sinks_check))
         if (stripe := context.books.stripe) is not None:
-            meters, counted = stripe.meters, stripe.counted
-            found.append(
-                ("ledger and Stripe", lambda: ledger_and_stripe(books, meters, counted, since=start, until=end))
-            )
+            found.append(("ledger and Stripe", lambda: _stripe_check(stripe, books, start, end)))
         if asked.invoice:
             names = await self._provider_names()
             compare = ledger_and_invoice
@@ -264,6 +265,12 @@ class Books:
             done.append(await check())
             yield _encode({"type": "checked", "check": done[-1]})
         yield _encode({"type": "result", "result": _reconciled(since, until, done)})
+
+
+async def _stripe_check(stripe: StripeReports, books: BookStore, since: int, until: int) -> Check:
+    # What settled since it last looked at hours of before is no difference: it is about to be reported.
+    await stripe.catch_up()
+    return await ledger_and_stripe(books, stripe.meters, stripe.counted, since=since, until=until)
 
 
 def _encode(event: dict[str, Any]) -> str:

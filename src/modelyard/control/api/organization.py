@@ -6,9 +6,11 @@ off at the asked time, so that each sums up just the span that it names. Everybo
 sees what is theirs, as in ``/v1/usage``.
 """
 
+import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -60,6 +62,7 @@ _Limit = Annotated[Annotated[int, msgspec.Meta(ge=1, le=1440)] | None, msgspec.M
 _Page = Annotated[str, msgspec.Meta(description="The `next_page` of the answer before.")]
 _Users = Annotated[tuple[str, ...], msgspec.Meta(description="Not here: keys belong to projects, not to users.")]
 Names = tuple[str, ...]
+_Result = Callable[[UsageBucket, Names], dict[str, Any]]
 
 
 class CostsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -159,14 +162,16 @@ class Organization:
         groups = _groups(query.group_by, ("project_id", "api_key_id", "line_item", "user_id"))
         days_max = COST_DAYS_MAX if query.bucket_width == "1d" else None
         where = await self._where(call, models=query.line_items)
-        return await self._page(query, where, groups, _cost, most=days_max)
+        cost = partial(_cost, currency=self._context.config.billing.currency.lower())
+        counts = _COUNTED["costs"] if "line_item" in groups else {"cost_nanousd"}
+        return await self._page(query, where, groups, cost, counts, most=days_max)
 
     def _usage_of(self, kind: str) -> Callable[[Call[Empty, UsageQuery]], Any]:
         async def usage(call: Call[Empty, UsageQuery]) -> BucketPage:
             query = call.query
             groups = _groups(query.group_by, ("project_id", "api_key_id", "model", "batch", "user_id"))
             where = await self._where(call, models=query.models, routes=ROUTES[kind], is_batch=query.batch)
-            return await self._page(query, where, groups, _RESULTS[kind])
+            return await self._page(query, where, groups, _RESULTS[kind], _COUNTED[kind])
 
         return usage
 
@@ -186,24 +191,34 @@ class Organization:
         query: UsageQuery | CostsQuery,
         where: UsageFilter,
         groups: tuple[str, ...],
-        result: Callable[[UsageBucket, Names], dict[str, Any]],
+        result: _Result,
+        counts: Collection[str],
         *,
         most: int | None = None,
     ) -> BucketPage:
         kept = await self._context.usage.kept_since()
         span = _span(query, now=math.ceil(self._context.clock.unix_s()), kept=kept, most=most)
         by = dict.fromkeys([span.dimension, *(name for group in groups if (name := _GROUPS[group]))])
-        found: dict[int, list[dict[str, Any]]] = {}
-        lists: dict[str, list[dict[str, Any]]] = {}
-        for bucket in await sums_within(self._context.usage, where, span.since, span.until, tuple(by)):
-            name = bucket.group[span.dimension]
-            if (results := lists.get(name)) is None:
-                start = int(datetime.fromisoformat(f"{name}{_REST[span.dimension]}").timestamp())
-                results = lists[name] = found.setdefault(max(start, span.since), [])
-            results.append(result(bucket, groups))
+        sums = await sums_within(self._context.usage, where, span.since, span.until, tuple(by), counts=counts)
+        found = await asyncio.to_thread(_results, sums, span, groups, result)  # in a thread: there may be very many
         data = [Bucket(start_time=start, end_time=end, results=found.get(start, [])) for start, end in span.buckets()]
         more = span.until < span.end
         return BucketPage(data=data, has_more=more, next_page=f"{PAGE}{span.until}" if more else None)
+
+
+def _results(
+    sums: Sequence[UsageBucket], span: _Span, groups: Names, result: _Result
+) -> dict[int, list[dict[str, Any]]]:
+    """Return the results by the start of their bucket."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    lists: dict[str, list[dict[str, Any]]] = {}
+    for one in sums:
+        name = one.group[span.dimension]
+        if (results := lists.get(name)) is None:
+            start = int(datetime.fromisoformat(f"{name}{_REST[span.dimension]}").timestamp())
+            results = lists[name] = found.setdefault(max(start, span.since), [])
+        results.append(result(one, groups))
+    return found
 
 
 _REST = {"minute": "", "hour": "", "day": "T00:00:00Z"}
@@ -249,9 +264,9 @@ def _named(bucket: UsageBucket, groups: Names, known: Names) -> dict[str, Any]:
     """Return the fields that say which group it is; null where it was not asked."""
     found: dict[str, Any] = dict.fromkeys(known)
     for group in groups:
-        name = _GROUPS[group]
-        value = bucket.group[name] if name else None
-        found[group] = value == "true" if group == "batch" else value
+        if name := _GROUPS[group]:
+            value = bucket.group[name]
+            found[group] = value if group != "batch" else value == "true"
     return found
 
 
@@ -288,7 +303,20 @@ def _whole(unit: Unit) -> Callable[[UsageBucket], int]:
     return lambda bucket: round(bucket.units_micro.get(unit.value, 0) / MICRO_PER_UNIT)
 
 
-_RESULTS: Mapping[str, Callable[[UsageBucket, Names], dict[str, Any]]] = {
+_COUNTED: Mapping[str, Collection[str]] = {
+    "completions": (
+        *("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens"),
+        *("audio_input_tokens", "audio_output_tokens"),
+    ),
+    "embeddings": ("requests", "prompt_tokens"),
+    "moderations": ("requests", "prompt_tokens"),
+    "images": ("requests", "units_micro"),
+    "audio_speeches": ("requests", "units_micro"),
+    "audio_transcriptions": ("requests", "units_micro"),
+    "costs": ("cost_nanousd", "prompt_tokens", "completion_tokens", "units_micro"),
+}
+"""What of a sum each result tells: to add up all takes twice as long."""
+_RESULTS: Mapping[str, _Result] = {
     "completions": _completions,
     "embeddings": _counting("embeddings", input_tokens=lambda bucket: bucket.prompt_tokens),
     "moderations": _counting("moderations", input_tokens=lambda bucket: bucket.prompt_tokens),
@@ -298,17 +326,21 @@ _RESULTS: Mapping[str, Callable[[UsageBucket, Names], dict[str, Any]]] = {
 }
 
 
-def _cost(bucket: UsageBucket, groups: Names) -> dict[str, Any]:
-    quantity, unit = _quantity(bucket) if "line_item" in groups else (None, None)
-    return {
-        "object": "organization.costs.result",
-        # A float, as OpenAI has it; cost_nanousd is exact.
-        "amount": {"value": bucket.cost_nanousd / NANO_PER_USD, "currency": "usd"},
-        "cost_nanousd": bucket.cost_nanousd,
-        **_named(bucket, groups, ("project_id", "user_id", "api_key_id", "line_item")),
-        "quantity": quantity,
-        "quantity_unit": unit,
-    }
+def _cost(bucket: UsageBucket, groups: Names, *, currency: str) -> dict[str, Any]:
+    found = _named(bucket, groups, _COST_FIELDS)
+    found["object"] = "organization.costs.result"
+    # A float, as OpenAI has it; cost_nanousd is exact.
+    found["amount"] = {"value": bucket.cost_nanousd / NANO_PER_USD, "currency": currency}
+    found["cost_nanousd"] = bucket.cost_nanousd
+    if "line_item" in groups:
+        found["quantity"], found["quantity_unit"] = _quantity(bucket)
+    return found
+
+
+_COST_FIELDS = (
+    *("object", "amount", "cost_nanousd", "project_id", "user_id", "api_key_id", "line_item"),
+    *("quantity", "quantity_unit"),
+)
 
 
 def _quantity(bucket: UsageBucket) -> tuple[float | None, str | None]:

@@ -7,6 +7,7 @@ nano-dollars; ``cost_usd`` is the same as an exact decimal.
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC
 from typing import Annotated
 
@@ -17,7 +18,7 @@ from modelyard.control.context import Context
 from modelyard.domain.tenants import Scope
 from modelyard.domain.usage import MICRO_PER_UNIT, Unit, UsageBucket, UsageRow, UsageStatus
 from modelyard.errors import permission_denied
-from modelyard.metering.delivery import backlog_bytes
+from modelyard.metering.delivery import backlog
 from modelyard.metering.prices import usd
 from modelyard.web.paging import LIMIT_DEFAULT, Limit
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
@@ -57,6 +58,8 @@ class UsageEntry(Sums, frozen=True, kw_only=True):
     model: str | msgspec.UnsetType = msgspec.UNSET
     endpoint: str | msgspec.UnsetType = msgspec.UNSET
     version: str | msgspec.UnsetType = msgspec.UNSET
+    version_name: str | msgspec.UnsetType = msgspec.UNSET
+    """The version's ``NAME@VERSION``, where it is one that the caller may see."""
     route: str | msgspec.UnsetType = msgspec.UNSET
     status: str | msgspec.UnsetType = msgspec.UNSET
     batch: str | msgspec.UnsetType = msgspec.UNSET
@@ -156,11 +159,15 @@ class Usage:
         chosen = await choose(self._context, call.identity, query)
         up_to = await data_up_to(self._context)
         buckets = await sums_of(self._context.usage, chosen, groups)
-        # A sum over no group is one bucket of zeros; an empty list says "nothing" the same way for every grouping.
-        data = [_entry(bucket) for bucket in buckets if bucket.requests]
+        labels: dict[str, str] = {}
+        if "version" in groups:
+            versions = await self._context.store.versions(tenant_id=call.identity.visible_tenant)
+            labels = {one.id: f"{one.name}@{one.version}" for one in versions}
+        # In a thread: there may be very many.
+        data, total = await asyncio.to_thread(_report, buckets, labels)
         return UsageReport(
             data=data,
-            total=_total(buckets),
+            total=total,
             since=int(chosen.since),
             until=int(chosen.until),
             tz=query.tz,
@@ -187,17 +194,30 @@ class Usage:
 
 
 async def data_up_to(context: Context) -> int:
-    """Return until when the ledger is complete: now when nothing waits for delivery, else its newest row."""
+    """Return until when the ledger is complete: now when nothing waits for delivery, else the first that does.
+
+    Where that cannot be read it is the ledger's newest row.
+    """
     now = context.clock.unix_s()
     positions = await context.usage.positions()
-    if not await asyncio.to_thread(backlog_bytes, context.data.journal, positions):
+    waiting = await asyncio.to_thread(backlog, context.data.journal, positions)
+    if not waiting.bytes:
         return int(now)
+    if waiting.since is not None:
+        return int(min(waiting.since, now))
     newest = await context.usage.rows(tenant_id=None, since=0.0, limit=1)
     return int(newest[0].settled_at) if newest else 0
 
 
-def _entry(bucket: UsageBucket) -> UsageEntry:
-    return msgspec.convert({**bucket.group, **_sums(bucket)}, UsageEntry)
+def _report(buckets: list[UsageBucket], labels: Mapping[str, str]) -> tuple[list[UsageEntry], Sums]:
+    # A sum over no group is one bucket of zeros; an empty list says "nothing" the same way for every grouping.
+    return [_entry(bucket, labels) for bucket in buckets if bucket.requests], _total(buckets)
+
+
+def _entry(bucket: UsageBucket, labels: Mapping[str, str]) -> UsageEntry:
+    label = labels.get(bucket.group.get("version", ""))
+    named = {} if label is None else {"version_name": label}
+    return msgspec.convert({**bucket.group, **named, **_sums(bucket)}, UsageEntry)
 
 
 def _sums(bucket: UsageBucket) -> dict[str, int | str | dict[str, float]]:

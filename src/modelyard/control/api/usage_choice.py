@@ -1,7 +1,7 @@
 """Which requests a question to the ledger is about: its time, and what its caller may see."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, tzinfo
 from typing import Annotated, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -119,16 +119,31 @@ async def sums_of(store: UsageStore, chosen: Chosen, groups: Sequence[str]) -> l
 
 
 async def sums_within(
-    store: UsageStore, where: UsageFilter, since: float, until: float, groups: Sequence[str], *, tz: str = "UTC"
+    store: UsageStore,
+    where: UsageFilter,
+    since: float,
+    until: float,
+    groups: Sequence[str],
+    *,
+    tz: str = "UTC",
+    counts: Collection[str] | None = None,
 ) -> list[UsageBucket]:
-    """Return sums.
+    """Return sums; ``counts`` names what is wanted of each.
 
     Raises:
         ApiError: 400 for an answer that would be too large.
     """
     try:
         return await store.usage(
-            tenant_id=None, key_id=None, model=None, since=since, until=until, group_by=groups, where=where, tz=tz
+            tenant_id=None,
+            key_id=None,
+            model=None,
+            since=since,
+            until=until,
+            group_by=groups,
+            where=where,
+            tz=tz,
+            counts=counts,
         )
     except TooManyGroupsError as error:
         raise invalid_value("group_by", f"{error}; ask for a shorter time or fewer groups") from None

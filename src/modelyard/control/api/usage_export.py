@@ -2,7 +2,8 @@
 
 The rows are read page by page, each in its own transaction, oldest first; a
 page is encoded in a thread. What fails on the way cuts the answer off, so that
-half a file is never taken for a whole one.
+half a file is never taken for a whole one; so does the sweep of old rows, where it
+overtakes the reading.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from starlette.responses import StreamingResponse
 from modelyard.control.api.usage_choice import GROUPS, Chosen, Selection, choose, groups_of, sums_of, too_old
 from modelyard.control.context import Context
 from modelyard.domain.tenants import Scope
-from modelyard.domain.usage import Moment, UsageRow
+from modelyard.domain.usage import Moment, UsageBucket, UsageRow
 from modelyard.errors import invalid_value, permission_denied
 from modelyard.metering import export
 from modelyard.metering.export import Encoder, ExtraMissingError, Format, Row, Sheet
@@ -67,7 +68,7 @@ class UsageExport:
         else:
             groups = groups_of(query.group_by)
             buckets = await sums_of(self._context.usage, chosen, groups)
-            values = [export.values_of_bucket(bucket, groups) for bucket in buckets if bucket.requests]
+            values = await asyncio.to_thread(_sums, buckets, groups)
             sheet, pages = export.sheet_of_buckets(groups), _parts(values)
         format = Format(query.format)
         name = f"usage-{query.of}-{int(chosen.since)}-{int(chosen.until)}.{format.value}"
@@ -79,6 +80,14 @@ class UsageExport:
         media_type = export.MEDIA_TYPES[format]
         encoder = await _encoder(format, sheet)
         return StreamingResponse(_encoded(encoder, pages), headers=headers, media_type=media_type)
+
+
+class RowsGoneError(Exception):
+    """The time for which rows are kept ran out while they were exported."""
+
+
+def _sums(buckets: Sequence[UsageBucket], groups: Sequence[str]) -> list[Row]:
+    return [export.values_of_bucket(bucket, groups) for bucket in buckets if bucket.requests]
 
 
 async def _encoder(format: Format, sheet: Sheet) -> Encoder:
@@ -101,10 +110,16 @@ async def _rows(store: UsageStore, chosen: Chosen) -> AsyncIterator[Sequence[Row
         rows: list[UsageRow] = await store.rows_between(
             chosen.where, since=chosen.since, until=chosen.until, after=after, limit=PAGE_ROWS
         )
-        yield [export.values_of_row(row) for row in rows]
+        if await store.kept_since() > max(chosen.since, 0.0 if after is None else after.at):
+            raise RowsGoneError("rows were removed before they were read")
+        yield await asyncio.to_thread(_values, rows)
         if len(rows) < PAGE_ROWS:
             return
         after = Moment(rows[-1].created_at, rows[-1].request_id)
+
+
+def _values(rows: Sequence[UsageRow]) -> list[Row]:
+    return [export.values_of_row(row) for row in rows]
 
 
 async def _parts(values: Sequence[Row]) -> AsyncIterator[Sequence[Row]]:

@@ -57,6 +57,11 @@ class Findings:
         self.problem = ""
         self._found = self._tokens = self._nanousd = 0
 
+    @property
+    def found(self) -> int:
+        """Return how many differ so far."""
+        return self._found
+
     def add(self, difference: Difference) -> None:
         """Take one in."""
         self._found += 1

@@ -16,8 +16,9 @@ import msgspec
 
 from modelyard.domain.books import DayUse
 from modelyard.domain.usage import NANO_PER_USD
-from modelyard.metering.reconcile import NAMED_MAX, Check, Difference, Findings
-from modelyard.stores import BookStore
+from modelyard.metering.reconcile import LISTED_MAX, NAMED_MAX, Check, Difference, Findings
+from modelyard.policy.utc import DAY_S, day_number
+from modelyard.stores import BookStore, TooManyGroupsError
 
 _COLUMNS = {
     "day": ("day", "date", "start_date", "start_time_iso", "usage_date_utc", "usage_date"),
@@ -94,7 +95,12 @@ async def ledger_and_invoice(
     findings = Findings("ledger and the provider's invoice", "lines")
     by_day = any(line.day for line in lines)
     used: dict[tuple[str, str], list[DayUse]] = {}
-    for use in await books.day_use(since=since, until=until):
+    try:
+        uses = await books.day_use(since=since, until=until)
+    except TooManyGroupsError as error:
+        findings.problem = f"{error}; ask for a shorter time"
+        return findings.check()
+    for use in uses:
         model = names.get(use.version_id)
         if model is not None:
             used.setdefault((use.day if by_day else "", model), []).append(use)
@@ -104,7 +110,7 @@ async def ledger_and_invoice(
         line = billed.get(key, InvoiceLine(*key, 0, 0))
         difference = compared(line, used.get(key, []), tolerance)
         if difference is not None:
-            named = await _unsure(books, used.get(key, []), since, until)
+            named = await _unsure(books, used.get(key, []), since, until) if findings.found < LISTED_MAX else []
             findings.add(msgspec.structs.replace(difference, request_ids=named))
     findings.notes.append(f"allowed: {tolerance:.1%}, for requests that were retried or cut off")
     findings.notes.append(f"the invoice is about {sum(line.nanousd for line in lines) / NANO_PER_USD:.2f} USD")
@@ -132,8 +138,12 @@ def compared(line: InvoiceLine, uses: Iterable[DayUse], tolerance: float) -> Dif
 
 async def _unsure(books: BookStore, uses: Iterable[DayUse], since: float, until: float) -> list[str]:
     found: list[str] = []
-    for version_id in dict.fromkeys(use.version_id for use in uses):
-        found += await books.unsure_of_version(version_id, since=since, until=until, limit=NAMED_MAX - len(found))
+    days: dict[str, list[int]] = {}
+    for use in uses:
+        days.setdefault(use.version_id, []).append(day_number(use.day) * DAY_S)
+    for version_id, starts in days.items():
+        begin, end = max(since, min(starts)), min(until, max(starts) + DAY_S)
+        found += await books.unsure_of_version(version_id, since=begin, until=end, limit=NAMED_MAX - len(found))
         if len(found) >= NAMED_MAX:
             break
     return found

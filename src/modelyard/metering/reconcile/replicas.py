@@ -5,13 +5,14 @@ know of was billed for nothing. It may do more, for reasons that are known: a
 request that was tried on another replica, a client that left, copies for a
 shadow, probes, requests that are under way. That much is allowed for; beyond
 it, work was done that nobody pays for, and the requests that were cut off or
-retried there are named.
+retried there are named. Lives of which rows are gone cannot be compared; of the
+others rows are added up a day at a time, in the database.
 """
 
 from collections.abc import Sequence
 
 from modelyard.domain.books import ReplicaLife, ReplicaUse
-from modelyard.metering.reconcile import NAMED_MAX, Check, Difference, Findings
+from modelyard.metering.reconcile import LISTED_MAX, NAMED_MAX, Check, Difference, Findings
 from modelyard.stores import BookStore
 
 MARGIN_S = 2.0
@@ -20,6 +21,8 @@ EACH_UNSURE = 8_192
 """Tokens that an engine may have done more for each request that was retried, cut off or estimated."""
 UNDER_WAY = 65_536
 """Tokens of requests that a replica that lives may be working on."""
+DAY_S = 86_400
+"""Requests arrive before they settle, and hardly more than this."""
 
 
 async def ledger_and_engines(books: BookStore, *, since: float, until: float, tolerance: float) -> Check:
@@ -29,10 +32,19 @@ async def ledger_and_engines(books: BookStore, *, since: float, until: float, to
     counted = [life for life in lives if life.generation_tokens is not None and life.counted_at]
     if len(counted) < len(lives):
         findings.notes.append(f"{len(lives) - len(counted)} replicas have engines that count no tokens")
-    uses = await books.replica_use({life.replica_id: (life.started_at, life.counted_at - MARGIN_S) for life in counted})
-    findings.compared = len(counted)
-    for difference in differences(counted, uses, tolerance):
-        named = await books.unsure_requests(difference.subject, limit=NAMED_MAX)
+    uses = await _uses(books, await _whole(books, counted))
+    whole = await _whole(books, counted)  # rows go meanwhile, too
+    if len(whole) < len(counted):
+        findings.notes.append(f"{len(counted) - len(whole)} replicas began before the rows that are still kept")
+    findings.compared = len(whole)
+    by_id = {life.replica_id: life for life in whole}
+    for difference in differences(whole, uses, tolerance):
+        life = by_id[difference.subject]
+        named: list[str] = []
+        if findings.found < LISTED_MAX:
+            named = await books.unsure_requests(
+                life.replica_id, since=life.started_at - DAY_S, until=life.counted_at, limit=NAMED_MAX
+            )
         findings.add(
             Difference(subject=difference.subject, what=difference.what, tokens=difference.tokens, request_ids=named)
         )
@@ -41,6 +53,31 @@ async def ledger_and_engines(books: BookStore, *, since: float, until: float, to
         f"retried, cut off or estimated, and {UNDER_WAY} under way"
     )
     return findings.check()
+
+
+async def _whole(books: BookStore, lives: Sequence[ReplicaLife]) -> list[ReplicaLife]:
+    """Return those of whose requests no row is gone."""
+    kept_since = await books.kept_since()
+    return [life for life in lives if not kept_since or life.started_at - DAY_S >= kept_since]
+
+
+async def _uses(books: BookStore, lives: Sequence[ReplicaLife]) -> dict[str, ReplicaUse]:
+    """Add up what the ledger has of these, a day at a time: many rows must not be one long transaction."""
+    found: dict[str, ReplicaUse] = {}
+    since = min((life.started_at for life in lives), default=0.0) - DAY_S
+    end = max((life.counted_at for life in lives), default=since)
+    while since < end:
+        until = min(since + DAY_S, end)
+        for id, use in (await books.replica_use(since=since, until=until, margin_s=MARGIN_S)).items():
+            before = found.get(id)
+            found[id] = use if before is None else _plus(before, use)
+        since = until
+    return found
+
+
+def _plus(one: ReplicaUse, other: ReplicaUse) -> ReplicaUse:
+    names = ReplicaUse.__struct_fields__[1:]
+    return ReplicaUse(one.replica_id, *(getattr(one, name) + getattr(other, name) for name in names))
 
 
 def differences(lives: Sequence[ReplicaLife], uses: dict[str, ReplicaUse], tolerance: float) -> list[Difference]:

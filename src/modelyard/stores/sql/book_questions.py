@@ -4,25 +4,24 @@ Sums of hours come from the roll-up, what concerns single replicas or requests
 from the rows.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
 
 from modelyard.domain.books import DayUse, EndpointUse, LedgerEntry, LedgerSum, ReplicaUse
-from modelyard.domain.fleet import replica_of
-from modelyard.domain.usage import UsageRow
-from modelyard.policy.utc import day_name
-from modelyard.stores.sql import schema
+from modelyard.domain.usage import EVERYTHING, UsageRow
+from modelyard.policy.utc import DAY_S, day_name, first_of_month, month_name, next_month
+from modelyard.stores.sql import retention, rollups, schema, schema_books, usage_reports
 from modelyard.stores.sql.database import CHUNK
 from modelyard.stores.sql.mapping import usage_of
-
-DAY_S = 86_400
 
 _LEDGER = schema.inference_requests
 _ROLL_UP, _HOUR = schema.usage_rollup_hourly, schema.usage_rollup_hourly.c.period
 """The roll-up by hour, and its column of the hour."""
 _POSITIONS = schema.journal_positions
+_LIVES = schema_books.replica_lives
 _SUMS = ("prompt_tokens", "cached_tokens", "completion_tokens", "cost_nanousd")
 _IS_UNSURE = sa.or_(_LEDGER.c.is_estimated, _LEDGER.c.attempts > 1, _LEDGER.c.status != "success")
 
@@ -49,35 +48,42 @@ def endpoint_use(connection: sa.Connection, since: int, until: int) -> list[Endp
     return [EndpointUse(*row[:3], *(int(value or 0) for value in row[3:])) for row in connection.execute(query)]
 
 
-def replica_use(connection: sa.Connection, lives: Mapping[str, tuple[float, float]]) -> dict[str, ReplicaUse]:
+def replica_use(connection: sa.Connection, between: tuple[float, float], margin_s: float) -> dict[str, ReplicaUse]:
     """Return what the ledger has of replicas; what a guest had on one is that replica's."""
-    found = {id: [0, 0, 0, 0, 0] for id in lives}
-    if not lives:
-        return {}
-    # Requests arrive before they settle, and hardly more than a day.
-    earliest = min(since for since, _ in lives.values()) - DAY_S
-    query = sa.select(
-        _LEDGER.c.replica_id,
-        _LEDGER.c.settled_at,
-        _LEDGER.c.prompt_tokens,
-        _LEDGER.c.cached_tokens,
-        _LEDGER.c.completion_tokens,
-        sa.case((_IS_UNSURE, 1), else_=0),
-    ).where(_LEDGER.c.created_at >= earliest, _LEDGER.c.replica_id != "")
-    for id, settled_at, *counts in connection.execute(query):
-        replica_id = replica_of(id)
-        life = lives.get(replica_id)
-        if life is not None and life[0] <= settled_at <= life[1]:
-            total = found[replica_id]
-            for at, value in enumerate((1, *counts)):
-                total[at] += value
-    return {id: ReplicaUse(id, *total) for id, total in found.items()}
+    settled = _LEDGER.c.settled_at
+    query = (
+        sa.select(
+            _LIVES.c.replica_id,
+            sa.func.count(),
+            *(sa.func.sum(_LEDGER.c[name]) for name in ("prompt_tokens", "cached_tokens", "completion_tokens")),
+            sa.func.sum(sa.case((_IS_UNSURE, 1), else_=0)),
+        )
+        .join(_LIVES, _LIVES.c.replica_id == _host(connection, _LEDGER.c.replica_id))
+        .where(_LEDGER.c.created_at >= between[0], _LEDGER.c.created_at < between[1], _LEDGER.c.replica_id != "")
+        .where(settled >= _LIVES.c.started_at, settled <= _LIVES.c.counted_at - margin_s)
+        .group_by(_LIVES.c.replica_id)
+    )
+    return {row[0]: ReplicaUse(row[0], *(int(value or 0) for value in row[1:])) for row in connection.execute(query)}
 
 
-def unsure_of_replica(connection: sa.Connection, replica_id: str, limit: int) -> list[str]:
+def _host(connection: sa.Connection, replica_id: sa.ColumnElement[str]) -> sa.ColumnElement[Any]:
+    """Return the replica of a guest's id, which is ``replica/guest``; every other id is its own."""
+    if connection.dialect.name == "sqlite":
+        return sa.func.substr(replica_id, 1, sa.func.instr(replica_id + "/", "/") - 1)
+    return sa.func.split_part(replica_id, "/", 1)
+
+
+def unsure_of_replica(
+    connection: sa.Connection, replica_id: str, between: tuple[float, float], limit: int
+) -> list[str]:
     """Return requests that were retried, cut off or estimated there."""
     is_there = sa.or_(_LEDGER.c.replica_id == replica_id, _LEDGER.c.replica_id.startswith(f"{replica_id}/"))
-    query = sa.select(_LEDGER.c.request_id).where(is_there, _IS_UNSURE).order_by(_LEDGER.c.created_at.desc())
+    query = (
+        sa.select(_LEDGER.c.request_id)
+        .where(_LEDGER.c.created_at >= between[0], _LEDGER.c.created_at < between[1])
+        .where(is_there, _IS_UNSURE)
+        .order_by(_LEDGER.c.created_at.desc())
+    )
     return list(connection.scalars(query.limit(limit)))
 
 
@@ -141,7 +147,8 @@ def ids_since(connection: sa.Connection, since: float, after: str, limit: int) -
 
 
 def roll_up_differences(connection: sa.Connection, since: int, until: int) -> list[tuple[int, LedgerSum, LedgerSum]]:
-    """Return hours whose rows and roll-up differ."""
+    """Return hours whose rows and roll-up differ, of those whose rows are all there."""
+    since = max(since, retention.kept_since(connection))
     of_rows = (
         sa.select(_LEDGER.c.hour, *_sums_of_rows())
         .where(_LEDGER.c.created_at >= since, _LEDGER.c.created_at < until)
@@ -156,18 +163,59 @@ def roll_up_differences(connection: sa.Connection, since: int, until: int) -> li
     return [one for one in both if one[1] != one[2]]
 
 
-def day_use(connection: sa.Connection, since: float, until: float) -> list[DayUse]:
-    """Return sums by UTC day and version."""
+def roll_ups_apart(connection: sa.Connection, since: int, until: int) -> list[tuple[str, LedgerSum, LedgerSum]]:
+    """Return the days and months whose roll-ups differ; every one is there for good."""
+    first, last = since // DAY_S, -(-until // DAY_S)
+    hourly = _by_day(connection, rollups.HOURLY, first, last)
+    others = (rollups.DAILY, rollups.PLATFORM_HOURLY, rollups.PLATFORM_DAILY)
+    by_day = {one.table.name: _by_day(connection, one, first, last) for one in others}
+    found, nothing = [], LedgerSum()
+    for day in range(first, last):
+        for name, days in by_day.items():
+            ours, its = hourly.get(day, nothing), days.get(day, nothing)
+            if ours != its:
+                found.append((f"{day_name(day)}, {name}", ours, its))
+    month = first_of_month(first)
+    while month < last:
+        end = next_month(month)
+        ours = _between(connection, rollups.DAILY, month, end)
+        its = _between(connection, rollups.MONTHLY, month, end)
+        if ours != its:
+            found.append((f"{month_name(month)}, {rollups.MONTHLY.table.name}", ours, its))
+        month = end
+    return found
+
+
+def _by_day(connection: sa.Connection, rollup: rollups.Rollup, first: int, last: int) -> dict[int, LedgerSum]:
+    period = rollup.table.c.period
     # A literal, not a parameter: Postgres would not see that SELECT and GROUP BY mean the same.
-    day = _LEDGER.c.hour - _LEDGER.c.hour % sa.literal_column(str(DAY_S))
-    group = (day, _LEDGER.c.model_name, _LEDGER.c.model_id)
-    query = (
-        sa.select(*group, *_sums_of_rows())
-        .where(_LEDGER.c.created_at >= since, _LEDGER.c.created_at < until)
-        .group_by(*group)
-        .order_by(*group)
-    )
-    return [DayUse(day_name(int(row[0]) // DAY_S), row[1], row[2], _sum(row[3:])) for row in connection.execute(query)]
+    day = period if rollup.step is rollups.Step.DAY else period - period % sa.literal_column(str(DAY_S))
+    query = sa.select(day, *_sums_of(rollup.table)).where(period >= first * DAY_S, period < last * DAY_S).group_by(day)
+    return {int(row[0]) // DAY_S: _sum(row[1:]) for row in connection.execute(query)}
+
+
+def _between(connection: sa.Connection, rollup: rollups.Rollup, first: int, last: int) -> LedgerSum:
+    period = rollup.table.c.period
+    query = sa.select(*_sums_of(rollup.table)).where(period >= first * DAY_S, period < last * DAY_S)
+    return _sum(connection.execute(query).one())
+
+
+def _sums_of(table: sa.Table) -> list[sa.ColumnElement[Any]]:
+    return [sa.func.sum(table.c[name]) for name in ("requests", *_SUMS)]
+
+
+def day_use(connection: sa.Connection, since: float, until: float) -> list[DayUse]:
+    """Return sums by UTC day and version, whether or not their rows are still there."""
+    asked = usage_reports.Question(EVERYTHING, since, until, ("day", "model", "version"), ZoneInfo("UTC"))
+    return [
+        DayUse(
+            one.group["day"],
+            one.group["model"],
+            one.group["version"],
+            LedgerSum(one.requests, one.prompt_tokens, one.cached_tokens, one.completion_tokens, one.cost_nanousd),
+        )
+        for one in usage_reports.buckets(connection, asked)
+    ]
 
 
 def hourly(connection: sa.Connection, since: int, until: int) -> dict[tuple[str, int], LedgerSum]:

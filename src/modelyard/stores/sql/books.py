@@ -1,6 +1,6 @@
 """``BookStore`` in SQL. Questions to the ledger are in ``book_questions.py``."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,7 +19,7 @@ from modelyard.domain.books import (
     ReplicaUse,
 )
 from modelyard.domain.usage import UsageRow
-from modelyard.stores.sql import book_questions, schema_books
+from modelyard.stores.sql import book_questions, retention, schema_books
 from modelyard.stores.sql.database import Database, insert
 
 T = TypeVar("T")
@@ -139,13 +139,17 @@ class SqlBookStore:
         """Return who used what in the hours from ``since`` on, before ``until``."""
         return await self._read(lambda c: book_questions.endpoint_use(c, since, until))
 
-    async def replica_use(self, lives: Mapping[str, tuple[float, float]]) -> dict[str, ReplicaUse]:
-        """Return what the ledger has of replicas, between the two moments (of settlement) of each."""
-        return await self._read(lambda c: book_questions.replica_use(c, lives))
+    async def kept_since(self) -> int:
+        """Return the hour from which on all rows are there; 0 if none was ever removed."""
+        return await self._read(retention.kept_since)
 
-    async def unsure_requests(self, replica_id: str, *, limit: int) -> list[str]:
-        """Return requests of a replica that were retried, cut off or estimated, newest first."""
-        return await self._read(lambda c: book_questions.unsure_of_replica(c, replica_id, limit))
+    async def replica_use(self, *, since: float, until: float, margin_s: float) -> dict[str, ReplicaUse]:
+        """Return what the ledger has of replicas, of the requests that arrived between; see the contract."""
+        return await self._read(lambda c: book_questions.replica_use(c, (since, until), margin_s))
+
+    async def unsure_requests(self, replica_id: str, *, since: float, until: float, limit: int) -> list[str]:
+        """Return requests of a replica that were retried, cut off or estimated, newest first; see the contract."""
+        return await self._read(lambda c: book_questions.unsure_of_replica(c, replica_id, (since, until), limit))
 
     async def entries(self, request_ids: Collection[str]) -> dict[str, LedgerEntry]:
         """Return the rows of these requests."""
@@ -164,11 +168,15 @@ class SqlBookStore:
         return await self._read(lambda c: book_questions.ids_since(c, since, after, limit))
 
     async def roll_up_differences(self, *, since: int, until: int) -> list[tuple[int, LedgerSum, LedgerSum]]:
-        """Return the hours whose roll-up is not the sum of their rows: hour, rows, roll-up."""
+        """Return the hours whose roll-up is not the sum of their rows; see the contract."""
         return await self._read(lambda c: book_questions.roll_up_differences(c, since, until))
 
+    async def roll_ups_apart(self, *, since: int, until: int) -> list[tuple[str, LedgerSum, LedgerSum]]:
+        """Return where roll-ups do not agree with one another; see the contract."""
+        return await self._read(lambda c: book_questions.roll_ups_apart(c, since, until))
+
     async def day_use(self, *, since: float, until: float) -> list[DayUse]:
-        """Return the ledger by UTC day and version."""
+        """Return the ledger by UTC day and version; see the contract."""
         return await self._read(lambda c: book_questions.day_use(c, since, until))
 
     async def unsure_of_version(self, version_id: str, *, since: float, until: float, limit: int) -> list[str]:

@@ -132,7 +132,11 @@ class Database:
         left_s = deadline_s - self._clock.monotonic_s()
         if left_s <= 0:
             raise StoreUnavailableError("the database is busy")
-        return self._engine.connect().execution_options(writes=writes, wait_s=left_s)
+        connection = self._engine.connect().execution_options(writes=writes, wait_s=left_s)
+        if not writes and connection.dialect.name == "postgresql":
+            # Each statement would else see what was committed meanwhile: no sum would agree with another.
+            connection = connection.execution_options(isolation_level="REPEATABLE READ")
+        return connection
 
     def _write_waiting(self) -> None:
         """Do what waits now; somebody before may have done it already."""

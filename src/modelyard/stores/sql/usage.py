@@ -96,7 +96,7 @@ class SqlUsageStore:
         query = sa.select(sa.func.count()).select_from(_OPEN)
         return await self._database.read(lambda c: c.execute(query).scalar_one())
 
-    async def usage(
+    async def usage(  # noqa: PLR0913 - see the contract
         self,
         *,
         tenant_id: str | None,
@@ -107,11 +107,13 @@ class SqlUsageStore:
         group_by: Sequence[str],
         where: UsageFilter = EVERYTHING,
         tz: str = "UTC",
+        counts: Collection[str] | None = None,
     ) -> list[UsageBucket]:
         """Return sums over rows with ``since`` <= created_at < ``until``; see the contract."""
         dimensions = usage_reports.dimensions(group_by)
         chosen = _narrowed(where, tenant_id, key_id, model)
-        asked = usage_reports.Question(chosen, since, until, dimensions, ZoneInfo(tz))
+        wanted = frozenset(rollups.COUNTS if counts is None else counts)
+        asked = usage_reports.Question(chosen, since, until, dimensions, ZoneInfo(tz), wanted)
         return await self._database.read(lambda c: usage_reports.buckets(c, asked))
 
     async def arrivals(self, endpoint_id: str, *, since: float, until: float) -> dict[int, int]:

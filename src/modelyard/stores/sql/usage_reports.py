@@ -5,7 +5,9 @@ and from the ledger's rows at its ends (``usage_time.py``), so that a year costs
 as little as a day and both agree to the token.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -14,12 +16,14 @@ import sqlalchemy as sa
 from modelyard.domain.usage import MICRO_PER_UNIT, Moment, UsageBucket, UsageFilter, UsageRow
 from modelyard.stores import TooManyGroupsError
 from modelyard.stores.sql import mapping, retention, schema, usage_time
-from modelyard.stores.sql.rollups import COUNTS, HOUR_S, PLATFORM_HOURLY, SUMS, answering
+from modelyard.stores.sql.rollups import COUNTS, DAY_S, HOUR_S, PLATFORM_DAILY, PLATFORM_HOURLY, Step, answering
 from modelyard.stores.sql.usage_time import Piece
 
 TEN_MINUTES_S = 600
 TENTHS = range(TEN_MINUTES_S, HOUR_S, TEN_MINUTES_S)
 """Ends of the first five of an hour's six parts of ten minutes."""
+STEP_S = {Step.HOUR: HOUR_S, Step.DAY: DAY_S}
+"""Seconds from one row of a roll-up to the next."""
 GROUPS_MAX = 200_000
 """Most groups of one answer: some hundred megabytes."""
 
@@ -53,6 +57,8 @@ class Question(NamedTuple):
     until: float
     by: tuple[str, ...]
     zone: ZoneInfo
+    counts: frozenset[str] = frozenset(COUNTS)
+    """What is wanted of a sum; the rest is 0."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -71,22 +77,56 @@ class Question(NamedTuple):
         return next((name for name in usage_time.TIMES if name in self.by), None)
 
 
-class _Total:
-    """What was added up of one group."""
-
-    __slots__ = ("counts", "units")
-
-    def __init__(self) -> None:
-        self.counts = [0] * len(COUNTS)
-        self.units: dict[str, int] = {}
-
-    def add(self, unit: str, counts: Sequence[Any]) -> None:
-        self.counts = [had + int(more) for had, more in zip(self.counts, counts, strict=True)]  # Postgres: decimals
-        if unit:
-            self.units[unit] = self.units.get(unit, 0) + int(counts[_MICRO])
+_Key = tuple[Any, ...]
+"""A group: the start of its bucket where the question has a dimension of time, and its values of the columns."""
+_Sum = tuple[Any, ...]
+"""What one unit of a group came to: the unit, and counts."""
 
 
-_MICRO = COUNTS.index("units_micro")
+class _Totals:
+    """What was added up, by group. Most groups have one sum, and there may be very many groups."""
+
+    def __init__(self, asked: Question) -> None:
+        self._width = len(asked.columns) + (asked.time is not None)
+        self._sums: dict[_Key, _Sum | list[_Sum]] = {}
+        if not asked.by:
+            self._sums[()] = ("", *([0] * len(COUNTS)))
+
+    def add(self, rows: Iterable[Any]) -> None:
+        """Take in rows of a key, a unit and counts.
+
+        Raises:
+            TooManyGroupsError: there are more groups than an answer may have.
+        """
+        width, sums = self._width, self._sums
+        for row in rows:
+            key, more = row[:width], row[width:]
+            known = sums.setdefault(key, more)
+            if known is more:
+                if len(sums) > GROUPS_MAX:
+                    raise TooManyGroupsError(f"there are more than {GROUPS_MAX:,} groups")
+            elif isinstance(known, list):
+                known.append(more)
+            else:
+                sums[key] = [known, more]
+
+    def items(self) -> Iterator[tuple[_Key, _Sum, dict[str, int]]]:
+        """Yield the key, the sum and the units of each group."""
+        for key, found in self._sums.items():
+            if isinstance(found, tuple):
+                yield key, found, {found[0]: found[_MICRO]} if found[0] and found[_MICRO] else _NO_UNITS
+            else:
+                units: dict[str, int] = {}
+                for unit, *counts in found:
+                    units[unit] = units.get(unit, 0) + counts[_MICRO - 1]
+                units.pop("", None)
+                total = tuple(map(sum, zip(*(one[1:] for one in found), strict=True)))
+                yield key, ("", *total), {unit: amount for unit, amount in sorted(units.items()) if amount}
+
+
+_NO_UNITS: dict[str, int] = {}
+_NONE_USED: dict[str, float] = {}
+_MICRO = COUNTS.index("units_micro") + 1
 assert COUNTS[4:] == ("reasoning_tokens", "audio_input_tokens", "audio_output_tokens", "units_micro", "cost_nanousd")
 
 
@@ -108,38 +148,45 @@ def buckets(connection: sa.Connection, asked: Question) -> list[UsageBucket]:
     Raises:
         TooManyGroupsError: there are more than ``GROUPS_MAX``.
     """
-    totals: dict[tuple[Any, ...], _Total] = {}
-    if not asked.by:
-        totals[()] = _Total()
-    width = len(asked.columns)
+    totals = _Totals(asked)
+    pieces = list(_pieces(connection, asked))
+    has_units = "units_micro" in asked.counts and _has_units(connection, asked)
     is_sqlite = connection.dialect.name == "sqlite"
-    for piece in _pieces(connection, asked):
-        for row in connection.execute(_query(piece, asked, is_sqlite=is_sqlite)):
-            key = (*row[2 : 2 + width], int(row[0])) if asked.time else tuple(row[2 : 2 + width])
-            total = totals.get(key)
-            if total is None:
-                total = totals[key] = _Total()
-                if len(totals) > GROUPS_MAX:
-                    raise TooManyGroupsError(f"there are more than {GROUPS_MAX:,} groups")
-            total.add(row[1], row[2 + width :])
+    for piece in pieces:
+        # Without any group there would be a sum of nothing, too.
+        by_unit = has_units or piece.source is None or not (piece.step or asked.columns)
+        totals.add(connection.execute(_query(piece, asked, by_unit=by_unit, is_sqlite=is_sqlite)))
     return _named(asked, totals)
 
 
-def _named(asked: Question, totals: dict[tuple[Any, ...], _Total]) -> list[UsageBucket]:
-    """Return the buckets in the order of their groups, which are tuples of columns and, where asked, a moment."""
+def _has_units(connection: sa.Connection, asked: Question) -> bool:
+    """Say whether anything of that time was counted in units. If not, sums by unit would be for nothing, and slow."""
+    table = PLATFORM_DAILY.table
+    since = max(0, math.floor(asked.since / DAY_S) * DAY_S)
+    query = sa.select(sa.true()).where(table.c.period >= since, table.c.period < asked.until, table.c.unit != "")
+    return connection.execute(query.limit(1)).first() is not None
+
+
+def _named(asked: Question, totals: _Totals) -> list[UsageBucket]:
+    """Return the buckets in the order of their groups."""
     columns = [name for name in asked.by if name in _COLUMNS]
     times = [name for name in asked.by if name in usage_time.TIMES]
-    order = [(*columns, *times).index(name) for name in asked.by]
+    order = [(*times, *columns).index(name) for name in asked.by]
+    is_ordered, has_flag = order == sorted(order), "batch" in columns
     labels: dict[int, tuple[str, ...]] = {}
-    found: dict[tuple[str, ...], _Total] = {}
-    for key, total in totals.items():
-        values = key[: len(columns)] if "batch" not in columns else tuple(map(_text, columns, key))
+    found: list[tuple[tuple[str, ...], UsageBucket]] = []
+    for key, total, units in totals.items():
+        values = key[1:] if times else key
+        if has_flag:
+            values = tuple(map(_text, columns, values))
         if times:
-            if (label := labels.get(key[-1])) is None:
-                label = labels[key[-1]] = tuple(usage_time.label(name, key[-1], asked.zone) for name in times)
-            values = (*values, *label)
-        found[tuple(values[place] for place in order)] = total
-    return [_bucket(dict(zip(asked.by, group, strict=True)), total) for group, total in sorted(found.items())]
+            if (label := labels.get(key[0])) is None:
+                label = labels[key[0]] = tuple(usage_time.label(name, key[0], asked.zone) for name in times)
+            values = label + values
+        group = values if is_ordered else tuple([values[place] for place in order])
+        found.append((group, _bucket(dict(zip(asked.by, group, strict=True)), total, units)))
+    found.sort(key=itemgetter(0))
+    return [bucket for _, bucket in found]
 
 
 def rows(
@@ -197,40 +244,52 @@ def _pieces(connection: sa.Connection, asked: Question) -> Iterator[Piece]:
     since, until = asked.since, asked.until
     if asked.time in ("day", "month"):
         # Every day or month of the span is looked at, also of one that begins in 1970 or never ends.
-        ends = sa.select(sa.func.min(PLATFORM_HOURLY.table.c.period), sa.func.max(PLATFORM_HOURLY.table.c.period))
-        first, last = connection.execute(ends).one()
-        if first is None:
+        period = PLATFORM_HOURLY.table.c.period
+        # One by one: SQLite looks at all rows for both together, and at one row for one.
+        first, last = (connection.execute(sa.select(end(period))).scalar() for end in (sa.func.min, sa.func.max))
+        if first is None or last is None:
             return iter(())
         since, until = max(since, first), min(until, last + HOUR_S)
     kept_since = retention.kept_since(connection)
     return usage_time.pieces(since, until, asked.time, asked.zone, kept_since)
 
 
-def _query(piece: Piece, asked: Question, *, is_sqlite: bool) -> sa.Select[*tuple[Any, ...]]:
-    """Return the question to one table: bucket, unit, groups, counts."""
+def _query(piece: Piece, asked: Question, *, by_unit: bool, is_sqlite: bool) -> sa.Select[*tuple[Any, ...]]:
+    """Return the question to one table: bucket (where the question has a time), groups, unit, counts."""
     is_rows = piece.source is None
     table = _LEDGER if piece.source is None else answering(asked.named, piece.source)
     when = table.c.created_at if is_rows else table.c.period
     groups = [_column(table, name) for name in asked.columns]
-    bucket = _start_of(when, piece, is_float=is_rows, is_sqlite=is_sqlite)
-    requests = sa.func.count() if is_rows else sa.func.sum(table.c.requests)
-    query = sa.select(
-        bucket.label("bucket"), table.c.unit, *groups, requests, *(sa.func.sum(table.c[name]) for name in SUMS)
-    ).where(when >= piece.since, when < piece.until)
+    buckets = [_start_of(when, piece, is_sqlite=is_sqlite).label("bucket")] if asked.time else []
+    unit: sa.ColumnElement[Any] = table.c.unit if by_unit else sa.literal_column("''")
+    nothing: sa.ColumnElement[Any] = sa.literal_column("0")
+    counts = [_count(table, name, is_sqlite=is_sqlite) if name in asked.counts else nothing for name in COUNTS]
+    query = sa.select(*buckets, *groups, unit.label("unit"), *counts).where(when >= piece.since, when < piece.until)
     if piece.without is not None:
         query = query.where(when % sa.literal_column(str(usage_time.STEPS["day"])) != piece.without)
-    query = query.group_by(*(["bucket"] if piece.step else []), table.c.unit, *groups)
+    # In the order of the primary keys, so that SQLite need not sort.
+    query = query.group_by(*(buckets if piece.step else []), *groups, *([table.c.unit] if by_unit else []))
     return _filtered(query, table, asked.where)
 
 
-def _start_of(when: sa.ColumnElement[Any], piece: Piece, *, is_float: bool, is_sqlite: bool) -> sa.ColumnElement[Any]:
+def _count(table: sa.Table, name: str, *, is_sqlite: bool) -> sa.ColumnElement[Any]:
+    """Return a sum over a table's rows."""
+    if name == "requests" and table is _LEDGER:
+        return sa.func.count()
+    total = sa.func.sum(table.c[name])
+    return total if is_sqlite else sa.cast(total, sa.BigInteger)  # Postgres sums to a decimal
+
+
+def _start_of(when: sa.ColumnElement[Any], piece: Piece, *, is_sqlite: bool) -> sa.ColumnElement[Any]:
     """Return the start of a moment's bucket."""
+    if piece.source is not None and piece.step == STEP_S.get(piece.source) and not piece.phase:
+        return when
     # Literals, not parameters: Postgres would not see that SELECT and GROUP BY mean the same.
     phase: sa.ColumnElement[Any] = sa.literal_column(str(piece.phase))
     step: sa.ColumnElement[Any] = sa.literal_column(str(piece.step))
     if not piece.step:
         return phase
-    if not is_float:
+    if piece.source is not None:
         return when - (when - phase) % step
     steps: sa.ColumnElement[Any] = (when - phase) / step
     # SQLite cuts a cast off and has no floor() everywhere; Postgres rounds a cast.
@@ -261,12 +320,8 @@ def _text(name: str, value: Any) -> str:
     return ("true" if value else "false") if name == "batch" else str(value)
 
 
-def _bucket(group: dict[str, str], total: _Total) -> UsageBucket:
+def _bucket(group: dict[str, str], total: _Sum, micro: dict[str, int]) -> UsageBucket:
     # By position and without what is not there: an answer may have many ten thousand of them.
-    requests, prompt, cached, completion, reasoning, heard, said, _, cost = total.counts
-    units: dict[str, float] = {}
-    micro: dict[str, int] = {}
-    if total.units:
-        micro = {unit: amount for unit, amount in sorted(total.units.items()) if amount}
-        units = {unit: amount / MICRO_PER_UNIT for unit, amount in micro.items()}
+    _, requests, prompt, cached, completion, reasoning, heard, said, _, cost = total
+    units = {unit: amount / MICRO_PER_UNIT for unit, amount in micro.items()} if micro else _NONE_USED
     return UsageBucket(group, requests, prompt, cached, completion, cost, units, reasoning, heard, said, micro)
