@@ -80,8 +80,8 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
     last_table: Path,
     caller_socket: Path,
     clock: Clock,
+    rates: Rates,
     fetcher: Fetcher | None = None,
-    rates: Rates = Rates(),
 ) -> None:
     """Serve for one ``shift``, then drain. ``name`` is this process's own, also beside one of the same number.
 
