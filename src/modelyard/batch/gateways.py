@@ -15,10 +15,13 @@ import msgspec
 
 from modelyard.domain.batches import CALLER_HEADER, Caller
 from modelyard.domain.tenants import INTERNAL_TOKEN_HEADER
+from modelyard.errors.shape import RESERVED_HEADER
 
 SOCKETS = "c-*.sock"
 """What the sockets are called, as ``config/directory.py`` has it."""
 CONNECT_TIMEOUT_S = 5.0
+RESERVED_S = 0.5
+"""After which a line looks again whether those under way have left it room in its quota."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -109,12 +112,14 @@ class Gateways:
         async with session.request(method, url, data=body or None, headers=headers, timeout=self._timeout) as answer:
             content = await answer.read()
             told = answer.headers
+            # A client had better not try again at once, and a line has time: those under way end, and may cost less.
+            is_reserved = RESERVED_HEADER in told
             return Reply(
                 answer.status,
                 told.get("x-request-id", ""),
                 content,
-                _number(told.get("retry-after")),
-                told.get("x-should-retry") != "false",
+                RESERVED_S if is_reserved else _number(told.get("retry-after")),
+                is_reserved or told.get("x-should-retry") != "false",
                 (_number(told.get("x-modelyard-queued-ms")) or 0.0) / 1000,
                 bool(_number(told.get("x-modelyard-gave-way"))),
             )

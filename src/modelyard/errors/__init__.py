@@ -19,6 +19,7 @@ from modelyard.errors.limits import (
     quota_exhausted,
     rate_limited,
     request_exceeds_token_limit,
+    reserved,
     uploads_full,
 )
 from modelyard.errors.platform import (
@@ -135,6 +136,7 @@ __all__ = [
     "request_crashes_engine",
     "request_exceeds_token_limit",
     "request_timeout",
+    "reserved",
     "route_unsupported",
     "shutting_down",
     "storage_full",

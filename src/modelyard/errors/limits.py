@@ -155,6 +155,13 @@ def elsewhere(error: ApiError) -> ApiError:
     return error
 
 
+def reserved(error: ApiError) -> ApiError:
+    """Return ``error``, of a quota that would have room for the request, did those under way cost nothing."""
+    error.message += " Requests under way hold a part of it, at the most that they may need: it may fit when they end."
+    error.is_reserved = True
+    return error
+
+
 def _part(needed: int, left: int, share_left: int | None, amount: Callable[[int], str]) -> str:
     """Say why what would fit the whole does not fit."""
     if share_left is None or needed > left:

@@ -2,6 +2,9 @@
 
 import msgspec
 
+RESERVED_HEADER = "x-modelyard-reserved"
+"""Tells of a refused request that it may fit its quota when what is under way has ended."""
+
 
 class ErrorDetail(msgspec.Struct, frozen=True):
     """The inner object; all four keys are always present (OpenAI's schema ``Error``)."""
@@ -47,6 +50,8 @@ class ApiError(Exception):
         self.should_retry = should_retry
         self.is_of_worker = False
         """Another gateway worker may answer the request: the connection ends with it, for the next may meet another."""
+        self.is_reserved = False
+        """Only requests under way are in the way of a quota, at their worst case. It may fit when they have ended."""
         self.limits = b""
         """``x-ratelimit-*`` header lines to send with it."""
         self.facts: dict[str, str | int | float] | None = None
@@ -63,6 +68,8 @@ class ApiError(Exception):
             found.append(("retry-after", str(max(1, round(self.retry_after_s + 0.499)))))
         if self.should_retry is not None:
             found.append(("x-should-retry", "true" if self.should_retry else "false"))
+        if self.is_reserved:
+            found.append((RESERVED_HEADER, "true"))
         return found
 
 

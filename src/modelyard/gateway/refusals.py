@@ -90,6 +90,8 @@ def out_of_quota(refused: QuotaRefusal, allowances: tuple[Allowance, ...], now_s
     if refused.share is not None and error.facts is not None:
         error.facts["share"] = refused.share
     error.limits = limit_lines(allowances, now_s)
+    if refused.is_reserved:
+        error = errors.reserved(error)
     return errors.elsewhere(error) if refused.is_elsewhere else error
 
 

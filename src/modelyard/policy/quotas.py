@@ -65,6 +65,8 @@ class QuotaRefusal(NamedTuple):
     share_left: int = 0
     fits_no_share: bool = False
     """It is more than any gateway's part of the whole quota, were nothing used of it."""
+    is_reserved: bool = False
+    """Only what runs is in the way, at its worst case: the request may fit when that has settled."""
 
 
 class _Entry(NamedTuple):
@@ -97,6 +99,8 @@ class Quota:
     bounds: tuple[tuple[int, int], ...] = ()
     used: list[int] = field(default_factory=lambda: [0] * len(KINDS))
     heard: list[int] = field(default_factory=lambda: [0] * len(KINDS))
+    reserved: list[int] = field(default_factory=lambda: [0] * len(KINDS))
+    """The part of ``used`` that is the worst case of what runs."""
     entries: deque[_Entry] = field(default_factory=deque)
     grain: int = 1
     model: str = ""
@@ -104,7 +108,14 @@ class Quota:
 
     def refusing(self, tokens: int, nanousd: int) -> int | None:
         """Return the index of the first of the numbers that has no room for this, or None."""
-        used = self.used
+        return self._refusing(self.used, tokens, nanousd)
+
+    def refusing_alone(self, tokens: int, nanousd: int) -> int | None:
+        """Return the same, were all that runs to cost nothing."""
+        settled = [used - reserved for used, reserved in zip(self.used, self.reserved, strict=True)]
+        return self._refusing(settled, tokens, nanousd)
+
+    def _refusing(self, used: Sequence[int], tokens: int, nanousd: int) -> int | None:
         for index, limit in self.bounds:
             # A limit of 0 stops even what costs nothing.
             if used[index] + (tokens if index < 2 else nanousd) > limit or not limit:
@@ -113,14 +124,12 @@ class Quota:
 
     def add(self, tokens: int, nanousd: int, *, of_day: bool, of_month: bool) -> None:
         """Change what is used of the present day and month, and in all."""
-        used = self.used
-        used[4] += nanousd
-        if of_day:
-            used[0] += tokens
-            used[2] += nanousd
-        if of_month:
-            used[1] += tokens
-            used[3] += nanousd
+        _add(self.used, tokens, nanousd, of_day=of_day, of_month=of_month)
+
+    def reserve(self, tokens: int, nanousd: int, *, of_day: bool, of_month: bool) -> None:
+        """Change what of it is the worst case of what runs."""
+        _add(self.used, tokens, nanousd, of_day=of_day, of_month=of_month)
+        _add(self.reserved, tokens, nanousd, of_day=of_day, of_month=of_month)
 
     def remember(self, entry: _Entry) -> None:
         """Add what settled to what the heard sums may not have; in one with its neighbours if there are very many."""
@@ -228,7 +237,7 @@ class QuotaBook:
         self._day_ends_s = float((day + 1) * DAY_S)
         for quota in self._quotas.values():
             for index in _DAYS + _MONTHS if is_new_month else _DAYS:
-                quota.used[index] = quota.heard[index] = 0
+                quota.used[index] = quota.heard[index] = quota.reserved[index] = 0
             quota.bounds = self._bounds(quota)
 
     def _renewed_in_s(self, period: str, now_unix_s: float) -> float | None:
@@ -241,30 +250,39 @@ class QuotaBook:
     # --- requests ---
 
     def refusal(self, quotas: Sequence[Quota], tokens: int, nanousd: int, *, now_unix_s: float) -> QuotaRefusal | None:
-        """Return why a request of this worst case may not begin now, or None."""
+        """Return why a request of this worst case may not begin now, or None: what time does not mend comes first."""
         self.advance(now_unix_s)
+        passing = None
         for quota in quotas:
             if not quota.is_known:
                 return QuotaRefusal("", "", quota.is_tenants, 1.0)
-            if (index := quota.refusing(tokens, nanousd)) is not None:
-                kind, period = KINDS[index]
-                bound = next(limit for place, limit in quota.bounds if place == index)
-                limit, needed = quota.limits[index] or 0, tokens if index < 2 else nanousd
-                return QuotaRefusal(
-                    kind,
-                    period,
-                    quota.is_tenants,
-                    self._renewed_in_s(period, now_unix_s),
-                    needed=needed,
-                    left=max(0, limit - self._used_of_whole(quota, index)),
-                    limit=limit,
-                    model=quota.model,
-                    is_elsewhere=self._is_elsewhere(quota, index, needed),
-                    share=None if self._workers == 1 else bound,
-                    share_left=max(0, bound - quota.used[index]),
-                    fits_no_share=needed > limit // self._workers,
-                )
-        return None
+            if (first := quota.refusing(tokens, nanousd)) is not None:
+                alone = quota.refusing_alone(tokens, nanousd)
+                if alone is not None:
+                    return self._refusal(quota, alone, tokens, nanousd, now_unix_s)
+                if passing is None:
+                    passing = self._refusal(quota, first, tokens, nanousd, now_unix_s)._replace(is_reserved=True)
+        return passing
+
+    def _refusal(self, quota: Quota, index: int, tokens: int, nanousd: int, now_unix_s: float) -> QuotaRefusal:
+        """Return the refusal of a quota whose number ``index`` is in the way."""
+        kind, period = KINDS[index]
+        bound = next(limit for place, limit in quota.bounds if place == index)
+        limit, needed = quota.limits[index] or 0, tokens if index < 2 else nanousd
+        return QuotaRefusal(
+            kind,
+            period,
+            quota.is_tenants,
+            self._renewed_in_s(period, now_unix_s),
+            needed=needed,
+            left=max(0, limit - self._used_of_whole(quota, index)),
+            limit=limit,
+            model=quota.model,
+            is_elsewhere=self._is_elsewhere(quota, index, needed),
+            share=None if self._workers == 1 else bound,
+            share_left=max(0, bound - quota.used[index]),
+            fits_no_share=needed > limit // self._workers,
+        )
 
     def _used_of_whole(self, quota: Quota, index: int) -> int:
         """Return what is used of the whole quota: this gateway's own, and what was heard of all others."""
@@ -277,14 +295,15 @@ class QuotaBook:
     def hold(self, quotas: tuple[Quota, ...], tokens: int, nanousd: int) -> Hold:
         """Take the worst case of a request for which there was no ``refusal``."""
         for quota in quotas:
-            quota.add(tokens, nanousd, of_day=True, of_month=True)
+            quota.reserve(tokens, nanousd, of_day=True, of_month=True)
         return Hold(quotas, tokens, nanousd, self.day, self.month)
 
     def settle(self, hold: Hold, tokens: int, nanousd: int) -> None:
         """Put what a request really cost in the place of its worst case. Where it went has to be told by ``placed``."""
         of_day, of_month = hold.day == self.day, hold.month == self.month
         for quota in hold.quotas:
-            quota.add(tokens - hold.tokens, nanousd - hold.nanousd, of_day=of_day, of_month=of_month)
+            quota.reserve(-hold.tokens, -hold.nanousd, of_day=of_day, of_month=of_month)
+            quota.add(tokens, nanousd, of_day=of_day, of_month=of_month)
             if tokens or nanousd:
                 self._fresh.append((quota, hold.day, hold.month, tokens, nanousd))
 
@@ -397,6 +416,17 @@ def worker_of(source: str) -> int | None:
     kind, _, rest = source.partition("-")
     number = rest.partition("-")[0].partition(".")[0]
     return int(number) if kind == "gateway" and number.isdecimal() else None
+
+
+def _add(numbers: list[int], tokens: int, nanousd: int, *, of_day: bool, of_month: bool) -> None:
+    """Change five numbers by ``KINDS``: those of the present day and month, and in all."""
+    numbers[4] += nanousd
+    if of_day:
+        numbers[0] += tokens
+        numbers[2] += nanousd
+    if of_month:
+        numbers[1] += tokens
+        numbers[3] += nanousd
 
 
 def _amounts(row: Spent) -> tuple[int, ...]:

@@ -324,6 +324,20 @@ def test_refusals_name_amounts_in_the_configured_currency(bench: Callable[..., B
     assert "$" not in error.message
 
 
+def test_a_refusal_for_what_runs_says_that_it_may_fit_later(bench: Callable[..., Bench]) -> None:
+    yard = bench(key=Limits(nanousd_per_month=100))
+    yard.hear(0)
+    held = yard.reserve(60, 0)
+    error = yard.refused(prompt=60, output=0)
+    assert ("x-modelyard-reserved", "true") in error.headers()
+    assert error.should_retry is False, "a client that comes again at once meets the same"
+    assert "Requests under way hold a part of it" in error.message
+    held.settle(60, 0, 0, now_s=1.0)
+    error = yard.refused(prompt=60, output=0)
+    assert "x-modelyard-reserved" not in dict(error.headers())
+    assert "under way" not in error.message
+
+
 # --- a clock that is set back --------------------------------------------------------
 
 

@@ -48,6 +48,46 @@ def test_the_worst_case_is_taken_and_the_rest_comes_back() -> None:
     assert take(book, quota, 90).tokens == 90
 
 
+def test_a_refusal_says_whether_only_what_runs_is_in_the_way() -> None:
+    book, quota = a_book(tokens_per_day=100, nanousd_per_month=10)
+    first, second = take(book, quota, 40, 4), take(book, quota, 40, 4)
+    assert (take(book, quota, 30).is_reserved, take(book, quota, 100).is_reserved) == (True, True)
+    assert not take(book, quota, 101).is_reserved, "it never fits"
+    refusal = take(book, quota, 30, 11)
+    assert (refusal.kind, refusal.is_reserved) == ("money", False), "what time does not mend is said first"
+    book.settle(first, 30, 0)
+    assert (take(book, quota, 70).is_reserved, take(book, quota, 71).is_reserved) == (True, False)
+    book.settle(second, 30, 0)
+    assert not take(book, quota, 41).is_reserved
+    assert quota.reserved == [0] * 5
+
+
+def test_what_a_second_quota_never_has_room_for_is_said_before_what_the_first_one_has_later() -> None:
+    book, own = a_book(tokens_per_day=100)
+    tenants = book.quota("t", Limits(tokens_per_day=50), is_tenants=True)
+    assert tenants is not None
+    book.hear((a_row(), a_row("t", tokens=30)), {})
+    book.hold((own,), 90, 0)
+    refused = book.refusal((own, tenants), 20, 0, now_unix_s=NOW)
+    assert refused is not None
+    assert (refused.is_tenants, refused.is_reserved) == (False, True)
+    refused = book.refusal((own, tenants), 21, 0, now_unix_s=NOW)
+    assert refused is not None
+    assert (refused.is_tenants, refused.is_reserved) == (True, False)
+
+
+def test_what_was_reserved_before_midnight_is_in_nobodys_way_after_it() -> None:
+    book, quota = a_book(tokens_per_day=100, tokens_per_month=150)
+    hold = take(book, quota, 90)
+    book.advance(NOV_29 + DAY_S)
+    later = take(book, quota, 60, now=NOV_29 + DAY_S)
+    assert quota.reserved == [60, 150, 0, 0, 0]
+    assert take(book, quota, 41, now=NOV_29 + DAY_S).period == "day"
+    book.settle(hold, 1, 0)
+    book.settle(later, 2, 0)
+    assert quota.reserved == [0] * 5
+
+
 def test_prepaid_credit_is_renewed_by_no_month_and_not_known_before_it_is_told() -> None:
     book, quota = a_book(a_row(nanousd=70), nanousd_total=100)
     assert not quota.is_known, "the row does not say what was ever spent"
