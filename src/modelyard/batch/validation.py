@@ -25,10 +25,12 @@ ENVELOPE_BYTES = 64 * 1024
 """What a line may have beside the request itself."""
 AROUND_BYTES = 32
 """What JSON needs around the text of a message."""
-_CHAT, _EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
-_NEEDED = {_CHAT: "messages", _EMBEDDINGS: "input", "/v1/completions": "prompt"}
+_CHAT, _COMPLETIONS, _EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+_NEEDED = {_CHAT: "messages", _EMBEDDINGS: "input", _COMPLETIONS: "prompt"}
 _SILENT = frozenset({_EMBEDDINGS, "/v1/rerank", "/v1/classify", "/v1/moderations", "/v1/images/generations"})
 """Endpoints whose answers have no tokens."""
+_COMPLETION_DEFAULT = 16
+"""Tokens that a text completion may have that says nothing of it."""
 _OF_NUMBERS = re.compile(rb"\[\s*[-0-9]")
 _UNSET = msgspec.UNSET
 _Some = msgspec.Raw | msgspec.UnsetType
@@ -82,12 +84,20 @@ class Checked:
     characters: int = 0
     inputs: int = 0
     output_max: int | None = 0
+    bounded: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By the size of their bound, in bits: lines that say what they may generate, and what that is together."""
     seen: set[bytes] = field(default_factory=set)
 
     @property
     def work(self) -> Work:
         """Return what it asks for."""
-        return Work(self.lines, self.characters, self.output_max, generates=self.endpoint not in _SILENT)
+        return Work(
+            self.lines,
+            self.characters,
+            self.output_max,
+            generates=self.endpoint not in _SILENT,
+            bounded=tuple(self.bounded.values()),
+        )
 
     def refuse(self, error: BatchError) -> None:
         """Note what is wrong."""
@@ -197,10 +207,15 @@ def _count_in(checked: Checked, body: _Body, raw: bytes) -> None:
     checked.characters += _length_of(body, raw)
     if checked.endpoint == _EMBEDDINGS and isinstance(body.input, msgspec.Raw):
         checked.inputs += _inputs(bytes(body.input))
-    told = next((found for found in _limits(body)), None)
-    choices = max(1, _whole(body.n) or 1)
-    known = checked.output_max
-    checked.output_max = None if told is None or known is None else known + told * choices
+    told = next((found for found in _limits(body)), _COMPLETION_DEFAULT if checked.endpoint == _COMPLETIONS else None)
+    if told is None:
+        checked.output_max = None
+        return
+    most = told * max(1, _whole(body.n) or 1)
+    if checked.output_max is not None:
+        checked.output_max += most
+    lines, together = checked.bounded.get(most.bit_length(), (0, 0))
+    checked.bounded[most.bit_length()] = (lines + 1, together + most)
 
 
 def _length_of(body: _Body, raw: bytes) -> int:

@@ -27,6 +27,8 @@ class Work(msgspec.Struct, frozen=True):
     output_max: int | None
     generates: bool = True
     """Whether answers have tokens of their own; those of embeddings have none."""
+    bounded: tuple[tuple[int, int], ...] = ()
+    """Lines whose bounds are alike, with the most that they may generate together; the other lines say none."""
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -49,10 +51,7 @@ def forecast(work: Work, seen: Seen, price: Price, *, concurrency: int) -> Forec
     prompt = int(work.characters / CHARS_PER_TOKEN) or work.lines
     output = 0
     if work.generates:
-        each = seen.output_tokens if is_known else float(OUTPUT_DEFAULT)
-        output = round(each * work.lines)
-        if work.output_max is not None:
-            output = min(output, work.output_max)
+        output = _output(work, seen.output_tokens if is_known else float(OUTPUT_DEFAULT))
     units = micro_units(seen.units * work.lines) if is_known else 0
     # The price of a request is due for each line; the sum below has it once.
     requests = price.request * max(0, work.lines - 1)
@@ -67,6 +66,13 @@ def forecast(work: Work, seen: Seen, price: Price, *, concurrency: int) -> Forec
         _basis(seen, price, is_known=is_known),
         price.batch_micro,
     )
+
+
+def _output(work: Work, each: float) -> int:
+    """Return what all lines will generate, no line more than it may, where answers have ``each`` tokens."""
+    unbounded = work.lines - sum(lines for lines, _ in work.bounded)
+    output = round(each * unbounded + sum(min(each * lines, most) for lines, most in work.bounded))
+    return output if work.output_max is None else min(output, work.output_max)
 
 
 def _basis(seen: Seen, price: Price, *, is_known: bool) -> str:

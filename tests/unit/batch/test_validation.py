@@ -125,6 +125,11 @@ def test_what_it_asks_for_is_known_if_every_line_says_it() -> None:
     both = checked(line("a"), line("b", body=body_with(max_completion_tokens=7, n=2)))
     assert both.work.output_max == 5 + 14
     assert checked(line("a"), line("b", body=body_with())).work.output_max is None
+    some = checked(line("a"), line("b", body=body_with()), line("c", body=body_with(max_tokens=900)), line("d"))
+    assert (some.work.output_max, sorted(some.work.bounded)) == (None, [(1, 900), (2, 10)])
+    text = {"model": "m", "prompt": "x"}
+    completions = checked(line("a", url="/v1/completions", body=text), endpoint="/v1/completions")
+    assert completions.work.output_max == 16
     assert not checked(line("a", url="/v1/rerank", body={"model": "r"}), endpoint="/v1/rerank").work.generates
 
 

@@ -29,6 +29,15 @@ def test_no_more_is_expected_than_is_allowed_and_nothing_where_answers_have_no_t
     assert (embeddings.output_tokens, embeddings.cost_nanousd) == (0, 100)
 
 
+def test_no_line_is_expected_to_generate_more_than_it_may() -> None:
+    seen = Seen(answers=50, output_tokens=190.8, seconds=2.0, slots=4)
+    work = Work(1001, 400, None, bounded=((1000, 16_000),))
+    assert forecast(work, seen, PRICE, concurrency=8).output_tokens == 16_191, "one says nothing"
+    work = Work(20, 400, 10 * 16 + 10 * 4000, bounded=((10, 160), (10, 40_000)))
+    assert forecast(work, seen, PRICE, concurrency=8).output_tokens == 160 + 1908, "long ones do not speak for short"
+    assert forecast(work, Seen(), PRICE, concurrency=8).output_tokens == 160 + 10 * OUTPUT_DEFAULT
+
+
 def test_a_model_without_replicas_or_with_more_than_lines_may_be_out() -> None:
     seen = Seen(answers=50, output_tokens=30.0, seconds=2.0, slots=0)
     assert forecast(Work(100, 400, None), seen, PRICE, concurrency=8).seconds is None
