@@ -106,7 +106,7 @@ def test_what_generates_no_text_is_answered_too(yard: Yard) -> None:
 
 def test_a_price_of_its_own_is_what_lines_pay_and_what_the_batch_says(yard: Yard) -> None:
     yard.deploy("ranker", options={"slots": 8, "ttft_ms": 1, "itl_ms": 1})
-    price = {"model": "ranker", "unit": "0.01", "request": "0.001", "batch_factor": "0.25"}
+    price = {"model": "ranker", "input": "0", "output": "0", "unit": "0.01", "request": "0.001", "batch_factor": "0.25"}
     reply = yard.call("PUT", "/v1/prices", price)
     assert reply.status in (200, 201), reply.body
     client, url = client_of(yard), "/v1/rerank"
@@ -280,6 +280,16 @@ def test_the_command_line_submits_follows_and_fetches(yard: Yard, tmp_path: Path
     assert not (tmp_path / "requests.errors.jsonl").exists()
     listed = run(yard, "batch", "-q")
     assert batch["id"] in listed.stdout.splitlines()
+    acme = client_of(yard, yard.new_tenant("acme"))
+    theirs = submit(acme, [chat_line("a")])
+    for of_what, own, other in (
+        ("batch", batch["id"], theirs.id),
+        ("files", batch["input_file_id"], theirs.input_file_id),
+    ):
+        heading, *rows = [row.split() for row in run(yard, of_what).stdout.splitlines()]
+        assert heading[:2] == ["ID", "TENANT"], "an admin sees every tenant's"
+        owners = {row[0]: row[1] for row in rows}
+        assert owners[own] != owners[other]
     shown = run(yard, "batch", batch["id"])
     assert "30 answered, 0 failed, 30 in all" in shown.stdout
     file.write_text("{\n")

@@ -21,6 +21,7 @@ from modelyard.cli.output import (
     formats,
     listing,
     moment,
+    owners,
     remark,
     show_json,
     show_list,
@@ -123,15 +124,16 @@ def submit(  # noqa: PLR0913 - a command line
 @listing
 def list_batches(*, platform: Platform, last: int, is_json: bool, is_quiet: bool) -> None:
     """List the newest batches."""
+    batches = platform.get(BATCHES_PATH, limit=last)["data"]
     columns = {
         "ID": lambda batch: batch["id"],
+        **owners(batches, "modelyard", "tenant_id"),
         "STATUS": lambda batch: batch["status"],
         "MODEL": lambda batch: batch["model"],
         "DONE": lambda batch: _counts_text(batch["request_counts"]),
         "FAILED": lambda batch: batch["request_counts"]["failed"],
         "AGE": lambda batch: age(batch["created_at"]),
     }
-    batches = platform.get(BATCHES_PATH, limit=last)["data"]
     empty = "No batches. Make one: modelyard batch submit FILE"
     show_list(batches, columns, is_json=is_json, is_quiet=is_quiet, empty=empty)
 

@@ -16,7 +16,7 @@ from modelyard.cli.bars import ByteBar, size_text
 from modelyard.cli.exits import Exit, Failure, Refused
 from modelyard.cli.http import Platform, connected, segment
 from modelyard.cli.nouns import DURATION, NounGroup
-from modelyard.cli.output import Item, age, formats, listing, moment, remark, show_json, show_list, show_pairs
+from modelyard.cli.output import Item, age, formats, listing, moment, owners, remark, show_json, show_list, show_pairs
 from modelyard.domain.files import BATCH_FILE_ENDING, FILES_PATH, UPLOADABLE, FilePurpose
 
 if TYPE_CHECKING:
@@ -47,15 +47,16 @@ def command() -> None:
 @listing
 def list_files(*, purpose: str | None, platform: Platform, is_json: bool, is_quiet: bool) -> None:
     """List the files that you may see, the newest first."""
+    files = platform.all(FILES_PATH, limit=PAGE, purpose=purpose)
     columns: dict[str, Callable[[Item], object]] = {
         "ID": lambda file: file["id"],
+        **owners(files, "modelyard", "tenant_id"),
         "NAME": lambda file: file["filename"],
         "PURPOSE": lambda file: file["purpose"],
         "SIZE": lambda file: size_text(file["bytes"]),
         "EXPIRES": lambda file: moment(file["expires_at"]) if "expires_at" in file else "never",
         "AGE": lambda file: age(file["created_at"]),
     }
-    files = platform.all(FILES_PATH, limit=PAGE, purpose=purpose)
     show_list(
         files, columns, is_json=is_json, is_quiet=is_quiet, empty="No files. Send one: modelyard files upload FILE"
     )

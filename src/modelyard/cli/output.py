@@ -71,9 +71,19 @@ def show_list(
         show_table(list(columns), [[cell(item) for cell in columns.values()] for item in items])
 
 
-def owners(items: Sequence[Item], field: str) -> dict[str, Callable[[Item], object]]:
-    """Return the column TENANT, where ``items`` belong to more than one."""
-    return {"TENANT": lambda item: item[field]} if len({item[field] for item in items}) > 1 else {}
+def owners(items: Sequence[Item], *path: str) -> dict[str, Callable[[Item], object]]:
+    """Return the column TENANT, where ``items`` belong to more than one; ``path`` leads to whose an item is.
+
+    Where a caller sees no other's, an item may say nothing of it.
+    """
+
+    def owner(item: Item) -> object:
+        found: object = item
+        for name in path:
+            found = found.get(name) if isinstance(found, dict) else None
+        return found
+
+    return {"TENANT": owner} if len({owner(item) for item in items}) > 1 else {}
 
 
 def show_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -240,6 +240,7 @@ class ExtraView(msgspec.Struct, frozen=True):
     """What is beyond OpenAI's object."""
 
     key_id: str
+    tenant_id: str
     forecast: ForecastView | None
     price_factor: float
     """What lines pay of the price in real time, by the prices that held when its file was checked; until then the
@@ -302,7 +303,7 @@ def view(batch: Batch, *, price_factor: float, now: float) -> BatchView:
         request_counts=batch.counts,
         usage=_usage(batch.tokens) if has_begun else None,
         metadata=batch.metadata,
-        modelyard=ExtraView(batch.key_id, _forecast(batch, now), price_factor),
+        modelyard=ExtraView(batch.key_id, batch.tenant_id, _forecast(batch, now), price_factor),
     )
 
 

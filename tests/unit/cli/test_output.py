@@ -99,3 +99,7 @@ def test_the_tenant_is_shown_where_there_are_several() -> None:
     assert owners([{"tenant_id": "a"}, {"tenant_id": "a"}], "tenant_id") == {}
     assert list(owners([{"tenant_id": "a"}, {"tenant_id": "b"}], "tenant_id")) == ["TENANT"]
     assert owners([], "tenant_id") == {}
+    files = [{"modelyard": {"tenant_id": "a"}}, {"modelyard": {"tenant_id": "b"}}]
+    column = owners(files, "modelyard", "tenant_id")["TENANT"]
+    assert [column(file) for file in files] == ["a", "b"]
+    assert owners([{"id": "of a user"}], "modelyard", "tenant_id") == {}

@@ -47,6 +47,9 @@ async def test_one_more_than_may_be_is_refused_but_a_repetition_gets_its_own(api
     assert (again.status_code, again.json()["id"]) == (200, first.json()["id"])
     other = (await api.key(await api.tenant("other"), Scope.INFERENCE))[0]
     assert (await made(api, other)).status_code == 200
+    admin = (await api.key("platform", Scope.ADMIN))[0]
+    owners = [one["modelyard"]["tenant_id"] for one in (await api.call(admin, "GET", EVERY)).json()["data"]]
+    assert sorted(owners) == sorted([other.tenant_id, user.tenant_id, user.tenant_id])
 
 
 @pytest.mark.parametrize(

@@ -248,6 +248,9 @@ async def test_a_colleague_shares_files_and_a_stranger_has_none(api: Management,
     assert code_of(await api.call(stranger, "GET", f"{FILES}?after={file['id']}")) == (400, "invalid_value", "after")
     assert (await api.call(stranger, "DELETE", path)).status_code == 404
     assert await listed(api, admin) == [file["id"]]
+    for place in (path, FILES):
+        seen = (await api.call(admin, "GET", place)).json()
+        assert seen.get("data", [seen])[0]["modelyard"] == {"tenant_id": user.tenant_id}, "an admin sees whose it is"
 
 
 # --- limits -----------------------------------------------------------------------

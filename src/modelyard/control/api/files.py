@@ -16,7 +16,7 @@ from modelyard.control.api.access import missing
 from modelyard.control.context import Context
 from modelyard.control.files import FileDesk, Sender
 from modelyard.domain.files import FILES_PATH, UPLOADABLE, File, FilePurpose
-from modelyard.domain.tenants import Scope
+from modelyard.domain.tenants import Identity, Scope
 from modelyard.stores import ContentMissingError
 from modelyard.web.app import error_response
 from modelyard.web.paging import After
@@ -48,6 +48,12 @@ _BINARY = "application/octet-stream"
 _log = logging.getLogger(__name__)
 
 
+class FileOwner(msgspec.Struct, frozen=True):
+    """Whose a file is."""
+
+    tenant_id: str
+
+
 class FileView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A file, in OpenAI's fields."""
 
@@ -61,6 +67,8 @@ class FileView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     purpose: str
     status: str
     """``processed``: it can be used."""
+    modelyard: FileOwner | msgspec.UnsetType = msgspec.UNSET
+    """What is beyond OpenAI's object: for admins, who see every tenant's files."""
 
 
 class FilePage(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +145,7 @@ class Files:
             content_type=request.headers.get("content-type", ""),
             length=int(length) if re.fullmatch(r"[0-9]{1,15}", length, re.ASCII) else None,
         )
-        return view(file)
+        return view(file, call.identity)
 
     async def page(self, call: Call[Empty, FilesQuery]) -> FilePage:
         """Return the files of the caller's tenant, or all for an admin."""
@@ -157,13 +165,13 @@ class Files:
             after=after,
             order=query.order,
         )
-        shown = [view(row) for row in rows[: query.limit]]
+        shown = [view(row, call.identity) for row in rows[: query.limit]]
         first_id, last_id = (shown[0].id, shown[-1].id) if shown else ("", "")
         return FilePage(data=shown, first_id=first_id, last_id=last_id, has_more=len(rows) > query.limit)
 
     async def get(self, call: Call[Empty, Empty]) -> FileView:
         """Return one."""
-        return view(await self._find(call))
+        return view(await self._find(call), call.identity)
 
     async def content(self, call: Call[Empty, Empty]) -> Response:
         """Return the bytes, all or one range, as what cannot harm a browser that opens them."""
@@ -213,8 +221,8 @@ class Files:
         return file
 
 
-def view(file: File) -> FileView:
-    """Return what a client sees of a file."""
+def view(file: File, caller: Identity) -> FileView:
+    """Return what ``caller`` sees of a file."""
     return FileView(
         id=file.id,
         object="file",
@@ -224,6 +232,7 @@ def view(file: File) -> FileView:
         filename=file.filename,
         purpose=file.purpose.value,
         status=file.status.value,
+        modelyard=FileOwner(file.tenant_id) if caller.may(Scope.ADMIN) else msgspec.UNSET,
     )
 
 
