@@ -25,6 +25,7 @@ from modelyard.errors.limits import (
 from modelyard.errors.platform import (
     auth_unavailable,
     bad_engine_response,
+    content_missing,
     control_unavailable,
     engine_connect_timeout,
     engine_error,
@@ -94,6 +95,7 @@ __all__ = [
     "batches_full",
     "body_too_large",
     "conflict",
+    "content_missing",
     "context_exceeded",
     "control_unavailable",
     "credit_exhausted",

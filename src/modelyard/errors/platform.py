@@ -125,6 +125,18 @@ def storage_unavailable() -> ApiError:
     )
 
 
+def content_missing(file_id: str) -> ApiError:
+    """Return the error for a file that is known, and whose bytes are not in the data directory any more."""
+    return ApiError(
+        500,
+        code="content_missing",
+        type="server_error",
+        message=f"The content of '{file_id}' is missing on the platform, though the file is known: its data directory "
+        "lost it. Ask your administrator to restore it, or send the file again.",
+        should_retry=False,
+    )
+
+
 def storage_full() -> ApiError:
     """Return the error for work that could not be recorded, and so is not begun."""
     return ApiError(

@@ -235,6 +235,20 @@ async def test_an_expired_file_is_gone_before_it_is_swept(api: Management, user:
     assert [kept.name for kept in left_of_files(api.context.data.files)] == [keeper["id"]]
 
 
+async def test_a_file_whose_bytes_are_gone_is_said_to_be_so(api: Management, user: Identity) -> None:
+    file = await upload(api, user)
+    for place in left_of_files(api.context.data.files):
+        place.unlink()
+    path = f"{FILES}/{file['id']}"
+    for headers in ({}, {"range": "bytes=0-1"}):
+        async with api.client(user) as client:
+            answer = await client.get(f"{path}/content", headers=headers)
+        assert code_of(answer) == (500, "content_missing", None)
+        assert answer.headers["x-should-retry"] == "false"
+        assert "database" not in answer.json()["error"]["message"], "it has nothing to do with it"
+    assert (await api.call(user, "DELETE", path)).status_code == 200
+
+
 async def test_a_colleague_shares_files_and_a_stranger_has_none(api: Management, user: Identity) -> None:
     file = await upload(api, user)
     colleague, _ = await api.key(user.tenant_id, Scope.INFERENCE)

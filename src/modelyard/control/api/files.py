@@ -203,7 +203,7 @@ class Files:
             if await self._desk.find(file.id, tenant_id=file.tenant_id) is None:
                 raise missing("file", file.id) from None
             _log.error("%s: its content is missing in the data directory", file.id)
-            raise errors.storage_unavailable() from None
+            raise errors.content_missing(file.id) from None
         return StreamingResponse(_chained(first, blocks), status, headers)
 
     async def delete(self, call: Call[Empty, Empty]) -> DeletedFile:
