@@ -67,6 +67,22 @@ def test_a_budget_holds_for_the_lines_of_a_batch(yard: Yard) -> None:
     assert rows[0]["n"] == used, "what is billed is what was answered"
 
 
+def test_a_line_waits_while_only_a_request_under_way_holds_its_budget(yard: Yard) -> None:
+    client = client_of(yard, yard.new_key(name="held", limits={"tokens_per_day": 2000}))
+    chat = {"model": "sim", "messages": [{"role": "user", "content": "[[sim: tokens=1500 slow=20]]"}]}
+    stream = client.chat.completions.create(**chat, stream=True, max_tokens=1800)  # type: ignore[call-overload]
+    next(stream)
+    with pytest.raises(openai.RateLimitError, match="it may fit when they end") as refused:
+        client.chat.completions.create(**chat, max_tokens=16)  # type: ignore[call-overload]
+    assert refused.value.response.headers["x-modelyard-reserved"] == "true"
+    made = submit(client, [chat_line("a", max_tokens=OUTPUT)])
+    assert until(client, made.id, ("in_progress",)).request_counts.failed == 0  # type: ignore[union-attr]
+    stream.close()
+    over = until(client, made.id)
+    output, errors = check_whole(client, over, ["a"])
+    assert (len(output), errors) == (1, []), "what was held came back"
+
+
 def test_nobody_can_speak_for_a_key_on_the_public_port(yard: Yard) -> None:
     token = (yard.data / "secrets" / "internal-token").read_text().strip()
     key_id = yard.admin_key[3:11]
