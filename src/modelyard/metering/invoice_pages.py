@@ -52,7 +52,23 @@ _COLUMNS = ("invoice", "kind", "month", "model", "unit", "quantity", "price", "p
 def page(invoice: Invoice, notes: Sequence[CreditNote]) -> str:
     """Return an invoice, and what was taken back of it, as HTML."""
     title = f"Invoice {invoice.number}" if invoice.number else f"Draft, {invoice.month}"
-    return _template().render(invoice=invoice, notes=notes, title=title)
+    return _template("invoice.html").render(invoice=invoice, notes=notes, title=title)
+
+
+def note_page(note: CreditNote, invoice: Invoice) -> str:
+    """Return a credit note as HTML."""
+    return _template("credit_note.html").render(note=note, invoice=invoice, title=f"Credit note {note.number}")
+
+
+def note_table(note: CreditNote, invoice: Invoice) -> str:
+    """Return the same as CSV."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("credit note", "invoice", "month", "issued", "reason", "tax", "total", "currency"))
+    amounts = decimal(note.tax, note.currency), decimal(note.total, note.currency)
+    names = _inert(note.number), _inert(note.invoice_number), invoice.month, _day(note.issued_at), _inert(note.reason)
+    writer.writerow((*names, *amounts, note.currency))
+    return out.getvalue()
 
 
 def table(invoice: Invoice, notes: Sequence[CreditNote]) -> str:
@@ -135,8 +151,8 @@ def _inert(text: str) -> str:
     return "'" + text if text[:1] in {"=", "+", "-", "@", "\t", "\r"} else text
 
 
-@lru_cache(maxsize=1)
-def _template() -> "jinja2.Template":
+@lru_cache(maxsize=2)
+def _template(name: str) -> "jinja2.Template":
     import jinja2  # 30 ms, and most controllers never show an invoice
     import markupsafe
 
@@ -156,4 +172,4 @@ def _template() -> "jinja2.Template":
         "day": _day,
     }
     environment.globals["style"] = markupsafe.Markup(STYLE)  # noqa: S704 - a constant of this file
-    return environment.get_template("invoice.html")
+    return environment.get_template(name)

@@ -21,7 +21,6 @@ from modelyard.domain.billing import Budget
 from modelyard.domain.catalog import NAME_PATTERN
 from modelyard.domain.tenants import Identity, Scope
 from modelyard.errors import conflict, invalid_value
-from modelyard.ids import new_id
 from modelyard.policy.budgets import SHARES
 from modelyard.policy.money import exact
 from modelyard.web.fetcher import FetchError
@@ -105,9 +104,13 @@ class Budgets:
         return Page([self._view(one, spent) for one in rows], has_more)
 
     async def create(self, call: Call[PutBudget, Empty]) -> BudgetView:
-        """Make a budget."""
+        """Make a budget; the same idempotency key makes one."""
+        once = money.once(call, "bud-")
         async with self._changing:
-            budget = await self._wanted(call, new_id("bud-"))
+            budget = await self._wanted(call, once.id)
+            known = money.repeated(once, await self._context.billing.budgets(tenant_id=budget.tenant_id))
+            if known is not None:
+                return await self._seen(known)
             if len(await self._context.billing.budgets(tenant_id=budget.tenant_id)) >= BUDGETS_MAX:
                 raise conflict(f"A tenant has at most {BUDGETS_MAX} budgets. Remove one first.")
             return await self._put(call.identity, budget)
