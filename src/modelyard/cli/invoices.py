@@ -235,7 +235,8 @@ def _show(invoice: Item, *, is_json: bool, is_quiet: bool) -> None:
     show_pairs(about)
     print()
     lines = [
-        [one["month"] + (" late" if one["is_adjustment"] else ""), one["model"], one["unit"], one["quantity"],
+        [one["month"] + (" late" if one["is_adjustment"] else ""), one["model"],
+         one["unit"] + (" (batch)" if one["is_batch"] else ""), one["quantity"],
          f"{one['price']} / {one['per']}", one["amount"]]
         for one in invoice["lines"]
     ]  # fmt: skip

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from modelyard.domain.invoices import CreditNote, Invoice
+from modelyard.domain.invoices import CreditNote, Invoice, InvoiceLine
 from modelyard.domain.usage import MICRO_PER_UNIT
 from modelyard.policy.money import decimal, exact
 
@@ -82,7 +82,7 @@ def table(invoice: Invoice, notes: Sequence[CreditNote]) -> str:
         writer.writerow(
             [
                 name,
-                "adjustment" if line.is_adjustment else "usage",
+                _kind(line),
                 line.month,
                 _inert(line.model),
                 line.unit,
@@ -120,6 +120,11 @@ def table(invoice: Invoice, notes: Sequence[CreditNote]) -> str:
     for note in notes:
         sums("credit note", -note.total, number=note.number)
     return out.getvalue()
+
+
+def _kind(line: InvoiceLine) -> str:
+    kind = "batch" if line.is_batch else "usage"
+    return kind if not line.is_adjustment else "batch adjustment" if line.is_batch else "adjustment"
 
 
 def quantity(micro: int) -> str:

@@ -9,10 +9,13 @@ from typing import Any
 import httpx2
 import pytest
 from tests.support.management import Management, management
-from tests.unit.control_api.test_billing import NOVEMBER, SETTINGS, Used, ok
+from tests.unit.control_api.test_billing import DOLLAR, NOVEMBER, SETTINGS, Used, ok
 
 from modelyard.config import Config
 from modelyard.domain.tenants import Identity, Scope
+from modelyard.domain.usage import Intent, JournalRecord, Settle, UsageStatus
+from modelyard.policy.pricing import batch_price
+from modelyard.stores import JournalPosition
 
 
 @pytest.fixture
@@ -104,6 +107,28 @@ async def test_a_credit_note_is_a_document_of_its_own(
     stranger, _ = await api.key(await api.tenant("stranger"), Scope.MANAGE)
     assert (await api.call(stranger, "GET", "/v1/credit-notes/CN-000001")).status_code == 404
     assert (await api.call(stranger, "GET", "/v1/credit-notes?invoice=INV-000001")).status_code == 404
+
+
+async def test_what_batches_used_has_lines_of_its_own(api: Management, admin: Identity, manager: Identity) -> None:
+    at = api.clock.unix_s()
+    half = batch_price(DOLLAR, 1_000_000)
+    records: list[JournalRecord] = []
+    for number, line in enumerate(("", "batch_x/1", "")):
+        intent = Intent(f"req_b{number}", at, manager.tenant_id, "k", "ep", "chat", "v", "/", False, 1, 1,
+                        half if line else DOLLAR, line, 0)  # fmt: skip
+        records += [
+            intent,
+            Settle(intent.request_id, at, 10, 0, 0, UsageStatus.SUCCESS, 200, "", None, 1, "r", 1, False),
+        ]
+    await api.context.usage.apply(records, JournalPosition("gateway-0", "1.journal", 99))
+    draft = await ok(api, admin, "POST", "/v1/invoices", {"tenant": manager.tenant_id, "month": "2026-11"})
+    lines = [(one["is_batch"], one["quantity"], one["amount"]) for one in draft["lines"]]
+    assert lines == [(False, "20", "20.00"), (True, "10", "10.00")], "nobody could tell one from the other"
+    path = f"/v1/invoices/{draft['id']}"
+    table = await api.call(manager, "GET", f"{path}?format=csv")
+    assert [row[1] for row in csv.reader(io.StringIO(table.text))][1:3] == ["usage", "batch"]
+    page = (await api.call(manager, "GET", f"{path}?format=html")).text
+    assert page.count("input tokens (batch)") == 1
 
 
 # --- in words ---

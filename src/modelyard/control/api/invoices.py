@@ -55,6 +55,8 @@ class LineView(msgspec.Struct, frozen=True, kw_only=True):
     exact: str
     amount: str
     is_adjustment: bool
+    is_batch: bool
+    """It was used by lines of batches."""
 
 
 class TaxView(msgspec.Struct, frozen=True, kw_only=True):
@@ -285,4 +287,5 @@ def _line_view(line: InvoiceLine, currency: str) -> LineView:
         exact=exact(line.amount_nanousd),
         amount=decimal(line.amount, currency),
         is_adjustment=line.is_adjustment,
+        is_batch=line.is_batch,
     )
