@@ -178,7 +178,7 @@ async def test_a_hard_budget_may_be_of_a_model_and_of_a_key(
     await Used.dollars(api, manager.tenant_id, 2, key="another", model="chat")
     await Used.dollars(api, manager.tenant_id, 50, key=manager.key_id, model="other")
     await api.context.billing_desk.tell_budgets()
-    assert await told(api, manager) == [("budget.threshold_reached", 50)]
+    assert await told(api, manager) == [("budget.threshold", 50)]
 
 
 # --- files ---

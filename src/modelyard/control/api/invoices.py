@@ -13,7 +13,8 @@ from starlette.responses import Response
 from modelyard.control.api import money
 from modelyard.control.api.access import find_tenant, missing
 from modelyard.control.api.credit_notes import HEADERS, FormatQuery
-from modelyard.control.api.money import AuditView, TenantRef, audit_view
+from modelyard.control.api.money import AuditView, TenantRef
+from modelyard.control.api.prices import change_view
 from modelyard.control.billing import invoice_terms
 from modelyard.control.context import Context
 from modelyard.domain.billing import Account
@@ -235,7 +236,7 @@ class Invoices:
         query = call.query
         after = money.change_after(query.after)
         entries = await self._context.billing.audit(limit=query.limit + 1, after=after, prefix=query.action)
-        return Page([audit_view(one) for one in entries[: query.limit]], len(entries) > query.limit)
+        return Page([change_view(one, self._currency) for one in entries[: query.limit]], len(entries) > query.limit)
 
     async def _find(self, identity: Identity, reference: str) -> Invoice:
         found = await self._context.billing.invoice(reference, tenant_id=identity.visible_tenant)
