@@ -34,6 +34,11 @@ def new_id(prefix: str) -> str:
     return prefix + "".join(secrets.choice(_ID_ALPHABET) for _ in range(26))
 
 
+def digest_text(content: bytes, length: int) -> str:
+    """Return up to 32 characters, as ids are made of, that follow from ``content``."""
+    return "".join(_ID_ALPHABET[byte % len(_ID_ALPHABET)] for byte in hashlib.sha256(content).digest()[:length])
+
+
 class RequestIds:
     """Request ids for one process: unpredictable prefix, then a counter.
 

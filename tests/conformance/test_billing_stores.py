@@ -369,6 +369,10 @@ async def test_credit_notes_take_back_no_more_than_the_invoice_however_many_come
     assert {(one.invoice_number, one.currency) for one in notes} == {("INV-000001", "USD")}
     assert await books.store.invoice(invoice.id, tenant_id=None) == invoice
     assert await books.store.credit_notes(tenant_id="ten-b", invoice_id=None) == []
+    for one in notes:
+        for reference in (one.id, one.number):
+            assert await books.store.credit_note(reference, tenant_id="ten-a") == one
+            assert await books.store.credit_note(reference, tenant_id="ten-b") is None
     late = await books.store.add_credit_note(note(9, 201), WHO, prefix="CN-", tax_of=lambda *_: 0)
     assert late is None
 
@@ -385,6 +389,8 @@ async def test_nobody_sees_anothers_and_pages_follow_one_another(books: Books) -
         seen += [invoice.month for invoice in page]
         after = page[-1].id
     assert seen == ["2026-12", "2026-11", "2026-10"]
+    last = [await books.store.last_invoiced(tenant) for tenant in ("ten-a", "ten-b", "ten-c")]
+    assert last == ["2026-12", other.month, ""]
     assert await books.store.invoice(other.id, tenant_id="ten-a") is None
     assert await books.store.invoice(other.number, tenant_id="ten-a") is None
     november = await books.store.invoices(tenant_id=None, month="2026-11", limit=9, after="")

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.e2e.test_cli_commands import out
+from tests.e2e.test_cli_commands import out, run
 from tests.support.waiting import eventually
 from tests.support.yard import Reply, Yard
 
@@ -184,6 +184,11 @@ def test_the_command_line_leads_from_a_price_to_a_credit_note(served: Yard) -> N
     assert "Payer Ltd" in out(served, "invoices", "export", number)
     assert out(served, "invoices", "credit", number, "1.25", "--reason", "sorry", "--quiet").strip() == "CN-000001"
     assert "1.25" in out(served, "invoices")
+    assert "CN-000001" in out(served, "invoices", "notes", "--invoice", number)
+    assert "sorry" in out(served, "invoices", "show", "CN-000001")
+    assert "<h1>Credit note CN-000001</h1>" in out(served, "invoices", "export", "CN-000001")
+    whole = run(served, "invoices", "credit", number, "--reason", "a slip")
+    assert (whole.returncode, "--all" in whole.stderr) == (2, True), "it took back everything, unasked"
     made = out(served, "budgets", "create", "9", "--tenant", "payer", "--at", "90", "--quiet").strip()
     assert "90 %" in out(served, "budgets", made)
     out(served, "budgets", "rm", made)

@@ -55,7 +55,7 @@ async def theirs(api: Management) -> Theirs:
     batch_id = (await api.call(owner, "POST", "/v1/batches", order)).json()["id"]
     version_id = (await api.context.store.versions())[0].id
     budget = await api.call(owner, "POST", "/v1/budgets", {"amount": 1, "name": "their-budget"})
-    invoice_id, price_id = await money_of(api, tenant_id)
+    money = await money_of(api, tenant_id)
     webhook = Webhook(id="wh_theirs", tenant_id=tenant_id, url="https://theirs.example/", types=("*",), created_at=1.0)
     await api.context.webhooks.store.add_webhook(webhook, most=9)
     await api.context.events.add(tenant_id, EventType.BATCH_COMPLETED, {"id": "batch_theirs"}, now=1.0)
@@ -75,21 +75,21 @@ async def theirs(api: Management) -> Theirs:
             "file_id": [file_id],
             "batch_id": [batch_id],
             "budget": [budget.json()["id"]],
-            "invoice": [invoice_id, "INV-000001"],
-            "price": [price_id],
+            **money,
             "webhook_id": ["wh_theirs"],
             "delivery_id": [delivery.id],
         },
         [
             *(endpoint_id, version_id, upload_id, file_id, owner.key_id, tenant_id, request_id, "their-model"),
-            *(batch_id, budget.json()["id"], "their-budget", invoice_id, "INV-000001", "CN-000001"),
-            *(price_id, "their-reason", "wh_theirs", "theirs.example"),
+            *(batch_id, budget.json()["id"], "their-budget"),
+            *(one for ids in money.values() for one in ids),
+            *("their-reason", "wh_theirs", "theirs.example"),
         ],
     )
 
 
-async def money_of(api: Management, tenant_id: str) -> tuple[str, str]:
-    """Let the tenant use something, pay for it, and be told of it; return its invoice and its price."""
+async def money_of(api: Management, tenant_id: str) -> dict[str, list[str]]:
+    """Let the tenant use something, pay for it, and be told of it; return the ids of all that."""
     admin, _ = await api.key("platform", Scope.ADMIN)
     price = await api.call(admin, "PUT", "/v1/prices", {"model": "their-model", "input": 1, "tenant": tenant_id})
     at = api.clock.unix_s()
@@ -97,16 +97,23 @@ async def money_of(api: Management, tenant_id: str) -> tuple[str, str]:
     settle = Settle("req_used", at, 9, 0, 9, UsageStatus.SUCCESS, 200, "", None, 1.0, "r", 1, False)
     await api.context.usage.apply([intent, settle], JournalPosition("gateway-0", "1.journal", 1))
     credit = {"tenant": tenant_id, "amount": 1, "reason": "their-reason"}
-    assert (await api.call(admin, "POST", "/v1/credits", credit)).status_code == 201
+    grant = await api.call(admin, "POST", "/v1/credits", credit)
+    assert grant.status_code == 201
     wanted = {"tenant": tenant_id, "month": month_name(day_of(at))}
     draft = (await api.call(admin, "POST", "/v1/invoices", wanted)).json()
     path = f"/v1/invoices/{draft['id']}"
     assert (await api.call(admin, "POST", f"{path}/issue")).json()["number"] == "INV-000001"
     back = {"reason": "their-reason", "amount": "1"}
-    assert (await api.call(admin, "POST", f"{path}/credit-notes", back)).json()["number"] == "CN-000001"
+    note = (await api.call(admin, "POST", f"{path}/credit-notes", back)).json()
+    assert note["number"] == "CN-000001"
     await api.context.billing_desk.round()
     assert (await api.context.billing.billing_events(tenant_id=tenant_id, limit=9)) != []
-    return draft["id"], price.json()["id"]
+    return {
+        "invoice": [draft["id"], "INV-000001"],
+        "price": [price.json()["id"]],
+        "grant": [grant.json()["id"]],
+        "note": [note["id"], "CN-000001"],
+    }
 
 
 async def kept_request(api: Management, owner: Identity) -> str:

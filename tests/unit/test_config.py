@@ -62,6 +62,11 @@ def test_environment_values_are_text_that_becomes_the_settings_type() -> None:
         ("[fleet]\nkind = 'moon'", "fleet.kind: "),
         ("[prices.smol]\ninput = inf", "input"),
         ("[prices.smol]\noutput = -1", "output"),
+        (
+            "[stripe.meters]\nspent = 'dollars'",
+            "stripe.meters.spent: invalid enum value 'dollars' (one of cost_nanousd,",
+        ),
+        ("[billing.smtp]\nhost = 'mail.example'", "billing.smtp: with a 'host', 'sender' must be the address"),
     ],
 )
 def test_a_bad_file_is_one_line_naming_file_and_setting(tmp_path: Path, text: str | bytes, named: str) -> None:

@@ -42,7 +42,7 @@ def list_keys(*, platform: Platform, is_json: bool, is_quiet: bool) -> None:
         "KEY": lambda key: f"{key['prefix']}_…{key['last4']}",
         "SCOPES": lambda key: ",".join(key["scopes"]),
         "MODELS": lambda key: "all" if key["models"] is None else ",".join(key["models"]),
-        "LIMITS": lambda key: limits_text(key["limits"]),
+        "LIMITS": lambda key: limits_text(key["limits"], currency=key["currency"]),
         "STATUS": lambda key: key["status"],
         "EXPIRES": lambda key: moment(key["expires_at"]) if key["expires_at"] else "never",
         "AGE": lambda key: age(key["created_at"]),
@@ -162,5 +162,7 @@ def _show(key: Item, *, is_json: bool, is_quiet: bool) -> None:
         expires = moment(key["expires_at"]) if key["expires_at"] else "never"
         about = {"ID": key["id"], "Name": key["name"], "Status": key["status"], "Expires": expires}
         show_pairs(
-            about | {"Limits": limits_text(key["limits"], key["spent"])} | spent_pairs(key["limits"], key["spent"])
+            about
+            | {"Limits": limits_text(key["limits"], key["spent"], key["currency"])}
+            | spent_pairs(key["limits"], key["spent"])
         )

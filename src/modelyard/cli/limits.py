@@ -112,9 +112,8 @@ def _with_limits(
     return run
 
 
-def limits_text(limits: Item, spent: Item | None = None) -> str:
+def limits_text(limits: Item, spent: Item | None = None, currency: str = "USD") -> str:
     """Return limits in one line of a listing, with the hard budgets that ``spent`` tells of."""
-    currency = "USD" if spent is None else spent["currency"]
     parts = [f"{limits[name]} {short}" for name, short in _SHORT.items() if limits.get(name) is not None]
     parts += [
         f"{dollars(limits[name], currency)}/{period}" for name, period in _MONEY.items() if limits.get(name) is not None

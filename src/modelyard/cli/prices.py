@@ -67,7 +67,12 @@ def put(*, platform: Platform, is_json: bool, is_quiet: bool, **given: Any) -> N
     if not any(given[name] for name in _AMOUNTS):
         raise click.UsageError("Give at least one of --input, --output, --unit and --request")
     body = {name: value for name, value in given.items() if value is not None}
-    _show(platform.put_json("/v1/prices", body), is_json=is_json, is_quiet=is_quiet)
+    made = platform.put_json("/v1/prices", body)
+    _show(made, is_json=is_json, is_quiet=is_quiet)
+    if made["replaced"]:
+        remark(f"It stands in the place of {made['replaced']}, which was to begin in the same second.")
+    if made["note"]:
+        remark(made["note"])
 
 
 @command.command("end", epilog="\b\nExample:\n  modelyard prices end price-3kf8x2ma")
@@ -108,11 +113,22 @@ def history(*, platform: Platform, is_json: bool, is_quiet: bool) -> None:
         "WHEN": lambda change: moment(change["at"]),
         "KEY": lambda change: change["key_id"],
         "WHAT": lambda change: change["action"],
-        "MODEL": lambda change: (change["after"] or change["before"])["model"],
+        "MODEL": lambda change: _subject(_changed(change)),
+        "TENANT": lambda change: _changed(change)["tenant_id"] or "all",
+        "INPUT": lambda change: _changed(change)["input"],
+        "CACHED": lambda change: _changed(change)["cached_input"],
+        "OUTPUT": lambda change: _changed(change)["output"],
+        "OTHER": lambda change: _other(_changed(change)),
+        "FROM": lambda change: moment(_changed(change)["effective_from"]),
         "PRICE": lambda change: change["subject"],
     }
     changes = platform.all("/v1/prices/history", limit=PAGE)
     show_list(changes, columns, is_json=is_json, is_quiet=is_quiet, empty="No price was ever set.")
+
+
+def _changed(change: Item) -> Item:
+    price: Item = change["after"] or change["before"]
+    return price
 
 
 def _all(found: Item) -> list[Item]:

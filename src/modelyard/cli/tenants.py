@@ -41,7 +41,7 @@ def list_tenants(*, platform: Platform, is_json: bool, is_quiet: bool) -> None:
         "NAME": lambda tenant: tenant["name"],
         "PLAN": lambda tenant: tenant["plan"],
         "WEIGHT": lambda tenant: f"{tenant['weight']:g}",
-        "LIMITS": lambda tenant: limits_text(tenant["limits"]),
+        "LIMITS": lambda tenant: limits_text(tenant["limits"], currency=tenant["currency"]),
         "STATUS": _status,
         "AGE": lambda tenant: age(tenant["created_at"]),
     }
@@ -137,6 +137,6 @@ def _show(tenant: Item, *, is_json: bool, is_quiet: bool) -> None:
             "Plan": tenant["plan"],
             "Weight": f"{tenant['weight']:g}",
             "Status": _status(tenant),
-            "Limits": limits_text(tenant["limits"], tenant["spent"]),
+            "Limits": limits_text(tenant["limits"], tenant["spent"], tenant["currency"]),
         }
         show_pairs(about | spent_pairs(tenant["limits"], tenant["spent"]))

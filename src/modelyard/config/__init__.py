@@ -342,6 +342,13 @@ def _faults(tree: Mapping[str, Any], section: type[msgspec.Struct], path: str) -
         if isinstance(value, dict) and isinstance(types[name], type) and issubclass(types[name], msgspec.Struct):
             yield from _faults(value, types[name], f"{path}.{name}")
             continue
+        if isinstance(value, dict) and (choices := _choices_of_values(types[name])):
+            yield from (
+                f"Invalid enum value '{one}' (one of {', '.join(choices)}) - at `${path}.{name}.{key}`"
+                for key, one in value.items()
+                if one not in choices
+            )
+            continue
         try:
             msgspec.convert(value, types[name], strict=False)
         except msgspec.ValidationError as error:
@@ -349,6 +356,12 @@ def _faults(tree: Mapping[str, Any], section: type[msgspec.Struct], path: str) -
             if get_origin(types[name]) is Literal:
                 what += f" (one of {', '.join(get_args(types[name]))})"
             yield f"{what} - at `${path}.{name}{rest.removesuffix('`')}`"
+
+
+def _choices_of_values(kind: Any) -> tuple[str, ...]:
+    """Return what each value of a mapping may be, where these are choices."""
+    values = get_args(kind)[1] if get_origin(kind) is dict else None
+    return get_args(values) if get_origin(values) is Literal else ()
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

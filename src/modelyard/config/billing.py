@@ -46,9 +46,18 @@ class SmtpConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     password: str = ""
     """Better given as ``MODELYARD__BILLING__SMTP__PASSWORD``."""
     sender: str = ""
-    """The address that e-mail comes from."""
+    """The address that e-mail comes from; a ``host`` needs one."""
     timeout_s: Pause = 20.0
     """Longest wait for each answer of the server."""
+
+    def __post_init__(self) -> None:
+        """Refuse a mail server without a sender: no e-mail would ever be taken.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if self.host and "@" not in self.sender:
+            raise ValueError("with a 'host', 'sender' must be the address that e-mail comes from")
 
     def __repr__(self) -> str:
         """Return it without its password."""

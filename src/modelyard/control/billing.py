@@ -26,6 +26,7 @@ from modelyard.domain.billing import (
     Notice,
     NoticeStatus,
 )
+from modelyard.domain.events import EventType
 from modelyard.domain.invoices import Invoice, Party, Tax
 from modelyard.domain.tenants import PLATFORM, Tenant
 from modelyard.ids import new_id
@@ -33,6 +34,7 @@ from modelyard.metering.prices import micro_of
 from modelyard.policy import budgets as budgeting
 from modelyard.policy import credit
 from modelyard.policy.invoicing import Terms as InvoiceTerms
+from modelyard.policy.money import decimal
 from modelyard.policy.utc import DAY_S, day_of, first_of_month, month_name, next_month
 from modelyard.stores import BillingStore, ControlStore, JournalPosition, UsageStore
 
@@ -41,6 +43,8 @@ LATE_S = 86_400.0
 """How long after its end a month's budgets are looked at: what was used at its end is delivered later."""
 MONTH_END_S = 600.0
 """Pause between two looks for months that are over."""
+WHOLE = 100
+"""Percent of a budget."""
 NO_MAIL = "no mail server is configured ([billing.smtp])"
 ITSELF = "controller"
 """Who issued an invoice that nobody asked for."""
@@ -133,9 +137,9 @@ class BillingDesk:
             emails = (account.email,) if account.email else ()
             once = f"credit/{tenant_id}/{len(grants)}"
             if left:
-                await self._tell("credit.low", tenant_id, f"{once}/low", {**data, "left_nanousd": left}, emails)
+                await self._tell(EventType.CREDIT_LOW, tenant_id, f"{once}/low", {**data, "left_nanousd": left}, emails)
             else:
-                await self._tell("credit.exhausted", tenant_id, once, data, emails)
+                await self._tell(EventType.CREDIT_EXHAUSTED, tenant_id, once, data, emails)
 
     # --- budgets ---
 
@@ -176,7 +180,8 @@ class BillingDesk:
                 "currency": self._settings.currency,
             }
             once = budgeting.once(budget, share, month)
-            await self._tell("budget.threshold_reached", budget.tenant_id, once, data, budget.emails, budget.slack_url)
+            kind = EventType.BUDGET_EXCEEDED if share >= WHOLE else EventType.BUDGET_THRESHOLD
+            await self._tell(kind, budget.tenant_id, once, data, budget.emails, budget.slack_url)
 
     # --- months ---
 
@@ -235,12 +240,12 @@ class BillingDesk:
             "number": issued.number,
             "tenant_id": issued.tenant_id,
             "month": issued.month,
-            "total": issued.total,
+            "total": decimal(issued.total, issued.currency),
             "currency": issued.currency,
             "due_at": issued.due_at,
         }
         emails = (issued.buyer.email,) if issued.buyer.email else ()
-        return self._told_as("invoice.issued", issued.tenant_id, f"invoice/{issued.id}", data, emails)
+        return self._told_as(EventType.INVOICE_ISSUED, issued.tenant_id, f"invoice/{issued.id}", data, emails)
 
     async def tell_of_webhook(self, webhook_id: str, tenant_id: str, url: str, reason: str) -> None:
         """Tell by e-mail that a webhook was disabled: its tenant may have no other one that could tell it.
@@ -269,7 +274,7 @@ class BillingDesk:
     ) -> tuple[BillingEvent, list[Notice]]:
         """Return the event, and the notices that tell it."""
         now = self._clock.unix_s()
-        event = BillingEvent(new_id("evt-"), tenant_id, kind, int(now), once, data)
+        event = BillingEvent(new_id("evt-"), tenant_id, str(kind), int(now), once, data)
         ways = [(Channel.EMAIL, email) for email in emails]
         ways += [(Channel.SLACK, slack_url)] if slack_url else []
         notices = [Notice(new_id("ntc-"), event, channel, target, due_at=now) for channel, target in ways]

@@ -19,7 +19,8 @@ from modelyard.clock import Clock
 from modelyard.config.billing import SmtpConfig
 from modelyard.control.tasks import boundary
 from modelyard.domain.billing import BillingEvent, Channel, Notice, NoticeStatus
-from modelyard.policy.money import decimal, exact
+from modelyard.domain.events import EventType
+from modelyard.policy.money import exact
 from modelyard.policy.webhooks import next_try
 from modelyard.stores import BillingStore
 from modelyard.web.fetcher import Bounds, Fetcher, FetchError
@@ -146,15 +147,14 @@ def told(event: BillingEvent) -> tuple[str, str]:
     """Return the subject and the text about an event."""
     data = event.data
     currency = data.get("currency") or ""
-    if event.type == "budget.threshold_reached":
+    if event.type in (EventType.BUDGET_THRESHOLD, EventType.BUDGET_EXCEEDED):
         spent, amount = (_amount(data[name], currency) for name in ("spent_nanousd", "amount_nanousd"))
         of = [f"{kind} {data[name]}" for kind, name in (("key", "key_id"), ("model", "model")) if data[name]]
         name = f" '{data['name']}'" if data["name"] else ""
         subject = f"Budget{name}: {data['threshold_percent']} % reached in {data['month']}"
         return subject, f"{spent} of {amount} are spent by {' and '.join(of) or 'all keys'} of {data['tenant_id']}."
     if event.type == "invoice.issued":
-        total = f"{decimal(int(data['total'] or 0), str(currency))} {currency}"
-        return f"Invoice {data['number']} for {data['month']}", f"{total} are to be paid."
+        return f"Invoice {data['number']} for {data['month']}", f"{data['total']} {currency} are to be paid."
     if event.type == "credit.low":
         left = _amount(data["left_nanousd"], currency)
         return "The prepaid credit is nearly used up", f"{left} of credit are left of {data['tenant_id']}."

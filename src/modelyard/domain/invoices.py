@@ -27,6 +27,8 @@ class UsageSum(msgspec.Struct, frozen=True):
     output_tokens: int
     units_micro: int
     cost_nanousd: int
+    is_batch: bool = False
+    """It was used by lines of batches; ``price`` is what these pay."""
 
 
 class InvoiceStatus(StrEnum):
@@ -53,6 +55,8 @@ class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
     amount_nanousd: int
     amount: int
     is_adjustment: bool = False
+    is_batch: bool = False
+    """It was used by lines of batches."""
 
 
 class Party(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from modelyard.domain.invoices import CreditNote, Invoice
+from modelyard.domain.invoices import CreditNote, Invoice, InvoiceLine
 from modelyard.domain.usage import MICRO_PER_UNIT
 from modelyard.policy.money import decimal, exact
 
@@ -52,7 +52,23 @@ _COLUMNS = ("invoice", "kind", "month", "model", "unit", "quantity", "price", "p
 def page(invoice: Invoice, notes: Sequence[CreditNote]) -> str:
     """Return an invoice, and what was taken back of it, as HTML."""
     title = f"Invoice {invoice.number}" if invoice.number else f"Draft, {invoice.month}"
-    return _template().render(invoice=invoice, notes=notes, title=title)
+    return _template("invoice.html").render(invoice=invoice, notes=notes, title=title)
+
+
+def note_page(note: CreditNote, invoice: Invoice) -> str:
+    """Return a credit note as HTML."""
+    return _template("credit_note.html").render(note=note, invoice=invoice, title=f"Credit note {note.number}")
+
+
+def note_table(note: CreditNote, invoice: Invoice) -> str:
+    """Return the same as CSV."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("credit note", "invoice", "month", "issued", "reason", "tax", "total", "currency"))
+    amounts = decimal(note.tax, note.currency), decimal(note.total, note.currency)
+    names = _inert(note.number), _inert(note.invoice_number), invoice.month, _day(note.issued_at), _inert(note.reason)
+    writer.writerow((*names, *amounts, note.currency))
+    return out.getvalue()
 
 
 def table(invoice: Invoice, notes: Sequence[CreditNote]) -> str:
@@ -66,7 +82,7 @@ def table(invoice: Invoice, notes: Sequence[CreditNote]) -> str:
         writer.writerow(
             [
                 name,
-                "adjustment" if line.is_adjustment else "usage",
+                _kind(line),
                 line.month,
                 _inert(line.model),
                 line.unit,
@@ -106,6 +122,11 @@ def table(invoice: Invoice, notes: Sequence[CreditNote]) -> str:
     return out.getvalue()
 
 
+def _kind(line: InvoiceLine) -> str:
+    kind = "batch" if line.is_batch else "usage"
+    return kind if not line.is_adjustment else "batch adjustment" if line.is_batch else "adjustment"
+
+
 def quantity(micro: int) -> str:
     """Return millionths as a number: only as many digits behind the point as there are."""
     whole, rest = divmod(micro, MICRO_PER_UNIT)
@@ -135,8 +156,8 @@ def _inert(text: str) -> str:
     return "'" + text if text[:1] in {"=", "+", "-", "@", "\t", "\r"} else text
 
 
-@lru_cache(maxsize=1)
-def _template() -> "jinja2.Template":
+@lru_cache(maxsize=2)
+def _template(name: str) -> "jinja2.Template":
     import jinja2  # 30 ms, and most controllers never show an invoice
     import markupsafe
 
@@ -156,4 +177,4 @@ def _template() -> "jinja2.Template":
         "day": _day,
     }
     environment.globals["style"] = markupsafe.Markup(STYLE)  # noqa: S704 - a constant of this file
-    return environment.get_template("invoice.html")
+    return environment.get_template(name)

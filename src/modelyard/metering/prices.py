@@ -22,6 +22,8 @@ _AMOUNT = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 USD_MAX = 1_000_000
 """Highest price per million tokens; a dollar a token. Keeps every cost and sum within 64 bits."""
 
+NOISE = 10**12
+"""A float is less off than one part in so many."""
 REQUEST_USD_MAX = 1000
 """Highest price of a request, for the same reason."""
 
@@ -100,5 +102,9 @@ def usd(nanousd: int) -> str:
 
 def _nano(usd: float, setting: str, *, most: int = USD_MAX) -> int:
     if not 0 <= usd <= most:
-        raise StartupError(f"Bad setting '{setting}': {usd} is not between 0 and {most} US dollars.")
+        raise StartupError(f"Bad setting '{setting}': {usd} is not between 0 and {most}.")
+    exact = Decimal(str(usd)) * NANO_PER_USD
+    # What a float is off by is no digit that somebody wrote.
+    if abs(exact - round(exact)) * NOISE > exact:
+        raise StartupError(f"Bad setting '{setting}': {usd} has more than nine digits behind the point.")
     return nano_of(usd)

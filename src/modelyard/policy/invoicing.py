@@ -104,7 +104,17 @@ def credited_tax(invoice: Invoice, total: int, *, credited: int, credited_tax: i
 
 def _order(one: UsageSum) -> tuple[object, ...]:
     price = one.price
-    return one.month, one.model, one.unit, price.input, price.cached_input, price.output, price.unit, price.request
+    return (
+        one.month,
+        one.model,
+        one.unit,
+        one.is_batch,
+        price.input,
+        price.cached_input,
+        price.output,
+        price.unit,
+        price.request,
+    )
 
 
 def _parts(one: UsageSum) -> Sequence[_Part]:
@@ -150,6 +160,7 @@ def _lines(parts: Sequence[_Part], subtotal: int, month: str, currency: str) -> 
             amount_nanousd=part.amount_nanousd,
             amount=amount,
             is_adjustment=part.sum.month < month,
+            is_batch=part.sum.is_batch,
         )
         for part, amount in zip(parts, cents, strict=True)
     ]

@@ -172,6 +172,10 @@ class BillingStore(Protocol):
         """Return the credit notes (of a tenant, of an invoice), oldest first."""
         ...
 
+    async def credit_note(self, reference: str, *, tenant_id: str | None) -> CreditNote | None:
+        """Return the credit note of this id or number (of this tenant)."""
+        ...
+
     async def audit(self, *, limit: int, after: int, prefix: str) -> list[AuditEntry]:
         """Return what was changed by actions that begin with ``prefix``, newest first; ``after`` is a sequence."""
         ...

@@ -27,6 +27,16 @@ _EMPTY = {"Expected `array` of length >= 1": "empty_array"}
 _PARAM_LENGTH_MAX = 120
 
 
+_PATTERNS: dict[str, str] = {}
+"""What is to be said of texts that do not have a form, by its regular expression: nobody else can read that."""
+
+
+def pattern(regex: str, words: str) -> str:
+    """Return ``regex`` for a ``msgspec.Meta``; a text that it does not match is refused with ``words``."""
+    _PATTERNS[regex] = words
+    return regex
+
+
 class Decoder(Protocol[T_co]):
     """What ``msgspec.json.Decoder`` and its likes offer."""
 
@@ -60,6 +70,9 @@ def refusal(error: msgspec.ValidationError) -> ApiError:
         return missing_parameter(param)
     if field is not None:
         return unsupported_parameter(param, "this field does not exist here; check its spelling in /docs")
+    for regex, words in _PATTERNS.items():
+        if reason.endswith(f"matching regex {regex!r}"):
+            reason = words
     text = _short(reason.replace("`", ""))
     text = text[:1].lower() + text[1:]
     code = "invalid_type" if ", got " in text else _EMPTY.get(reason, "invalid_value")

@@ -61,6 +61,7 @@ def test_hard_budgets_are_limits_and_amounts_are_in_the_currency() -> None:
         "tokens_today": 0, "tokens_this_month": 0, "nanousd_today": 5 * 10**8, "nanousd_this_month": 7 * 10**9,
         "currency": "EUR", "budgets": [budget, {**budget, "is_tenants": False, "model": "big"}],
     }  # fmt: skip
-    assert limits_text({}, spent) == "tenant's budget 7 of 10 EUR/month, budget for big 7 of 10 EUR/month"
+    assert limits_text({}, spent, "EUR") == "tenant's budget 7 of 10 EUR/month, budget for big 7 of 10 EUR/month"
+    assert limits_text({"nanousd_per_day": 5 * 10**8}, currency="EUR") == "0.50 EUR/day"
     pairs = spent_pairs({"nanousd_per_month": 20 * 10**9}, spent)
     assert (pairs["Cost today"], pairs["Cost this month"]) == ("0.50 EUR", "7.00 EUR of 20.00 EUR")

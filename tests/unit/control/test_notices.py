@@ -26,7 +26,7 @@ from modelyard.web.fetcher import Fetcher
 EVENT = BillingEvent(
     "evt-1",
     "ten-a",
-    "budget.threshold_reached",
+    "budget.threshold",
     1_800_000_000,
     "once",
     {
@@ -154,7 +154,7 @@ async def test_a_message_for_slack_has_its_shape_and_no_markup_of_names(place: P
 
 def test_every_kind_of_event_is_told_in_words() -> None:
     issued = BillingEvent(
-        "e", "t", "invoice.issued", 1, "o", {"number": "INV-1", "month": "2026-11", "total": 1234, "currency": "EUR"}
+        "e", "t", "invoice.issued", 1, "o", {"number": "INV-1", "month": "2026-11", "total": "12.34", "currency": "EUR"}
     )
     assert told(issued) == ("Invoice INV-1 for 2026-11", "12.34 EUR are to be paid.")
     low = BillingEvent(

@@ -134,7 +134,7 @@ async def test_each_threshold_of_a_budget_is_told_once_a_month(
         await ok(api, manager, "POST", "/v1/budgets", {"amount": 10, "emails": ["m@acme.example"], **more})
     await Used.dollars(api, tenant, 5, key="another", model="other")
     await api.context.billing_desk.round()
-    assert await told(api, manager) == [("budget.threshold_reached", 50)]
+    assert await told(api, manager) == [("budget.threshold", 50)]
     await Used.dollars(api, tenant, 8, key=manager.key_id)
     for _ in range(3):
         await api.context.billing_desk.round()

@@ -178,7 +178,7 @@ async def test_a_hard_budget_may_be_of_a_model_and_of_a_key(
     await Used.dollars(api, manager.tenant_id, 2, key="another", model="chat")
     await Used.dollars(api, manager.tenant_id, 50, key=manager.key_id, model="other")
     await api.context.billing_desk.tell_budgets()
-    assert await told(api, manager) == [("budget.threshold_reached", 50)]
+    assert await told(api, manager) == [("budget.threshold", 50)]
 
 
 # --- files ---
@@ -217,6 +217,8 @@ async def test_what_was_spent_of_budgets_is_shown_with_them_and_with_whom_they_b
     assert (await ok(api, manager, "GET", f"/v1/budgets/{made[2]['id']}"))["spent"] == "4"
     key = (await ok(api, manager, "GET", f"/v1/keys/{manager.key_id}"))["spent"]
     assert key["currency"] == "EUR"
+    for path in ("keys", "tenants"):
+        assert {one["currency"] for one in (await ok(api, admin, "GET", f"/v1/{path}"))["data"]} == {"EUR"}
     bounds = [(one["is_tenants"], one["model"], one["amount"], one["spent"]) for one in key["budgets"]]
     assert sorted(bounds) == [(False, "", "9", "3"), (True, "", "10", "7"), (True, "big", "8", "4")]
     tenant = (await ok(api, admin, "GET", f"/v1/tenants/{manager.tenant_id}"))["spent"]

@@ -19,9 +19,9 @@ async def test_each_occasion_is_one_event(api: Management, manager: Identity) ->
     await store.add_webhook(webhook, most=9)
     budget = {"budget_id": "bud-1", "amount_nanousd": 5, "spent_nanousd": 5}
     stories = [
-        ("budget.threshold_reached", "b/50", {**budget, "threshold_percent": 50}),
-        ("budget.threshold_reached", "b/50", {**budget, "threshold_percent": 50}),
-        ("budget.threshold_reached", "b/100", {**budget, "threshold_percent": 100}),
+        ("budget.threshold", "b/50", {**budget, "threshold_percent": 50}),
+        ("budget.threshold", "b/50", {**budget, "threshold_percent": 50}),
+        ("budget.exceeded", "b/100", {**budget, "threshold_percent": 100}),
         ("credit.low", "l", {"tenant_id": manager.tenant_id}),
         ("credit.exhausted", "c", {"tenant_id": manager.tenant_id}),
         ("invoice.issued", "i", {"invoice_id": "inv-1"}),

@@ -100,7 +100,10 @@ async def test_what_a_key_and_its_tenant_spent_is_shown(api: Management, admin: 
         settle = Settle(f"r{number}", now, 3, 0, 4, UsageStatus.SUCCESS, 200, "", 1.0, 2.0, "rep", 1, False)
         await api.context.usage.apply([intent, settle], JournalPosition("gateway-0", "1", number))
     spent = (await api.call(manager, "GET", f"/v1/keys/{made['id']}")).json()["spent"]
-    assert spent == {"tokens_today": 7, "tokens_this_month": 7, "nanousd_today": 7, "nanousd_this_month": 7}
+    assert spent == {
+        "tokens_today": 7, "tokens_this_month": 7, "nanousd_today": 7, "nanousd_this_month": 7,
+        "currency": "USD", "budgets": [],
+    }  # fmt: skip
     assert (await api.call(admin, "GET", f"/v1/tenants/{tenant}")).json()["spent"]["tokens_today"] == 14
     assert (await api.call(manager, "GET", "/v1/keys")).json()["data"][0]["spent"] is None
 

@@ -117,7 +117,7 @@ async def test_who_changed_a_price_is_kept_with_what_it_was(api: Management, adm
         ("price.set", again["id"], admin.key_id),
         ("price.set", made["id"], admin.key_id),
     ]
-    assert history[0]["before"]["price"][0] == 7_000_000_000
+    assert history[0]["before"]["input"] == "7"
     assert history[0]["after"] is None
     assert (history[1]["before"]["id"], history[1]["after"]["id"]) == (made["id"], again["id"])
     page = (await api.call(admin, "GET", f"/v1/prices/history?limit=1&after={history[0]['id']}")).json()
@@ -163,3 +163,16 @@ async def test_what_costs_something_is_made_free_only_by_who_says_so(admin: Iden
         assert (
             await api.call(admin, "PUT", "/v1/prices", {"model": "*", "output": 4, "request": 0})
         ).status_code == 200
+
+
+async def test_what_is_replaced_and_what_nobody_has_is_said(api: Management, admin: Identity) -> None:
+    first = await put(api, admin, effective_from="2099-01-01")
+    assert (first["replaced"], first["note"]) == (None, "No endpoint is called 'chat' now.")
+    second = await put(api, admin, effective_from="2099-01-01", input=7)
+    assert second["replaced"] == first["id"]
+    assert (await put(api, admin, model="*"))["note"] == ""
+    changes = (await api.call(admin, "GET", "/v1/billing/changes?action=price.")).json()["data"]
+    named = [changes[1][when][name] for when in ("before", "after") for name in ("input", "output", "currency")]
+    assert named == ["0.15", "0.6", "USD", "7", "0.6", "USD"]
+    made = await api.call(admin, "POST", "/v1/budgets", {"amount": 1, "model": "nosuch"})
+    assert made.json()["note"] == "No endpoint is called 'nosuch' now."

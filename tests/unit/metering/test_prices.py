@@ -40,3 +40,9 @@ def test_a_unit_is_priced_by_itself_and_exact() -> None:
     assert cost(price, 0, 0, 0, micro_units(2.5)) == 250_000
     with pytest.raises(StartupError, match=r"prices\.a\.unit"):
         price_of({"a": PriceConfig(unit=UNIT_USD_MAX * 2.0)}, "a")
+
+
+@pytest.mark.parametrize("usd", [0.12345678901, 1e-10, 1.0000000001])
+def test_a_price_with_more_digits_than_are_kept_is_refused_not_rounded(usd: float) -> None:
+    with pytest.raises(StartupError, match="more than nine digits"):
+        price_of({"smol": PriceConfig(input=usd)}, "smol")

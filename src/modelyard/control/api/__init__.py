@@ -14,6 +14,7 @@ import modelyard
 from modelyard.control.api.batches import Batches
 from modelyard.control.api.books import Books
 from modelyard.control.api.budgets import Budgets
+from modelyard.control.api.credit_notes import CreditNotes
 from modelyard.control.api.credits import Credits
 from modelyard.control.api.deploy import Deployments
 from modelyard.control.api.endpoint_stats import Stats
@@ -92,6 +93,7 @@ def declared_routes(context: Context) -> list[AnyRoute]:
         Prices,
         Credits,
         Budgets,
+        CreditNotes,
         Invoices,
         Batches,
         Books,

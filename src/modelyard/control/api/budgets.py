@@ -5,7 +5,7 @@ the tenant sees it, and cannot change it.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Annotated
 
 import msgspec
@@ -21,7 +21,6 @@ from modelyard.domain.billing import Budget
 from modelyard.domain.catalog import NAME_PATTERN
 from modelyard.domain.tenants import Identity, Scope
 from modelyard.errors import conflict, invalid_value
-from modelyard.ids import new_id
 from modelyard.policy.budgets import SHARES
 from modelyard.policy.money import exact
 from modelyard.web.fetcher import FetchError
@@ -102,12 +101,17 @@ class Budgets:
         budgets = await self._context.billing.budgets(tenant_id=call.identity.visible_tenant)
         rows, has_more = page_of(budgets, limit=call.query.limit, after=call.query.after, id_of=lambda one: one.id)
         spent = await spent_of(self._context, rows)
-        return Page([self._view(one, spent) for one in rows], has_more)
+        names = await self._names()
+        return Page([self._view(one, spent, names) for one in rows], has_more)
 
     async def create(self, call: Call[PutBudget, Empty]) -> BudgetView:
-        """Make a budget."""
+        """Make a budget; the same idempotency key makes one."""
+        once = money.once(call, "bud-")
         async with self._changing:
-            budget = await self._wanted(call, new_id("bud-"))
+            budget = await self._wanted(call, once.id)
+            known = money.repeated(once, await self._context.billing.budgets(tenant_id=budget.tenant_id))
+            if known is not None:
+                return await self._seen(known)
             if len(await self._context.billing.budgets(tenant_id=budget.tenant_id)) >= BUDGETS_MAX:
                 raise conflict(f"A tenant has at most {BUDGETS_MAX} budgets. Remove one first.")
             return await self._put(call.identity, budget)
@@ -202,13 +206,20 @@ class Budgets:
                 raise invalid_value("slack_url", str(error)) from None
 
     async def _seen(self, budget: Budget) -> BudgetView:
-        return self._view(budget, await spent_of(self._context, [budget]))
+        return self._view(budget, await spent_of(self._context, [budget]), await self._names())
 
-    def _note(self, budget: Budget) -> str:
-        has_no_way = budget.emails and not self._context.config.billing.smtp.host
-        return f"E-mail of it is not sent: {NO_MAIL}." if has_no_way else ""
+    async def _names(self) -> frozenset[str]:
+        return frozenset(one.name for one in await self._context.store.endpoints())
 
-    def _view(self, budget: Budget, spent: Mapping[str, int]) -> BudgetView:
+    def _note(self, budget: Budget, names: Container[str]) -> str:
+        notes = []
+        if budget.emails and not self._context.config.billing.smtp.host:
+            notes.append(f"E-mail of it is not sent: {NO_MAIL}.")
+        if budget.model and budget.model not in names:
+            notes.append(f"No endpoint is called '{budget.model}' now.")
+        return " ".join(notes)
+
+    def _view(self, budget: Budget, spent: Mapping[str, int], names: Container[str]) -> BudgetView:
         return BudgetView(
             id=budget.id,
             name=budget.name,
@@ -224,5 +235,5 @@ class Budgets:
             slack_url=budget.slack_url,
             created_at=budget.created_at,
             spent=exact(spent[budget.id]),
-            note=self._note(budget),
+            note=self._note(budget, names),
         )

@@ -1,5 +1,6 @@
 """How tenants pay, and their credit: admins set and grant, a tenant sees its own."""
 
+import asyncio
 from typing import Annotated
 
 import msgspec
@@ -11,16 +12,19 @@ from modelyard.control.context import Context
 from modelyard.domain.billing import Account, BillingEvent, BillingPlan, CreditKind, EventData, Grant
 from modelyard.domain.tenants import Scope
 from modelyard.errors import conflict, invalid_value
-from modelyard.ids import new_id
 from modelyard.policy.credit import draw_order, left
 from modelyard.policy.money import exact
+from modelyard.web.decoding import pattern
 from modelyard.web.paging import LIMIT_DEFAULT, Limit, Page
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
 
 CREDIT_MAX = 1_000_000_000
 """Most that one grant may be, in whole units: sums stay within 64 bits."""
 TEXT_MAX = 1000
-EMAIL_PATTERN = r"^[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$"
+EMAIL_PATTERN = pattern(
+    r"^[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$",
+    "it must be an e-mail address, like money@acme.example",
+)
 
 Email = Annotated[str, msgspec.Meta(pattern=EMAIL_PATTERN, max_length=254)]
 _Text = Annotated[str, msgspec.Meta(max_length=TEXT_MAX)]
@@ -137,6 +141,7 @@ class Credits:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._currency = context.config.billing.currency
+        self._giving = asyncio.Lock()
 
     def routes(self) -> list[AnyRoute]:
         """Return the declared routes."""
@@ -197,7 +202,10 @@ class Credits:
         )
 
     async def add(self, call: Call[AddCredit, Empty]) -> GrantView:
-        """Give credit, for what is used from now on; at the gateways when the answer is sent."""
+        """Give credit, for what is used from now on; at the gateways when the answer is sent.
+
+        The same idempotency key gives it once.
+        """
         context, body = self._context, call.body
         tenant = await find_tenant(context.store, body.tenant)
         now = int(context.clock.unix_s())
@@ -209,8 +217,9 @@ class Credits:
             raise invalid_value("amount", "give more than nothing")
         if not body.reason.isprintable():
             raise invalid_value("reason", "use printable characters")
+        once = money.once(call, "grant-")
         grant = Grant(
-            id=new_id("grant-"),
+            id=once.id,
             tenant_id=tenant.id,
             amount_nanousd=amount,
             granted_at=now,
@@ -219,7 +228,12 @@ class Credits:
             created_by=call.identity.key_id,
         )
         change = money.audit(context, call.identity, "credit.grant", tenant.id)
-        await context.billing.add_grant(grant, change, now=context.clock.unix_s())
+        async with self._giving:
+            if once.stem:
+                known = money.repeated(once, await context.billing.grants(tenant_id=None))
+                if known is not None:
+                    return self._grant_view(known)
+            await context.billing.add_grant(grant, change, now=context.clock.unix_s())
         await self._publish()
         return self._grant_view(grant)
 

@@ -1,40 +1,40 @@
-"""Invoices and credit notes: admins draft, issue and take back; a tenant reads its own.
+"""Invoices: admins draft and issue them; a tenant reads its own.
 
 A draft is made anew whenever it is looked at, so it always has what the ledger
 has. What is issued never changes: what was wrong is taken back by a credit note.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from starlette.responses import Response
 
 from modelyard.control.api import money
 from modelyard.control.api.access import find_tenant, missing
-from modelyard.control.api.credits import CREDIT_MAX
-from modelyard.control.api.money import Amount, AuditView, TenantRef, audit_view
+from modelyard.control.api.credit_notes import HEADERS, FormatQuery
+from modelyard.control.api.money import AuditView, TenantRef
+from modelyard.control.api.prices import change_view
 from modelyard.control.billing import invoice_terms
 from modelyard.control.context import Context
 from modelyard.domain.billing import Account
 from modelyard.domain.invoices import CreditNote, Invoice, InvoiceLine, InvoiceStatus, Party, UsageSum
 from modelyard.domain.tenants import Identity, Scope
 from modelyard.errors import conflict, invalid_value
-from modelyard.ids import new_id
 from modelyard.metering import invoice_pages
 from modelyard.policy import invoicing
-from modelyard.policy.money import decimal, exact, nano_per_minor
+from modelyard.policy.money import decimal, exact
 from modelyard.policy.utc import day_of, month_name
-from modelyard.web.paging import LIMIT_DEFAULT, After, Limit, Page, page_of
+from modelyard.web.decoding import pattern
+from modelyard.web.paging import LIMIT_DEFAULT, After, Limit, Page
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
 
-_Month = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{4}-(0[1-9]|1[0-2])$", description="A month, like 2026-11.")]
-_MonthOrNone = Annotated[str, msgspec.Meta(pattern=r"^([0-9]{4}-(0[1-9]|1[0-2]))?$")]
-_HEADERS = {
-    "content-security-policy": invoice_pages.POLICY,
-    "x-content-type-options": "nosniff",
-    "cache-control": "no-store",
-}
+_WORDS = "it must be a month, like 2026-11"
+_MONTH, _MONTH_OR_NONE = (
+    pattern(regex, _WORDS) for regex in (r"^[0-9]{4}-(0[1-9]|1[0-2])$", r"^([0-9]{4}-(0[1-9]|1[0-2]))?$")
+)
+_Month = Annotated[str, msgspec.Meta(pattern=_MONTH, description="A month, like 2026-11.")]
+_MonthOrNone = Annotated[str, msgspec.Meta(pattern=_MONTH_OR_NONE)]
 
 
 class DraftInvoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,13 +42,6 @@ class DraftInvoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     tenant: Annotated[str, msgspec.Meta(description="Id or name.")]
     month: _Month
-
-
-class CreditInvoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to take back of an issued invoice."""
-
-    reason: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
-    amount: Annotated[Amount | None, msgspec.Meta(description="With tax. Left out: all that is left.")] = None
 
 
 class LineView(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +56,8 @@ class LineView(msgspec.Struct, frozen=True, kw_only=True):
     exact: str
     amount: str
     is_adjustment: bool
+    is_batch: bool
+    """It was used by lines of batches."""
 
 
 class TaxView(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,22 +98,6 @@ class InvoiceView(msgspec.Struct, frozen=True, kw_only=True):
     due_at: int | None
 
 
-class CreditNoteView(msgspec.Struct, frozen=True, kw_only=True):
-    """A credit note. ``tax`` is the part of ``total`` that is tax."""
-
-    id: str
-    object: str = "credit_note"
-    number: str
-    tenant_id: str
-    invoice_id: str
-    invoice_number: str
-    currency: str
-    total: str
-    tax: str
-    reason: str
-    issued_at: int
-
-
 class InvoicesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which invoices."""
 
@@ -126,12 +105,6 @@ class InvoicesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     month: Annotated[_MonthOrNone, msgspec.Meta(description="Only of this month, like 2026-11.")] = ""
     limit: Limit = LIMIT_DEFAULT
     after: After = ""
-
-
-class FormatQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """As what."""
-
-    format: Annotated[Literal["json", "csv", "html"], msgspec.Meta(description="html: a page to print.")] = "json"
 
 
 class UpcomingQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -143,15 +116,6 @@ class UpcomingQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
 
 
-class NotesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whose."""
-
-    tenant: TenantRef = ""
-    invoice: Annotated[str, msgspec.Meta(description="Only of this invoice (id).")] = ""
-    limit: Limit = LIMIT_DEFAULT
-    after: After = ""
-
-
 class ChangesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A page of changes."""
 
@@ -161,7 +125,7 @@ class ChangesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Invoices:
-    """The routes of invoices and credit notes, and of who changed what about money."""
+    """The routes of invoices, and of who changed what about money."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -171,17 +135,13 @@ class Invoices:
     def routes(self) -> list[AnyRoute]:
         """Return the declared routes."""
         every, one, manage, admin = "/v1/invoices", "/v1/invoices/{invoice}", Scope.MANAGE, Scope.ADMIN
-        notes, changes, upcoming = f"{one}/credit-notes", "/v1/billing/changes", f"{every}/upcoming"
-        draft, back = {"tenant": "acme", "month": "2026-11"}, {"reason": "outage of 3 November", "amount": "12.50"}
-        listed = Page[CreditNoteView]
+        changes, upcoming, draft = "/v1/billing/changes", f"{every}/upcoming", {"tenant": "acme", "month": "2026-11"}
         return [
             Route("GET", every, manage, "List invoices", self.page, Empty, InvoicesQuery, Page[InvoiceView]),
             Route("POST", every, admin, "Draft an invoice", self.draft, DraftInvoice, Empty, InvoiceView, 201, draft),
             Route("GET", upcoming, manage, "The next one, so far", self.upcoming, Empty, UpcomingQuery, InvoiceView),
             Route("GET", one, manage, "Get an invoice", self.get, Empty, FormatQuery, InvoiceView),
             Route("POST", f"{one}/issue", admin, "Issue a draft", self.issue, Empty, Empty, InvoiceView),
-            Route("POST", notes, admin, "Take back", self.credit, CreditInvoice, Empty, CreditNoteView, 201, back),
-            Route("GET", "/v1/credit-notes", manage, "List credit notes", self.notes, Empty, NotesQuery, listed),
             Route("GET", changes, admin, "Who changed what", self.changes, Empty, ChangesQuery, Page[AuditView]),
         ]
 
@@ -256,72 +216,27 @@ class Invoices:
             invoice = made
         notes = await self._context.billing.credit_notes(tenant_id=None, invoice_id=invoice.id)
         if call.query.format == "csv":
-            return Response(invoice_pages.table(invoice, notes), headers=dict(_HEADERS), media_type="text/csv")
+            return Response(invoice_pages.table(invoice, notes), headers=dict(HEADERS), media_type="text/csv")
         if call.query.format == "html":
-            return Response(invoice_pages.page(invoice, notes), headers=dict(_HEADERS), media_type="text/html")
+            return Response(invoice_pages.page(invoice, notes), headers=dict(HEADERS), media_type="text/html")
         return self._view(invoice, notes)
 
     async def issue(self, call: Call[Empty, Empty]) -> InvoiceView:
         """Number a draft and close it for good; what comes later for its month is on the next invoice."""
         invoice = await self._find(call.identity, call.path("invoice"))
+        if invoice.number:
+            raise conflict(f"It is {invoice.number} already: it was issued, and never changes.")
         issued = await self._context.billing_desk.issue(invoice.id, key_id=call.identity.key_id)
         if issued is None:
-            raise conflict("It is no draft, or nothing is owed any more.")
+            raise conflict("Nothing is owed any more that it could be of, or somebody else issued it just now.")
         return self._view(issued, [])
-
-    async def credit(self, call: Call[CreditInvoice, Empty]) -> CreditNoteView:
-        """Take back a part of an issued invoice, or what is left of it."""
-        context, body = self._context, call.body
-        invoice = await self._find(call.identity, call.path("invoice"))
-        if invoice.status is not InvoiceStatus.ISSUED:
-            raise conflict("It is a draft: it is not owed yet, and made anew from the ledger.")
-        if not body.reason.isprintable():
-            raise invalid_value("reason", "use printable characters")
-        notes = await context.billing.credit_notes(tenant_id=None, invoice_id=invoice.id)
-        left = invoice.total - sum(note.total for note in notes)
-        total = left if body.amount is None else _minor(body.amount, invoice.currency)
-        if not 0 < total <= left:
-            raise invalid_value(
-                "amount", f"{decimal(left, invoice.currency)} {invoice.currency} are left of the invoice"
-            )
-        note = CreditNote(
-            id=new_id("cn-"),
-            tenant_id=invoice.tenant_id,
-            invoice_id=invoice.id,
-            invoice_number=invoice.number,
-            number="",
-            sequence=0,
-            currency=invoice.currency,
-            total=total,
-            tax=0,
-            reason=body.reason,
-            issued_at=int(context.clock.unix_s()),
-            issued_by=call.identity.key_id,
-        )
-        added = await context.billing.add_credit_note(
-            note,
-            money.audit(context, call.identity, "invoice.credit", invoice.id),
-            prefix=self._settings.credit_note_prefix,
-            tax_of=lambda of, credited, tax: invoicing.credited_tax(of, total, credited=credited, credited_tax=tax),
-        )
-        if added is None:
-            raise conflict("Somebody else took back a part of it just now. Look at it again.")
-        return _note_view(added)
-
-    async def notes(self, call: Call[Empty, NotesQuery]) -> Page[CreditNoteView]:
-        """Return credit notes, oldest first."""
-        query = call.query
-        tenant_id = await money.tenant_of(self._context, call.identity, query.tenant)
-        notes = await self._context.billing.credit_notes(tenant_id=tenant_id, invoice_id=query.invoice or None)
-        rows, has_more = page_of(notes, limit=query.limit, after=query.after, id_of=lambda one: one.id)
-        return Page([_note_view(note) for note in rows], has_more)
 
     async def changes(self, call: Call[Empty, ChangesQuery]) -> Page[AuditView]:
         """Return who changed prices, accounts, credit, budgets and invoices, newest first."""
         query = call.query
         after = money.change_after(query.after)
         entries = await self._context.billing.audit(limit=query.limit + 1, after=after, prefix=query.action)
-        return Page([audit_view(one) for one in entries[: query.limit]], len(entries) > query.limit)
+        return Page([change_view(one, self._currency) for one in entries[: query.limit]], len(entries) > query.limit)
 
     async def _find(self, identity: Identity, reference: str) -> Invoice:
         found = await self._context.billing.invoice(reference, tenant_id=identity.visible_tenant)
@@ -362,14 +277,6 @@ class Invoices:
         )
 
 
-def _minor(amount: Amount, currency: str) -> int:
-    """Return an amount in minor units; what is finer is none."""
-    nano, size = money.nano("amount", amount, most=CREDIT_MAX), nano_per_minor(currency)
-    if nano % size:
-        raise invalid_value("amount", f"{currency} has no such small amounts")
-    return nano // size
-
-
 def _line_view(line: InvoiceLine, currency: str) -> LineView:
     return LineView(
         month=line.month,
@@ -381,19 +288,5 @@ def _line_view(line: InvoiceLine, currency: str) -> LineView:
         exact=exact(line.amount_nanousd),
         amount=decimal(line.amount, currency),
         is_adjustment=line.is_adjustment,
-    )
-
-
-def _note_view(note: CreditNote) -> CreditNoteView:
-    return CreditNoteView(
-        id=note.id,
-        number=note.number,
-        tenant_id=note.tenant_id,
-        invoice_id=note.invoice_id,
-        invoice_number=note.invoice_number,
-        currency=note.currency,
-        total=decimal(note.total, note.currency),
-        tax=decimal(note.tax, note.currency),
-        reason=note.reason,
-        issued_at=note.issued_at,
+        is_batch=line.is_batch,
     )

@@ -75,6 +75,8 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     revoked_at: int | None
     previous_expires_at: int | None
     """Until when the secret before the last rotation is valid."""
+    currency: str = "USD"
+    """What amounts of money are in, whatever the names of limits say."""
     spent: SpentView | None = None
     """Only where one key is asked for."""
 
@@ -99,6 +101,7 @@ class Keys:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._currency = context.config.billing.currency
         # Changes of keys are read-check-write; one at a time, so that two cannot both revoke "the other" admin key.
         self._changing = asyncio.Lock()
 
@@ -144,21 +147,21 @@ class Keys:
         async with self._changing:
             await context.store.add_key(key)
             await self._publish()
-        return _new(key, text, now)
+        return _new(key, text, now, self._currency)
 
     async def page(self, call: Call[Empty, Paging]) -> Page[KeyView]:
         """Return the keys of the caller's tenant, or all for an admin."""
         now = int(self._context.clock.unix_s())
         keys = await self._context.store.keys(tenant_id=call.identity.visible_tenant)
         rows, has_more = page_of(keys, limit=call.query.limit, after=call.query.after, id_of=lambda key: key.id)
-        return Page([_view(key, now) for key in rows], has_more)
+        return Page([_view(key, now, self._currency) for key in rows], has_more)
 
     async def get(self, call: Call[Empty, Empty]) -> KeyView:
         """Return one key, and what it spent."""
         context = self._context
         key = await find_key(context.store, call.identity, call.path("key_id"))
         spent = await spent_by(context, key.tenant_id, key.id)
-        return msgspec.structs.replace(_view(key, int(context.clock.unix_s())), spent=spent)
+        return msgspec.structs.replace(_view(key, int(context.clock.unix_s()), self._currency), spent=spent)
 
     async def change(self, call: Call[ChangeKey, Empty]) -> KeyView:
         """Change name or limits; at the gateways when the answer is sent. What was used of a limit stays used."""
@@ -175,7 +178,7 @@ class Keys:
                 key = msgspec.structs.replace(key, limits=wanted.limits.limits())
             await context.store.put_key(key)
             await context.refresh()
-        return _view(key, now)
+        return _view(key, now, self._currency)
 
     async def revoke(self, call: Call[Empty, Empty]) -> RevokedKey:
         """End a key for good; repeating it changes nothing."""
@@ -213,7 +216,7 @@ class Keys:
             )
             await context.store.put_key(key)
             await self._publish()
-        return _new(key, text, now)
+        return _new(key, text, now, self._currency)
 
     async def _publish(self) -> None:
         """Tell the gateways of a new secret; it is stored, so its text must be answered whatever happens here."""
@@ -274,7 +277,7 @@ def _status(key: ApiKey, now: int) -> str:
     return "expired" if key.expires_at is not None and key.expires_at <= now else "active"
 
 
-def _fields(key: ApiKey, now: int) -> dict[str, object]:
+def _fields(key: ApiKey, now: int, currency: str) -> dict[str, object]:
     still = key.previous_expires_at
     return {
         "id": key.id,
@@ -284,6 +287,7 @@ def _fields(key: ApiKey, now: int) -> dict[str, object]:
         "last4": key.last4,
         "scopes": key.scopes,
         "limits": key.limits,
+        "currency": currency,
         "models": key.models,
         "status": _status(key, now),
         "created_at": key.created_at,
@@ -293,9 +297,9 @@ def _fields(key: ApiKey, now: int) -> dict[str, object]:
     }
 
 
-def _view(key: ApiKey, now: int) -> KeyView:
-    return msgspec.convert(_fields(key, now), KeyView)
+def _view(key: ApiKey, now: int, currency: str) -> KeyView:
+    return msgspec.convert(_fields(key, now, currency), KeyView)
 
 
-def _new(key: ApiKey, text: str, now: int) -> NewKey:
-    return msgspec.convert(_fields(key, now) | {"key": text}, NewKey)
+def _new(key: ApiKey, text: str, now: int, currency: str) -> NewKey:
+    return msgspec.convert(_fields(key, now, currency) | {"key": text}, NewKey)

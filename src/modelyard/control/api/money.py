@@ -4,8 +4,9 @@ Amounts are decimal text (``"12.50"``) or numbers, exact to a billionth of the
 currency; nothing is rounded silently.
 """
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -13,9 +14,12 @@ from modelyard.control.api.access import find_tenant, missing
 from modelyard.control.context import Context
 from modelyard.domain.billing import AuditEntry
 from modelyard.domain.tenants import Identity, Scope
-from modelyard.errors import invalid_value
+from modelyard.errors import idempotency_key_reused, invalid_value
+from modelyard.ids import digest_text, new_id
 from modelyard.metering.prices import exact_nano
+from modelyard.web.routes import Call
 
+IDEMPOTENCY_KEY_MAX = 255
 UNIX_MAX = 253_402_300_799
 """The last second of the year 9999."""
 
@@ -25,6 +29,7 @@ Amount = Annotated[
 Moment = Annotated[
     str | int, msgspec.Meta(description="Unix seconds, or an ISO 8601 date or time (UTC unless it says).")
 ]
+N = TypeVar("N", bound="_Named")
 TenantRef = Annotated[str, msgspec.Meta(description="Id or name of a tenant; admins only, others have their own.")]
 
 
@@ -97,6 +102,52 @@ async def owner_of(context: Context, identity: Identity, wanted: str) -> str:
 def audit(context: Context, identity: Identity, action: str, subject: str) -> AuditEntry:
     """Return who does what, now."""
     return AuditEntry(context.clock.unix_s(), identity.key_id, identity.tenant_id, action, subject)
+
+
+class Once(NamedTuple):
+    """The id of what a request makes. One with an idempotency key has the same id each time."""
+
+    id: str
+    stem: str
+    """What the ids of all that this key may have made begin with; "": it came without one."""
+
+
+class _Named(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+def once(call: Call[Any, Any], prefix: str, subject: str = "") -> Once:
+    """Return the id of what ``call`` makes: by its ``Idempotency-Key`` and its body, where it has one.
+
+    So nothing beside the object has to be kept for it to be made once, and the key is good for as long as that is.
+
+    Raises:
+        ApiError: 400; it is no key.
+    """
+    keys = call.request.headers.getlist("idempotency-key")
+    if not keys:
+        return Once(new_id(prefix), "")
+    key = keys[0]
+    if len(keys) > 1 or not 0 < len(key) <= IDEMPOTENCY_KEY_MAX or not key.isascii() or not key.isprintable():
+        reason = f"send it once, with 1 to {IDEMPOTENCY_KEY_MAX} printable ASCII characters"
+        raise invalid_value("Idempotency-Key", reason)
+    stem = prefix + digest_text(f"{call.identity.key_id}/{key}".encode(), 20)
+    return Once(stem + digest_text(subject.encode() + b"/" + msgspec.json.encode(call.body), 6), stem)
+
+
+def repeated(wanted: Once, objects: Iterable[N]) -> N | None:
+    """Return what the idempotency key of ``wanted`` made before, of these; None: nothing.
+
+    Raises:
+        ApiError: 400; it made something else.
+    """
+    if not wanted.stem:
+        return None
+    known = next((one for one in objects if one.id.startswith(wanted.stem)), None)
+    if known is not None and known.id != wanted.id:
+        raise idempotency_key_reused()
+    return known
 
 
 class AuditView(msgspec.Struct, frozen=True, kw_only=True):

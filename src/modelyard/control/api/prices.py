@@ -14,6 +14,7 @@ from modelyard.control.api import money
 from modelyard.control.api.access import find_tenant, missing
 from modelyard.control.api.money import Amount, AuditView, Moment, TenantRef, audit_view, instant
 from modelyard.control.context import Context
+from modelyard.domain.billing import AuditEntry
 from modelyard.domain.catalog import NAME_PATTERN
 from modelyard.domain.prices import ANY_MODEL, PriceEntry
 from modelyard.domain.tenants import Scope
@@ -93,6 +94,15 @@ class PriceView(msgspec.Struct, frozen=True, kw_only=True):
     """It applies now, where none that is closer does."""
 
 
+class SetPrice(PriceView, frozen=True, kw_only=True):
+    """A price that was set."""
+
+    replaced: str | None
+    """The price that was to begin in the same second, which it stands in the place of."""
+    note: str
+    """What may be amiss with it; "": nothing."""
+
+
 class PricesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which prices."""
 
@@ -144,7 +154,7 @@ class Prices:
         history, applying = f"{every}/history", f"{every}/applying"
         return [
             Route("GET", every, manage, "List prices", self.page, Empty, PricesQuery, Page[PriceView]),
-            Route("PUT", every, admin, "Set a price", self.put, PutPrice, Empty, PriceView, 200, example),
+            Route("PUT", every, admin, "Set a price", self.put, PutPrice, Empty, SetPrice, 200, example),
             Route("GET", applying, manage, "Which price applies", self.applying, Empty, ApplyingQuery, ApplyingPrice),
             Route("GET", history, admin, "Who changed prices", self.history, Empty, HistoryQuery, Page[AuditView]),
             Route("DELETE", f"{every}/{{price}}", admin, "End a price", self.end, Empty, Empty, PriceView),
@@ -162,7 +172,7 @@ class Prices:
         rows, has_more = page_of(entries, limit=query.limit, after=query.after, id_of=lambda one: one.id)
         return Page([self._view(one) for one in rows], has_more)
 
-    async def put(self, call: Call[PutPrice, Empty]) -> PriceView:
+    async def put(self, call: Call[PutPrice, Empty]) -> SetPrice:
         """Set a price from now or from a later moment on; at the gateways when the answer is sent."""
         context, body, identity = self._context, call.body, call.identity
         now = int(context.clock.unix_s())
@@ -189,15 +199,31 @@ class Prices:
         async with self._changing:
             await self._check_left_out(body, entry)
             try:
-                await context.billing.put_price(entry, change, now=now)
+                replaced = await context.billing.put_price(entry, change, now=now)
             except AlreadyExistsError:
                 # One that was set in this very second has begun, and stays: this one follows it.
                 entry = msgspec.structs.replace(entry, effective_from=now + 1)
                 if until is not None and until <= entry.effective_from:
                     raise invalid_value("effective_until", "it must be after 'effective_from'") from None
-                await context.billing.put_price(entry, change, now=now)
+                replaced = await context.billing.put_price(entry, change, now=now)
             await self._publish()
-        return self._view(entry)
+        return SetPrice(
+            **msgspec.structs.asdict(self._view(entry)),
+            replaced=None if replaced is None else replaced.id,
+            note=await self._note(entry),
+        )
+
+    async def _note(self, entry: PriceEntry) -> str:
+        if entry.model == ANY_MODEL:
+            return ""
+        named = [one for one in await self._context.store.endpoints() if one.name == entry.model]
+        if not named:
+            return f"No endpoint is called '{entry.model}' now."
+        if not entry.version:
+            return ""
+        ids = {release.version_id for one in named for release in one.releases}
+        labels = {one.version for one in await self._context.store.versions() if one.id in ids}
+        return "" if entry.version in labels else f"'{entry.model}' has no version '{entry.version}' now."
 
     async def end(self, call: Call[Empty, Empty]) -> PriceView:
         """End a price now, or forget one that is to come; what was used stays billed by it."""
@@ -253,33 +279,54 @@ class Prices:
         query = call.query
         after = money.change_after(query.after)
         entries = await self._context.billing.audit(limit=query.limit + 1, after=after, prefix="price.")
-        return Page([audit_view(one) for one in entries[: query.limit]], len(entries) > query.limit)
+        return Page([change_view(one, self._currency) for one in entries[: query.limit]], len(entries) > query.limit)
 
     async def _publish(self) -> None:
         self._context.terms.void()
         await self._context.refresh()
 
     def _view(self, entry: PriceEntry, *, at: float | None = None) -> PriceView:
-        price = entry.price
-        return PriceView(
-            id=entry.id,
-            source="configured" if entry.id.startswith("configured:") else "stored",
-            model=entry.model,
-            version=entry.version,
-            tenant_id=entry.tenant_id,
-            currency=self._currency,
-            input=exact(price.input),
-            cached_input=exact(price.cached_input),
-            output=exact(price.output),
-            unit=exact(price.unit // TOKENS_PER_PRICE),
-            request=exact(price.request),
-            batch_factor=None if price.batch_micro is None else exact(price.batch_micro * 1000),
-            effective_from=entry.effective_from,
-            effective_until=entry.effective_until,
-            starts=instant(entry.effective_from) if entry.effective_from else None,
-            ends=instant(entry.effective_until),
-            is_in_force=in_force(entry, self._context.clock.unix_s() if at is None else at),
-        )
+        return price_view(entry, self._currency, self._context.clock.unix_s() if at is None else at)
+
+
+def price_view(entry: PriceEntry, currency: str, at: float) -> PriceView:
+    """Return a price as it is shown at an instant."""
+    price = entry.price
+    return PriceView(
+        id=entry.id,
+        source="configured" if entry.id.startswith("configured:") else "stored",
+        model=entry.model,
+        version=entry.version,
+        tenant_id=entry.tenant_id,
+        currency=currency,
+        input=exact(price.input),
+        cached_input=exact(price.cached_input),
+        output=exact(price.output),
+        unit=exact(price.unit // TOKENS_PER_PRICE),
+        request=exact(price.request),
+        batch_factor=None if price.batch_micro is None else exact(price.batch_micro * 1000),
+        effective_from=entry.effective_from,
+        effective_until=entry.effective_until,
+        starts=instant(entry.effective_from) if entry.effective_from else None,
+        ends=instant(entry.effective_until),
+        is_in_force=in_force(entry, at),
+    )
+
+
+def change_view(entry: AuditEntry, currency: str) -> AuditView:
+    """Return a change about money as it is shown: prices with names and decimals, as everywhere."""
+    view = audit_view(entry)
+    if not entry.action.startswith("price."):
+        return view
+    before, after = (
+        msgspec.Raw(_encode(price_view(_entry(text), currency, entry.at))) if text else None
+        for text in (entry.before, entry.after)
+    )
+    return msgspec.structs.replace(view, before=before, after=after)
+
+
+_encode = msgspec.json.Encoder().encode
+_entry = msgspec.json.Decoder(PriceEntry).decode
 
 
 def _subject(body: PutPrice) -> tuple[str, str]:

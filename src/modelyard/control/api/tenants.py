@@ -56,6 +56,8 @@ class TenantView(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     plan: Plan
     weight: float
+    currency: str = "USD"
+    """What amounts of money are in, whatever the names of limits say."""
     spent: SpentView | None = None
     """Only where one tenant is asked for."""
 
@@ -96,20 +98,20 @@ class Tenants:
         except AlreadyExistsError:
             raise _taken(name) from None
         await self._context.refresh()
-        return _view(tenant)
+        return self._view(tenant)
 
     async def page(self, call: Call[Empty, Paging]) -> Page[TenantView]:
         """Return all tenants."""
         tenants = await self._context.store.tenants()
         rows, has_more = page_of(tenants, limit=call.query.limit, after=call.query.after, id_of=lambda one: one.id)
-        return Page([_view(tenant) for tenant in rows], has_more)
+        return Page([self._view(tenant) for tenant in rows], has_more)
 
     async def get(self, call: Call[Empty, Empty]) -> TenantView:
         """Return one tenant, and what it spent."""
         context = self._context
         tenant = await find_tenant(context.store, call.path("tenant_id"))
         spent = await spent_by(context, tenant.id, None)
-        return msgspec.structs.replace(_view(tenant), spent=spent)
+        return msgspec.structs.replace(self._view(tenant), spent=spent)
 
     async def change(self, call: Call[ChangeTenant, Empty]) -> TenantView:
         """Change name, limits, plan, weight or suspension; at the gateways when the answer is sent."""
@@ -134,20 +136,20 @@ class Tenants:
                 tenant = msgspec.structs.replace(tenant, weight=wanted.weight)
             await store.put_tenant(tenant)
             await self._context.refresh()
-        return _view(tenant)
+        return self._view(tenant)
+
+    def _view(self, tenant: Tenant) -> TenantView:
+        return TenantView(
+            id=tenant.id,
+            name=tenant.name,
+            limits=tenant.limits,
+            is_suspended=tenant.is_suspended,
+            created_at=tenant.created_at,
+            plan=tenant.plan,
+            weight=tenant.weight,
+            currency=self._context.config.billing.currency,
+        )
 
 
 def _taken(name: str) -> Exception:
     return conflict(f"A tenant named '{name}' exists.", param="name")
-
-
-def _view(tenant: Tenant) -> TenantView:
-    return TenantView(
-        id=tenant.id,
-        name=tenant.name,
-        limits=tenant.limits,
-        is_suspended=tenant.is_suspended,
-        created_at=tenant.created_at,
-        plan=tenant.plan,
-        weight=tenant.weight,
-    )

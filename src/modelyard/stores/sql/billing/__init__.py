@@ -205,6 +205,10 @@ class SqlBillingStore:
         """Return the credit notes, oldest first."""
         return await self._database.read(lambda c: invoices.notes(c, tenant_id, invoice_id))
 
+    async def credit_note(self, reference: str, *, tenant_id: str | None) -> CreditNote | None:
+        """Return the credit note of this id or number (of this tenant)."""
+        return await self._database.read(lambda c: invoices.note(c, reference, tenant_id))
+
     async def audit(self, *, limit: int, after: int, prefix: str) -> list[AuditEntry]:
         """Return what was changed, newest first."""
         return await self._database.read(lambda c: audits.entries(c, limit, after, prefix))

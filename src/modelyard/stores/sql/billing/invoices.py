@@ -127,6 +127,16 @@ def add_note(
     return note
 
 
+def note(connection: sa.Connection, reference: str, tenant_id: str | None) -> CreditNote | None:
+    """Return the credit note of this id or number."""
+    is_it = sa.or_(_NOTES.c.credit_note_id == reference, _NOTES.c.number == reference)
+    query = sa.select(_NOTES.c.document).where(is_it)
+    if tenant_id is not None:
+        query = query.where(_NOTES.c.tenant_id == tenant_id)
+    found = connection.execute(query).scalar()
+    return _note(found) if found is not None else None
+
+
 def notes(connection: sa.Connection, tenant_id: str | None, invoice_id: str | None) -> list[CreditNote]:
     """Return credit notes, oldest first."""
     query = sa.select(_NOTES.c.document).order_by(_NOTES.c.issued_at, _NOTES.c.number)

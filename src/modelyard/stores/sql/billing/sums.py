@@ -1,6 +1,7 @@
 """What invoices and prepaid credit are made of: roll-ups in the transaction that writes the ledger's rows."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -19,6 +20,8 @@ _SUMS = schema.billing_sums
 _TOTALS = schema.usage_totals
 _NAMES = schema.SUMMED
 _BILLED = tuple(f"billed_{name}" for name in _NAMES)
+_OF_BATCHES = " batch"
+"""What a price ends with that batches paid."""
 
 _to_json = msgspec.json.Encoder().encode
 _to_price = msgspec.json.Decoder(Price).decode
@@ -46,7 +49,9 @@ def add(
         if not any(amounts):
             continue  # nothing was counted
         month = month_name(day_of(row["created_at"]))
-        at = _to_json(intents[request_id].price if price is None else price).decode()
+        at = _price_text(
+            intents[request_id].price if price is None else price, is_batch=bool(intents[request_id].batch_line)
+        )
         key = (row["customer_id"], month, row["model_name"], at, row["unit"])
         payer = payers.get(row["customer_id"])
         # The operator's own use is nobody's to pay.
@@ -63,6 +68,12 @@ def add(
     else:
         add_to(connection, _SUMS, _NAMES, {key: total[: len(_NAMES)] for key, total in sums.items()})
     add_to(connection, _TOTALS, ("cost_nanousd",), totals)
+
+
+def _price_text(price: Price, *, is_batch: bool) -> str:
+    """Return a price as the key of a sum: what batches used at a price is summed, and invoiced, by itself."""
+    text = _to_json(price).decode()
+    return text + _OF_BATCHES if is_batch else text
 
 
 def _amounts(row: Values) -> tuple[int, ...]:
@@ -128,7 +139,15 @@ def uninvoiced(connection: sa.Connection, tenant_id: str, until: str, *, is_lock
     query = sa.select(*keys, *left).where(_open(tenant_id, until)).order_by(*keys)
     if is_locked:
         query = query.with_for_update()
-    return [UsageSum(row[0], row[1], _to_price(row[2]), row[3], *row[4:]) for row in connection.execute(query)]
+    return [_sum(tuple(row)) for row in connection.execute(query)]
+
+
+def _sum(row: tuple[Any, ...]) -> UsageSum:
+    month, model, price, unit, *amounts = row
+    of_batches = price.endswith(_OF_BATCHES)
+    counted = dict(zip(_NAMES, amounts, strict=True))
+    price = _to_price(price.removesuffix(_OF_BATCHES))
+    return UsageSum(month=month, model=model, price=price, unit=unit, is_batch=of_batches, **counted)
 
 
 def close(connection: sa.Connection, tenant_id: str, until: str) -> None:
