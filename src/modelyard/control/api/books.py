@@ -220,10 +220,7 @@ class Books:
         found: list[_ToCheck] = [
             ("journal and ledger", lambda: journals_and_ledger(context.data.journal, books, kept_since=kept)),
             ("rows and roll-ups", lambda: rows_and_roll_ups(books, since=start, until=end, kept_since=kept)),
-            (
-                "ledger and engines",
-                lambda: ledger_and_engines(books, since=since, until=until, tolerance=asked.tolerance),
-            ),
+            ("ledger and engines", lambda: self._engines_check(since, until, asked.tolerance)),
         ]
         if context.books.statuses():
             found.append(("sinks of usage", self._sinks_check))
@@ -239,6 +236,17 @@ class Books:
                 )
             )
         return found
+
+    async def _engines_check(self, since: float, until: float, tolerance: float) -> Check:
+        endpoints = await self._context.store.endpoints()
+        return await ledger_and_engines(
+            self._context.books.store,
+            since=since,
+            until=until,
+            tolerance=tolerance,
+            now_s=self._context.clock.unix_s(),
+            shadows={release.version_id for one in endpoints for release in one.releases if release.shadow},
+        )
 
     async def _sinks_check(self) -> Check:
         """Return what sinks want somebody to do."""
