@@ -124,7 +124,7 @@ def run_gateway_plane(
     ``name`` is its own among the workers of this number that live at the same time. With ``ready_fd`` it relieves
     another one, and writes a byte there once it serves.
     """
-    from modelyard.gateway.app import Shift, run_gateway
+    from modelyard.gateway.app import Rates, Shift, run_gateway
     from modelyard.gateway.cors import check_origins
     from modelyard.gateway.tls import tls_context
     from modelyard.observe.logs import setup_logging
@@ -152,7 +152,7 @@ def run_gateway_plane(
             journal_root=data.journal,
             last_table=data.last_table,
             caller_socket=data.caller_socket(name),
-            batch_factor_micro=round(config.batch.price_factor * MICRO_PER_UNIT),
+            rates=Rates(config.billing.currency, round(config.batch.price_factor * MICRO_PER_UNIT)),
             clock=SystemClock(),
             fetcher=_fetcher(config.fetch) if config.gateway.image_links else None,
         )

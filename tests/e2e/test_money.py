@@ -65,13 +65,13 @@ def test_a_price_to_come_applies_on_the_second_while_no_controller_runs(served: 
     assert all(row["cost_nanousd"] == row["completion_tokens"] * DOLLAR for row in old)
     assert all(row["cost_nanousd"] == row["completion_tokens"] * 3000 + DOLLAR // 2 for row in new)
     # What was billed stays, whatever is set afterwards.
-    put(served, "/v1/prices", {"model": "sim", "output": "1"})
+    put(served, "/v1/prices", {"model": "sim", "output": "1", "request": 0})
     assert [served.row_of(request_id)["cost_nanousd"] for request_id in asked] == [row["cost_nanousd"] for row in rows]
 
 
 def test_prepaid_credit_is_never_overdrawn_by_many_at_once_and_new_credit_helps_at_once(served: Yard) -> None:
     key = served.new_tenant("ahead")
-    put(served, "/v1/prices", {"model": "sim", "request": "1", "tenant": "ahead"})
+    put(served, "/v1/prices", {"model": "sim", "output": 0, "request": "1", "tenant": "ahead"})
     put(served, "/v1/billing/accounts/ahead", {"plan": "prepaid"})
     refused = chat(served, key)
     assert (refused.status, refused.json()["error"]["code"]) == (429, "insufficient_quota")
@@ -101,7 +101,7 @@ def test_prepaid_credit_is_never_overdrawn_by_many_at_once_and_new_credit_helps_
 
 def test_a_hard_budget_refuses_and_a_soft_one_is_told(served: Yard) -> None:
     key = served.new_tenant("bounded")
-    put(served, "/v1/prices", {"model": "sim", "request": "1", "tenant": "bounded"})
+    put(served, "/v1/prices", {"model": "sim", "output": 0, "request": "1", "tenant": "bounded"})
     hard = put(served, "/v1/budgets", {"tenant": "bounded", "amount": 4, "is_hard": True}, method="POST")
     # Two workers divide it, so that each has room for two.
     statuses = [chat(served, key).status for _ in range(8)]
@@ -120,7 +120,7 @@ def test_a_hard_budget_refuses_and_a_soft_one_is_told(served: Yard) -> None:
 def test_all_of_little_credit_can_be_spent_though_workers_divide_it(served: Yard) -> None:
     """Whoever does what ``x-should-retry`` says spends it to the last dollar, and never one more."""
     key = served.new_tenant("thrifty")
-    put(served, "/v1/prices", {"model": "sim", "request": "1", "tenant": "thrifty"})
+    put(served, "/v1/prices", {"model": "sim", "output": 0, "request": "1", "tenant": "thrifty"})
     put(served, "/v1/billing/accounts/thrifty", {"plan": "prepaid"})
     put(served, "/v1/credits", {"tenant": "thrifty", "amount": 7}, method="POST")
     replies: list[Reply] = []
@@ -158,7 +158,9 @@ def test_a_hard_budget_of_a_key_for_a_model_stops_that_key_at_that_model_alone(s
 
 def test_the_command_line_leads_from_a_price_to_a_credit_note(served: Yard) -> None:
     key = served.new_tenant("payer")
-    price = json.loads(out(served, "prices", "set", "sim", "--tenant", "payer", "--request", "1.25", "--json"))
+    price = json.loads(
+        out(served, "prices", "set", "sim", "--tenant", "payer", "--output", "0", "--request", "1.25", "--json")
+    )
     assert (price["request"], price["currency"]) == ("1.25", "USD")
     assert "1.25 a request" in out(served, "prices", "why", "sim", "--tenant", "payer")
     assert "price.set" in out(served, "prices", "history")

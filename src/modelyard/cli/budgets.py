@@ -6,7 +6,7 @@ import click
 
 from modelyard.cli.http import PAGE, Platform, connected, segment
 from modelyard.cli.nouns import NounGroup
-from modelyard.cli.output import Item, formats, listing, moment, owners, show_json, show_list, show_pairs
+from modelyard.cli.output import Item, formats, listing, moment, owners, remark, show_json, show_list, show_pairs
 
 _EXAMPLE = """\b
 Example:
@@ -32,6 +32,7 @@ def list_budgets(*, platform: Platform, is_json: bool, is_quiet: bool) -> None:
         "NAME": lambda one: one["name"],
         "OF": _subject,
         "AMOUNT": lambda one: f"{one['amount']} {one['currency']}",
+        "SPENT": lambda one: one["spent"],
         "TOLD AT": lambda one: ", ".join(f"{share} %" for share in one["thresholds"]),
         "HARD": lambda one: "yes" if one["is_hard"] else "no",
     }
@@ -128,9 +129,12 @@ def _show(budget: Item, *, is_json: bool, is_quiet: bool) -> None:
                 "Tenant": budget["tenant_id"],
                 "Of": _subject(budget),
                 "Amount": f"{budget['amount']} {budget['currency']} a month",
+                "Spent": f"{budget['spent']} {budget['currency']} this month",
                 "Told at": ", ".join(f"{share} %" for share in budget["thresholds"]),
                 "Hard": "yes" if budget["is_hard"] else "no",
                 "E-mail": ", ".join(budget["emails"]),
                 "Slack": budget["slack_url"],
             }
         )
+    if budget["note"]:
+        remark(budget["note"])

@@ -53,11 +53,12 @@ def show(invoice: str, *, platform: Platform, is_json: bool, is_quiet: bool) -> 
 
 @command.command("upcoming", epilog="\b\nExample:\n  modelyard invoices upcoming --tenant acme")
 @click.option("--tenant", metavar="TENANT", help="Whose. [default: your own]")
+@click.option("--month", metavar="YYYY-MM", help="Of which month. [default: the last one without an invoice]")
 @connected
 @formats("Print only the total.")
-def upcoming(*, platform: Platform, tenant: str | None, is_json: bool, is_quiet: bool) -> None:
+def upcoming(*, platform: Platform, is_json: bool, is_quiet: bool, **given: str | None) -> None:
     """Show what would be invoiced now."""
-    found = platform.get("/v1/invoices/upcoming", tenant=tenant)
+    found = platform.get("/v1/invoices/upcoming", **given)
     if is_quiet:
         print(found["total"])
     else:

@@ -161,4 +161,6 @@ def _show(key: Item, *, is_json: bool, is_quiet: bool) -> None:
     else:
         expires = moment(key["expires_at"]) if key["expires_at"] else "never"
         about = {"ID": key["id"], "Name": key["name"], "Status": key["status"], "Expires": expires}
-        show_pairs(about | {"Limits": limits_text(key["limits"])} | spent_pairs(key["limits"], key["spent"]))
+        show_pairs(
+            about | {"Limits": limits_text(key["limits"], key["spent"])} | spent_pairs(key["limits"], key["spent"])
+        )

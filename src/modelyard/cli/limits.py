@@ -112,12 +112,22 @@ def _with_limits(
     return run
 
 
-def limits_text(limits: Item) -> str:
-    """Return limits in one line of a listing."""
+def limits_text(limits: Item, spent: Item | None = None) -> str:
+    """Return limits in one line of a listing, with the hard budgets that ``spent`` tells of."""
+    currency = "USD" if spent is None else spent["currency"]
     parts = [f"{limits[name]} {short}" for name, short in _SHORT.items() if limits.get(name) is not None]
-    parts += [f"{dollars(limits[name])}/{period}" for name, period in _MONEY.items() if limits.get(name) is not None]
+    parts += [
+        f"{dollars(limits[name], currency)}/{period}" for name, period in _MONEY.items() if limits.get(name) is not None
+    ]
     parts += [f"{model}: {limits_text(rates)}" for model, rates in limits.get("models", {}).items()]
+    parts += [_budget_text(one, currency) for one in (spent or {}).get("budgets", ())]
     return ", ".join(parts) or "none"
+
+
+def _budget_text(budget: Item, currency: str) -> str:
+    whose = "tenant's budget" if budget["is_tenants"] else "budget"
+    model = f" for {budget['model']}" if budget["model"] else ""
+    return f"{whose}{model} {budget['spent']} of {budget['amount']} {currency}/month"
 
 
 def spent_pairs(limits: Item, spent: Item | None) -> dict[str, object]:
@@ -128,12 +138,14 @@ def spent_pairs(limits: Item, spent: Item | None) -> dict[str, object]:
     def of(used: object, limit: object) -> str:
         return f"{used} of {limit}" if limit is not None else str(used)
 
+    currency = spent["currency"]
+
     def money(name: str) -> str | None:
-        return dollars(limits[name]) if limits.get(name) is not None else None
+        return dollars(limits[name], currency) if limits.get(name) is not None else None
 
     return {
         "Tokens today": of(spent["tokens_today"], limits.get("tokens_per_day")),
         "Tokens this month": of(spent["tokens_this_month"], limits.get("tokens_per_month")),
-        "Cost today": of(dollars(spent["nanousd_today"]), money("nanousd_per_day")),
-        "Cost this month": of(dollars(spent["nanousd_this_month"]), money("nanousd_per_month")),
+        "Cost today": of(dollars(spent["nanousd_today"], currency), money("nanousd_per_day")),
+        "Cost this month": of(dollars(spent["nanousd_this_month"], currency), money("nanousd_per_month")),
     }

@@ -148,11 +148,12 @@ def moment(unix_s: float | None) -> str:
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def dollars(nanousd: int) -> str:
-    """Return an exact amount: never rounded, at least two decimals."""
+def dollars(nanousd: int, currency: str = "USD") -> str:
+    """Return an exact amount of a currency: never rounded, at least two decimals."""
     whole, rest = divmod(abs(nanousd), 1_000_000_000)
     decimals = f"{rest:09d}".rstrip("0").ljust(2, "0")
-    return f"{'-' if nanousd < 0 else ''}${whole}.{decimals}"
+    sign = "-" if nanousd < 0 else ""
+    return f"{sign}${whole}.{decimals}" if currency == "USD" else f"{sign}{whole}.{decimals} {currency}"
 
 
 def progress_text(progress: Item | None) -> str:

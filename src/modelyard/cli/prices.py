@@ -59,7 +59,10 @@ def list_prices(*, platform: Platform, model: str | None, tenant: str | None, is
 @connected
 @formats("Print only the price's id.")
 def put(*, platform: Platform, is_json: bool, is_quiet: bool, **given: Any) -> None:
-    """Set a price of MODEL (an endpoint's name, NAME@VERSION, or '*' for all others); what is left out is free."""
+    """Set a price of MODEL (an endpoint's name, NAME@VERSION, or '*' for all others).
+
+    What is left out is free, and may only be left out where it was free until then: say 0 to make it free.
+    """
     # A price is set whole: a factor alone would make the model free.
     if not any(given[name] for name in _AMOUNTS):
         raise click.UsageError("Give at least one of --input, --output, --unit and --request")

@@ -137,6 +137,6 @@ def _show(tenant: Item, *, is_json: bool, is_quiet: bool) -> None:
             "Plan": tenant["plan"],
             "Weight": f"{tenant['weight']:g}",
             "Status": _status(tenant),
-            "Limits": limits_text(tenant["limits"]),
+            "Limits": limits_text(tenant["limits"], tenant["spent"]),
         }
         show_pairs(about | spent_pairs(tenant["limits"], tenant["spent"]))

@@ -125,7 +125,8 @@ class _Console:
         wanted = request.query_params.get("days", "")
         days = int(wanted) if wanted in map(str, SPANS) else SPANS[1]
         rows, total = await views.usage_rows(self.context, identity, days=days)
-        return self._page("usage.html", identity, rows=rows, total=total, days=days, spans=SPANS)
+        currency = self.context.config.billing.currency
+        return self._page("usage.html", identity, rows=rows, total=total, currency=currency, days=days, spans=SPANS)
 
     async def batches(self, _: Request, identity: Identity) -> Response:
         return self._page("batches.html", identity, rows=await batch_rows(self.context, identity))

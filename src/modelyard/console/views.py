@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from modelyard.clock import Clock
+from modelyard.config import Config
 from modelyard.console.session import SessionContext
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import Report
@@ -45,6 +46,11 @@ class WebhookDesk(Protocol):
 
 class ConsoleContext(SessionContext, Protocol):
     """What the console needs of the controller."""
+
+    @property
+    def config(self) -> Config:
+        """The settings."""
+        ...
 
     @property
     def usage(self) -> UsageStore:
@@ -332,7 +338,7 @@ async def key_rows(context: ConsoleContext, identity: Identity) -> list[KeyRow]:
 
 
 async def usage_rows(context: ConsoleContext, identity: Identity, *, days: int) -> tuple[list[UsageRow], str]:
-    """Return usage by day and model for the last ``days``, newest day first, and the total cost in USD."""
+    """Return usage by day and model for the last ``days``, newest day first, and the total cost."""
     now = context.clock.unix_s()
     buckets = await context.usage.usage(
         tenant_id=identity.visible_tenant,
@@ -347,7 +353,7 @@ async def usage_rows(context: ConsoleContext, identity: Identity, *, days: int) 
 
 
 def usd(nanousd: int) -> str:
-    """Return nano-dollars as dollars, exactly, and with as many digits for all, so that they stand in a column."""
+    """Return nano-units as a number, exactly, and with as many digits for all, so that they stand in a column."""
     whole, rest = divmod(nanousd, NANO_PER_USD)
     return f"{whole:,}.{rest:09d}"
 

@@ -9,6 +9,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
+import msgspec
+
 from modelyard.clock import Clock
 from modelyard.config.billing import BillingConfig
 from modelyard.control.tasks import boundary
@@ -22,6 +24,7 @@ from modelyard.domain.billing import (
     EventData,
     Grant,
     Notice,
+    NoticeStatus,
 )
 from modelyard.domain.invoices import Invoice, Party, Tax
 from modelyard.domain.tenants import PLATFORM, Tenant
@@ -38,6 +41,7 @@ LATE_S = 86_400.0
 """How long after its end a month's budgets are looked at: what was used at its end is delivered later."""
 MONTH_END_S = 600.0
 """Pause between two looks for months that are over."""
+NO_MAIL = "no mail server is configured ([billing.smtp])"
 ITSELF = "controller"
 """Who issued an invoice that nobody asked for."""
 
@@ -266,6 +270,14 @@ class BillingDesk:
         """Return the event, and the notices that tell it."""
         now = self._clock.unix_s()
         event = BillingEvent(new_id("evt-"), tenant_id, kind, int(now), once, data)
-        ways = [(Channel.EMAIL, email) for email in emails if self._settings.smtp.host]
+        ways = [(Channel.EMAIL, email) for email in emails]
         ways += [(Channel.SLACK, slack_url)] if slack_url else []
-        return event, [Notice(new_id("ntc-"), event, channel, target, due_at=now) for channel, target in ways]
+        notices = [Notice(new_id("ntc-"), event, channel, target, due_at=now) for channel, target in ways]
+        return event, notices if self._settings.smtp.host else [_unsent(one) for one in notices]
+
+
+def _unsent(notice: Notice) -> Notice:
+    """Return a notice that nobody can send: whoever looks sees that it did not go out, and why."""
+    if notice.channel is not Channel.EMAIL:
+        return notice
+    return msgspec.structs.replace(notice, due_at=None, status=NoticeStatus.FAILED, error=NO_MAIL)

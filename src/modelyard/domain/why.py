@@ -95,6 +95,8 @@ class RequestStory(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int = 0
     units: float = 0.0
     cost_nanousd: int = 0
+    currency: str = "USD"
+    """What amounts are in."""
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):

@@ -1,5 +1,7 @@
 """What is too much: 429, for limits, quotas and full lines."""
 
+from collections.abc import Callable
+
 from modelyard.errors.shape import ApiError
 
 
@@ -93,7 +95,7 @@ def queue_full(model: str, *, retry_after_s: float) -> ApiError:
     )
 
 
-def quota_exhausted(
+def quota_exhausted(  # noqa: PLR0913 - all that its sentence says
     kind: str,
     period: str,
     *,
@@ -102,36 +104,46 @@ def quota_exhausted(
     needed: int,
     left: int,
     limit: int,
+    amount: Callable[[int], str],
     model: str = "",
+    share_left: int | None = None,
+    fits_no_share: bool = False,
 ) -> ApiError:
     """Return the error for a spent quota; ``kind`` is ``tokens`` or ``money``, ``period`` ``day`` or ``month``.
 
-    ``needed``, ``left`` and ``limit`` are tokens or nano-dollars; ``model`` is the one that the quota is of, "" all.
+    ``needed``, ``left`` and ``limit`` are of the whole quota, which ``amount`` puts into words; ``model`` is the one
+    that it is of, "" all. ``share_left`` is what a gateway worker has left of its part, ``fits_no_share``: the request
+    is larger than the part of any.
     """
     whose = "the tenant's" if is_tenants else "this key's"
     what = ("token quota" if kind == "tokens" else "budget") + (f" for '{model}'" if model else "")
-    amount = _tokens if kind == "tokens" else _dollars
-    wait = "It never fits" if needed > limit else f"It is renewed in {retry_after_s:.0f} s"
+    part = _part(needed, left, share_left, amount)
+    if needed > limit or (part and fits_no_share):
+        wait = "It never fits" + (" a part" if needed <= limit else "")
+    else:
+        wait = f"It is renewed in {retry_after_s:.0f} s"
     return ApiError(
         429,
         code="insufficient_quota",
         type="insufficient_quota",
         message=f"This request may need up to {amount(needed)}; {amount(left)} of {amount(limit)} are left of {whose} "
-        f"{what} of this {period}. {wait}; a smaller 'max_tokens' or prompt needs less, and your administrator can "
-        "raise it.",
+        f"{what} of this {period}{part}. {wait}; a smaller 'max_tokens' or prompt needs less, and your "
+        "administrator can raise it.",
         retry_after_s=retry_after_s,
         should_retry=False,
     )
 
 
-def credit_exhausted(*, needed: int, left: int) -> ApiError:
-    """Return the error for a request that may cost more than the prepaid credit that is left, both in nano-dollars."""
+def credit_exhausted(
+    *, needed: int, left: int, amount: Callable[[int], str], share_left: int | None = None
+) -> ApiError:
+    """Return the error for a request that may cost more than the prepaid credit that is left; see above."""
     return ApiError(
         429,
         code="insufficient_quota",
         type="insufficient_quota",
-        message=f"This request may cost up to {_dollars(needed)}; {_dollars(left)} of the prepaid credit is left. Add "
-        "credit, or send a smaller 'max_tokens' or prompt.",
+        message=f"This request may cost up to {amount(needed)}; {amount(left)} of the prepaid credit is left"
+        f"{_part(needed, left, share_left, amount)}. Add credit, or send a smaller 'max_tokens' or prompt.",
         should_retry=False,
     )
 
@@ -143,12 +155,11 @@ def elsewhere(error: ApiError) -> ApiError:
     return error
 
 
-def _tokens(amount: int) -> str:
-    return f"{amount} tokens"
-
-
-def _dollars(nanousd: int) -> str:
-    return f"${nanousd / 1_000_000_000:.6g}"
+def _part(needed: int, left: int, share_left: int | None, amount: Callable[[int], str]) -> str:
+    """Say why what would fit the whole does not fit."""
+    if share_left is None or needed > left:
+        return ""
+    return f", which the gateway's workers divide; {amount(share_left)} of it is this one's"
 
 
 def engine_busy(model: str, *, retry_after_s: float) -> ApiError:

@@ -15,21 +15,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from modelyard import errors
 from modelyard.domain.routing_table import Tidings
 from modelyard.domain.tenants import ApiKey, Identity, Limits, Scope, Tenant, model_subject
 from modelyard.domain.usage import Price
-from modelyard.errors import ApiError
-from modelyard.gateway.answers import limit_lines
+from modelyard.gateway.refusals import limited, out_of_quota
 from modelyard.gateway.shares import Shares
 from modelyard.ids import hash_secret, parse_api_key
 from modelyard.metering.journal import Journal
-from modelyard.policy.limits import Allowance, Refusal, reserve, settle
+from modelyard.policy.limits import Allowance, reserve, settle
 from modelyard.policy.pricing import billed, cost, micro_units
-from modelyard.policy.quotas import Hold, Quota, QuotaBook, QuotaRefusal
+from modelyard.policy.quotas import Hold, Quota, QuotaBook
 
-_WHOSE = ("this key", "the tenant", "this model")
-"""Whose the allowances of a request are, in their order."""
 SET_BACK_S = 1.0
 """A clock that shows so much less than before was set back; less than that is how clocks are kept right."""
 _NO_MODELS: Mapping[str, Allowance] = {}
@@ -133,10 +129,12 @@ class Reservation:
 class Accounts:
     """All keys and tenants. ``workers`` gateway workers divide every limit; this is number ``worker``.
 
-    ``source`` is the name of its journal, another than usual when it relieves a worker that still runs.
+    ``source`` is the name of its journal, another than usual when it relieves a worker that still runs. ``currency`` is
+    what refusals name amounts in.
     """
 
-    def __init__(self, *, worker: int, workers: int, source: str = "") -> None:
+    def __init__(self, *, worker: int, workers: int, source: str = "", currency: str = "USD") -> None:
+        self._currency = currency
         self._keys: dict[bytes, KeyState] = {}
         self._tenants: dict[str, TenantState] = {}
         self._journal: Journal | None = None
@@ -278,13 +276,13 @@ class Accounts:
             quota_nanousd = _worst(price, prompt_max, output_max, units)
             refused = self.quotas.refusal(quotas, quota_tokens, quota_nanousd, now_unix_s=now_unix_s)
             if refused is not None:
-                raise _out_of_quota(refused, allowances, now_s)
+                raise out_of_quota(refused, allowances, now_s, self._currency)
         if now_s >= self.shares.due_s:
             self.shares.recheck(now_s)
         refusal = reserve(allowances, needed_tokens=tokens, least_tokens=prompt_tokens, now_s=now_s)
         if refusal is not None:
             self.shares.refused(allowances, refusal, tokens)
-            raise _limited(refusal, prompt_tokens, allowances, now_s)
+            raise limited(refusal, prompt_tokens, allowances, now_s)
         if quotas:
             hold = self.quotas.hold(quotas, quota_tokens, quota_nanousd)
             now_unix_s = self.quotas.arrival(now_unix_s)
@@ -376,76 +374,6 @@ def _worst(price: Price, prompt_tokens: int, output_tokens: int, units: float) -
     """Return what this can cost at most, whether a cached prompt is cheaper than a new one or dearer."""
     micro = micro_units(units)
     return max(cost(price, prompt_tokens, cached, output_tokens, micro) for cached in (0, prompt_tokens))
-
-
-def _limited(refusal: Refusal, prompt_tokens: int, allowances: tuple[Allowance, ...], now_s: float) -> ApiError:
-    if refusal.retry_after_s is None:
-        error = errors.request_exceeds_token_limit(prompt_tokens, refusal.limit)
-    else:
-        whose = _WHOSE[min(refusal.place, len(_WHOSE) - 1)]
-        error = errors.rate_limited(refusal.kind, limit=refusal.limit, retry_after_s=refusal.retry_after_s, whose=whose)
-    error.limits = limit_lines(allowances, now_s)
-    error.facts = _facts(refusal, allowances[refusal.place], prompt_tokens)
-    return error
-
-
-def _facts(refusal: Refusal, allowance: Allowance, prompt_tokens: int) -> dict[str, str | int | float]:
-    """Return the limit that was in the way, and how much of it was used."""
-    kind, limit = refusal.kind, refusal.limit
-    used: float = allowance.running
-    share = allowance.concurrency_limit
-    if kind == "requests":
-        share = allowance.requests_limit
-        used = (share or 0) - allowance.requests_left
-    elif kind == "tokens":
-        share = allowance.tokens_limit
-        used = (share or 0) - allowance.tokens_left
-    facts: dict[str, str | int | float] = {
-        "whose": _WHOSE[min(refusal.place, len(_WHOSE) - 1)],
-        "kind": kind,
-        "limit": limit,
-        "used": round(max(0.0, used), 1),
-    }
-    if share != limit and share is not None:
-        facts["share"] = share
-    if kind == "tokens":
-        facts["prompt_tokens"] = prompt_tokens
-    return facts
-
-
-def _out_of_quota(refused: QuotaRefusal, allowances: tuple[Allowance, ...], now_s: float) -> ApiError:
-    if not refused.kind:
-        error = errors.quota_unavailable(retry_after_s=refused.retry_after_s or 1.0)
-    elif refused.retry_after_s is None:
-        error = errors.credit_exhausted(needed=refused.needed, left=refused.left)
-        error.facts = {
-            "whose": "the tenant",
-            "kind": "money_prepaid",
-            "limit": refused.limit,
-            "used": refused.limit - refused.left,
-            "needed": refused.needed,
-        }
-    else:
-        error = errors.quota_exhausted(
-            refused.kind,
-            refused.period,
-            is_tenants=refused.is_tenants,
-            model=refused.model,
-            retry_after_s=refused.retry_after_s,
-            needed=refused.needed,
-            left=refused.left,
-            limit=refused.limit,
-        )
-        whose = "the tenant" if refused.is_tenants else "this key"
-        error.facts = {
-            "whose": f"{whose} for '{refused.model}'" if refused.model else whose,
-            "kind": f"{refused.kind}_per_{refused.period}",
-            "limit": refused.limit,
-            "used": refused.limit - refused.left,
-            "needed": refused.needed,
-        }
-    error.limits = limit_lines(allowances, now_s)
-    return errors.elsewhere(error) if refused.is_elsewhere else error
 
 
 _NOBODY = bytes(32)

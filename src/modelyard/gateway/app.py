@@ -59,6 +59,13 @@ class Shift(NamedTuple):
     on_ready: Callable[[], None] | None
 
 
+class Rates(NamedTuple):
+    """What amounts are in, and the share of a price (in millionths) that lines of batches pay where it says none."""
+
+    currency: str = "USD"
+    batch_factor_micro: int = MICRO_PER_UNIT
+
+
 async def run_gateway(  # noqa: PLR0913 - called once, by compose
     *,
     settings: GatewayConfig,
@@ -73,8 +80,8 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
     last_table: Path,
     caller_socket: Path,
     clock: Clock,
+    rates: Rates,
     fetcher: Fetcher | None = None,
-    batch_factor_micro: int = MICRO_PER_UNIT,
 ) -> None:
     """Serve for one ``shift``, then drain. ``name`` is this process's own, also beside one of the same number.
 
@@ -95,6 +102,7 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
         deliver=lambda exchange, replica: gateway.deliver(exchange, replica),
         chance=random.Random().random,
         source=name,
+        currency=rates.currency,
     )
     presence = ControllerPresence(follower=follower, catalog=catalog, last_table=last_table, clock=clock)
     gateway = Gateway(
@@ -107,7 +115,7 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
         internal_token=internal_token,
         pepper=pepper,
     )
-    gateway.batch_factor_micro = batch_factor_micro
+    gateway.batch_factor_micro = rates.batch_factor_micro
     gateway.links = LinkFetcher(fetcher, bytes_max=settings.image_bytes_max, timeout_s=settings.image_timeout_s)
     _declare_gauges(gateway)
     catalog.accounts.attach(journal)
@@ -116,10 +124,7 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
     presence.on_report(gateway.suspects.export)
     presence.on_ask(gateway.tell_story)
     presence.recall()
-    # What was imported stays for good; the collector need not look at it again.
-    gc.freeze()
-    # Requests leave no cycles behind; the default threshold would look for some every few requests.
-    gc.set_threshold(20_000, 20, 50)
+    _calm_collector()
     gateway.siblings = Siblings(last_table.parent, name, gateway.metrics.render, is_alone=settings.workers == 1)
     await gateway.siblings.start()
     served = partial(_serve_callers, gateway, caller_socket, internal_token.encode())
@@ -127,6 +132,13 @@ async def run_gateway(  # noqa: PLR0913 - called once, by compose
         await _work(gateway, shift, journal_root, served)
     finally:
         await _close(gateway, follower)
+
+
+def _calm_collector() -> None:
+    # What was imported stays for good; the collector need not look at it again.
+    gc.freeze()
+    # Requests leave no cycles behind; the default threshold would look for some every few requests.
+    gc.set_threshold(20_000, 20, 50)
 
 
 async def _close(gateway: Gateway, follower: TableFollower) -> None:

@@ -187,6 +187,7 @@ class Catalog(Generic[W]):
         deliver: Callable[[W, ReplicaLoad], bool],
         chance: Callable[[], float],
         source: str = "",
+        currency: str = "USD",
     ) -> None:
         workers = settings.workers
         self._worker = worker
@@ -204,7 +205,7 @@ class Catalog(Generic[W]):
         self._deliver = deliver
         self._chance = chance
         self._seats = Seats()
-        self.accounts = Accounts(worker=worker, workers=workers, source=source)
+        self.accounts = Accounts(worker=worker, workers=workers, source=source, currency=currency)
         self.table: RoutingTable | None = None
         self._endpoints: dict[str, EndpointState[W]] = {}
         self._own: dict[tuple[str, str], EndpointState[W]] = {}

@@ -77,6 +77,12 @@ def draft(
     )
 
 
+def due_month(sums: Iterable[UsageSum], *, last_invoiced: str, present: str) -> str:
+    """Return the month that the next invoice is of: the last that is over and has none, else the present one."""
+    over = (one.month for one in sums if one.cost_nanousd and last_invoiced < one.month < present)
+    return max(over, default=present)
+
+
 def taxed(net: int, tax: Tax) -> tuple[int, int]:
     """Return the tax on ``net`` minor units, and what is to be paid with it."""
     if tax.is_exempt or not tax.rate_micro:

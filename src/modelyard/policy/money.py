@@ -61,6 +61,13 @@ def decimal(amount: int, currency: str) -> str:
     return f"{sign}{whole}.{rest:0{places}}" if places else f"{sign}{whole}"
 
 
+def shown(nano: int, currency: str) -> str:
+    """Return an exact amount as people read it: ``$0.25``, or ``0.25 EUR``. All sentences have it from here."""
+    if currency == "USD":
+        return f"-${exact(-nano)}" if nano < 0 else f"${exact(nano)}"
+    return f"{exact(nano)} {currency}"
+
+
 def exact(nano: int) -> str:
     """Return nano-units as a number with a point, all its digits and no more."""
     whole, rest = divmod(abs(nano), NANO_PER_USD)

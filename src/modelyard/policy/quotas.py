@@ -60,6 +60,11 @@ class QuotaRefusal(NamedTuple):
     """The model that the quota is of, "" for one of all."""
     is_elsewhere: bool = False
     """What this gateway may use is used; another one still has room for the request."""
+    share: int | None = None
+    """What this gateway may use in all, where several divide the quota; ``left`` and ``limit`` are of the whole."""
+    share_left: int = 0
+    fits_no_share: bool = False
+    """It is more than any gateway's part of the whole quota, were nothing used of it."""
 
 
 class _Entry(NamedTuple):
@@ -243,19 +248,31 @@ class QuotaBook:
                 return QuotaRefusal("", "", quota.is_tenants, 1.0)
             if (index := quota.refusing(tokens, nanousd)) is not None:
                 kind, period = KINDS[index]
-                limit = next(limit for place, limit in quota.bounds if place == index)
+                bound = next(limit for place, limit in quota.bounds if place == index)
+                limit, needed = quota.limits[index] or 0, tokens if index < 2 else nanousd
                 return QuotaRefusal(
                     kind,
                     period,
                     quota.is_tenants,
                     self._renewed_in_s(period, now_unix_s),
-                    needed=tokens if index < 2 else nanousd,
-                    left=max(0, limit - quota.used[index]),
+                    needed=needed,
+                    left=max(0, limit - self._used_of_whole(quota, index)),
                     limit=limit,
                     model=quota.model,
-                    is_elsewhere=self._is_elsewhere(quota, index, tokens if index < 2 else nanousd),
+                    is_elsewhere=self._is_elsewhere(quota, index, needed),
+                    share=None if self._workers == 1 else bound,
+                    share_left=max(0, bound - quota.used[index]),
+                    fits_no_share=needed > limit // self._workers,
                 )
         return None
+
+    def _used_of_whole(self, quota: Quota, index: int) -> int:
+        """Return what is used of the whole quota: this gateway's own, and what was heard of all others."""
+        own = quota.used[index]
+        if self._workers == 1:
+            return own
+        used, strange = self._used_by_worker(quota)
+        return own + strange[index] + sum(used[one][index] for one in range(self._workers) if one != self._worker)
 
     def hold(self, quotas: tuple[Quota, ...], tokens: int, nanousd: int) -> Hold:
         """Take the worst case of a request for which there was no ``refusal``."""

@@ -5,10 +5,11 @@ Every sentence has its numbers. Pure: a story in, sentences out.
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-from modelyard.domain.usage import NANO_PER_USD
 from modelyard.domain.why import Considered, RequestStory
+from modelyard.policy.money import shown
 from modelyard.policy.routing import CROWD, STICKY_S
 
 SHOWN_MAX = 8
@@ -66,7 +67,7 @@ def _limits(story: RequestStory) -> Iterator[str]:
         yield "It came without a key that is known here."
         return
     if story.bounds:
-        told = "; ".join(f"{bound.whose}: {_bound(bound.kind, bound.limit)}" for bound in story.bounds)
+        told = "; ".join(f"{bound.whose}: {_bound(bound.kind, bound.limit, story.currency)}" for bound in story.bounds)
         reserved = f", {story.reserved_tokens} tokens reserved at worst" if story.reserved_tokens else ""
         yield f"It was checked against the limits ({told}){reserved}."
     elif story.key_id:
@@ -154,10 +155,11 @@ def _refusal(story: RequestStory) -> Iterator[str]:
     facts = story.facts
     if "kind" in facts:
         kind, limit, used = str(facts["kind"]), facts["limit"], facts["used"]
-        bound, taken = _amount(kind, limit), _amount(kind, used)
+        amount = partial(_amount, kind, story.currency)
+        bound, taken = amount(limit), amount(used)
         unit = _agreed(_LIMITS.get(kind, ""), limit)
-        share = f" (this gateway's share of it was {facts['share']})" if "share" in facts else ""
-        needed = f", and it needed up to {_amount(kind, facts['needed'])}" if "needed" in facts else ""
+        share = f" (this gateway's share of it was {amount(facts['share'])})" if "share" in facts else ""
+        needed = f", and it needed up to {amount(facts['needed'])}" if "needed" in facts else ""
         yield (
             f"The limit of {facts['whose']} is {bound} {unit}".rstrip()
             + f"{share}; {taken} {'was' if taken == '1' else 'were'} used{needed}."
@@ -174,7 +176,7 @@ def _cost(story: RequestStory) -> Iterator[str]:
         units = f", {story.units:g} units" if story.units else ""
         yield (
             f"It used {story.prompt_tokens} prompt tokens ({story.cached_tokens} cached) and "
-            f"{story.completion_tokens} completion tokens{units}: {_dollars(story.cost_nanousd)}."
+            f"{story.completion_tokens} completion tokens{units}: {shown(story.cost_nanousd, story.currency)}."
         )
     elif story.status >= 400:
         yield "It cost nothing."
@@ -230,11 +232,11 @@ def _named(one: Considered) -> str:
     return one.replica_id or "a replica that is gone"
 
 
-def _bound(kind: str, limit: int) -> str:
+def _bound(kind: str, limit: int, currency: str) -> str:
     if kind.startswith("nanousd"):
-        return f"{_dollars(limit)} a {kind.rpartition('_')[2]}"
+        return f"{shown(limit, currency)} a {kind.rpartition('_')[2]}"
     if kind.startswith("money"):
-        return f"{_dollars(limit)} {_LIMITS[kind]}"
+        return f"{shown(limit, currency)} {_LIMITS[kind]}"
     return _agreed(_UNITS.get(kind, "{} " + kind), limit).format(limit)
 
 
@@ -242,14 +244,9 @@ def _agreed(unit: str, number: Any) -> str:
     return unit.replace("requests", "request").replace("tokens", "token") if number == 1 else unit
 
 
-def _amount(kind: str, amount: Any) -> str:
+def _amount(kind: str, currency: str, amount: Any) -> str:
     """Return money, or a whole number: what has partly come back counts as used."""
-    return _dollars(int(amount)) if kind.startswith("money") else str(math.ceil(amount))
-
-
-def _dollars(nanousd: int) -> str:
-    whole, rest = divmod(nanousd, NANO_PER_USD)
-    return f"${whole}.{rest:09d}".rstrip("0").rstrip(".")
+    return shown(int(amount), currency) if kind.startswith("money") else str(math.ceil(amount))
 
 
 def _s(seconds: float) -> str:

@@ -117,6 +117,10 @@ class BillingStore(Protocol):
         """Return what a tenant used up to the end of that month and no issued invoice has."""
         ...
 
+    async def last_invoiced(self, tenant_id: str) -> str:
+        """Return the last month of which a tenant has an issued invoice, "" for none."""
+        ...
+
     async def waive(self, tenant_id: str, *, until: str) -> None:
         """Take what a tenant used up to the end of that month as settled, without an invoice."""
         ...

@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from modelyard.cli.limits import limit_options, limits_text
+from modelyard.cli.limits import limit_options, limits_text, spent_pairs
 
 
 def parsed(*arguments: str) -> Any:
@@ -53,3 +53,14 @@ def test_limits_are_shown_in_one_line() -> None:
     limits |= {"models": {"smol": {"concurrency": 1}}}  # type: ignore[dict-item]
     assert limits_text(limits) == "60 rpm, 0 tokens/day, $20.00/month, smol: 1 at once"
     assert limits_text({}) == "none"
+
+
+def test_hard_budgets_are_limits_and_amounts_are_in_the_currency() -> None:
+    budget = {"is_tenants": True, "model": "", "amount": "10", "spent": "7"}
+    spent = {
+        "tokens_today": 0, "tokens_this_month": 0, "nanousd_today": 5 * 10**8, "nanousd_this_month": 7 * 10**9,
+        "currency": "EUR", "budgets": [budget, {**budget, "is_tenants": False, "model": "big"}],
+    }  # fmt: skip
+    assert limits_text({}, spent) == "tenant's budget 7 of 10 EUR/month, budget for big 7 of 10 EUR/month"
+    pairs = spent_pairs({"nanousd_per_month": 20 * 10**9}, spent)
+    assert (pairs["Cost today"], pairs["Cost this month"]) == ("0.50 EUR", "7.00 EUR of 20.00 EUR")

@@ -39,10 +39,12 @@ class Used:
     count = 0
 
     @classmethod
-    async def dollars(cls, api: Management, tenant: str, amount: int, *, key: str = "k", model: str = "chat") -> None:
+    async def dollars(
+        cls, api: Management, tenant: str, amount: int, *, key: str = "k", model: str = "chat", price: Price = DOLLAR
+    ) -> None:
         cls.count += 1
         rid, at = f"req_{cls.count}", api.clock.unix_s()
-        intent = Intent(rid, at, tenant, key, "ep", model, "v", "/", False, amount, amount, DOLLAR)
+        intent = Intent(rid, at, tenant, key, "ep", model, "v", "/", False, amount, amount, price)
         settle = Settle(rid, at, amount, 0, 0, UsageStatus.SUCCESS, 200, "", None, 1.0, "r", 1, False)
         await api.context.usage.apply([intent, settle], JournalPosition("gateway-0", "1.journal", cls.count))
 

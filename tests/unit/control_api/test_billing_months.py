@@ -14,6 +14,7 @@ from tests.unit.control_api.test_billing import NOVEMBER, SETTINGS, Used, ok, to
 from modelyard.config import Config
 from modelyard.domain.invoices import Invoice
 from modelyard.domain.tenants import PLATFORM, Identity, Scope
+from modelyard.domain.usage import Price
 from modelyard.policy.utc import day_of, month_name
 
 DECEMBER = datetime(2026, 12, 1, tzinfo=UTC).timestamp()
@@ -200,3 +201,62 @@ async def test_the_rows_of_a_table_add_up_where_prices_contain_the_tax(tmp_path:
         "tax contained": "1.00",
         "total": "6.00",
     }
+
+
+async def test_what_was_spent_of_budgets_is_shown_with_them_and_with_whom_they_bound(
+    api: Management, admin: Identity, manager: Identity
+) -> None:
+    await Used.dollars(api, manager.tenant_id, 3, key=manager.key_id)
+    await Used.dollars(api, manager.tenant_id, 4, key="other", model="big")
+    wanted = [{"amount": 10, "is_hard": True}, {"amount": 9, "is_hard": True, "key": manager.key_id},
+              {"amount": 8, "is_hard": True, "model": "big"}, {"amount": 7}]  # fmt: skip
+    made = [await ok(api, manager, "POST", "/v1/budgets", one) for one in wanted]
+    listed = (await ok(api, manager, "GET", "/v1/budgets"))["data"]
+    assert [one["spent"] for one in made] == ["7", "3", "4", "7"]
+    assert {one["id"]: one["spent"] for one in listed} == {one["id"]: one["spent"] for one in made}
+    assert (await ok(api, manager, "GET", f"/v1/budgets/{made[2]['id']}"))["spent"] == "4"
+    key = (await ok(api, manager, "GET", f"/v1/keys/{manager.key_id}"))["spent"]
+    assert key["currency"] == "EUR"
+    bounds = [(one["is_tenants"], one["model"], one["amount"], one["spent"]) for one in key["budgets"]]
+    assert sorted(bounds) == [(False, "", "9", "3"), (True, "", "10", "7"), (True, "big", "8", "4")]
+    tenant = (await ok(api, admin, "GET", f"/v1/tenants/{manager.tenant_id}"))["spent"]
+    assert sorted(one["amount"] for one in tenant["budgets"]) == ["10", "8"]
+
+
+async def test_mail_that_no_server_takes_is_said_beforehand_and_shown_as_unsent(tmp_path: Path) -> None:
+    async with management(tmp_path, Config()) as api:
+        manager, _ = await api.key(await api.tenant("acme"), Scope.MANAGE)
+        made = await ok(api, manager, "POST", "/v1/budgets", {"amount": 1, "emails": ["a@acme.example"]})
+        assert "no mail server" in made["note"]
+        assert (await ok(api, manager, "POST", "/v1/budgets", {"amount": 9}))["note"] == ""
+        await Used.dollars(api, manager.tenant_id, 1)
+        await api.context.billing_desk.round()
+        (event, *_) = (await ok(api, manager, "GET", "/v1/billing/events"))["data"]
+        assert event["notices"] == {"a@acme.example": "failed: no mail server is configured ([billing.smtp])"}
+
+
+async def test_until_it_is_invoiced_a_month_that_is_over_is_the_one_to_come(api: Management, manager: Identity) -> None:
+    await Used.dollars(api, manager.tenant_id, 5)
+    go_to(api, DECEMBER + 1800)
+    await Used.dollars(api, manager.tenant_id, 2)
+    path = "/v1/invoices/upcoming"
+    november = await ok(api, manager, "GET", path)
+    lines = [(one["month"], one["amount"], one["is_adjustment"]) for one in november["lines"]]
+    assert (november["month"], lines) == ("2026-11", [("2026-11", "5.00", False)]), "it was shown as late"
+    december = await ok(api, manager, "GET", f"{path}?month=2026-12")
+    assert [(one["month"], one["amount"]) for one in december["lines"]] == [("2026-12", "2.00")]
+    assert (await api.call(manager, "GET", f"{path}?month=2027-01")).status_code == 400
+    await api.context.billing_desk.end_months()
+    go_to(api, DECEMBER + 3601)
+    await api.context.billing_desk.end_months()
+    after = await ok(api, manager, "GET", path)
+    assert (after["month"], after["subtotal"]) == ("2026-12", "2.00")
+
+
+async def test_what_is_too_little_for_an_invoice_hides_nothing(api: Management, manager: Identity) -> None:
+    cent = Price(input=10**12)  # a tenth of a cent a token
+    await Used.dollars(api, manager.tenant_id, 1, price=cent)
+    go_to(api, DECEMBER + 60)
+    await Used.dollars(api, manager.tenant_id, 2)
+    found = await ok(api, manager, "GET", "/v1/invoices/upcoming")
+    assert (found["month"], found["exact"]) == ("2026-12", "2.001")

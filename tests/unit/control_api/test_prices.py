@@ -147,3 +147,19 @@ async def test_a_factor_alone_makes_no_model_free(api: Management, admin: Identi
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "batch_factor")
     free = await api.call(admin, "PUT", "/v1/prices", {"model": "chat", "input": 0, "output": 0})
     assert free.status_code == 200, "whoever says so may give it away"
+
+
+async def test_what_costs_something_is_made_free_only_by_who_says_so(admin: Identity, tmp_path: Path) -> None:
+    config = Config(prices={"*": PriceConfig(input=1.0, output=2.0)})
+    async with management(tmp_path / "priced", config=config) as api:
+        whole = {"model": "*", "request": "0.001"}
+        answer = await api.call(admin, "PUT", "/v1/prices", whole)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input"), "all else became free, unsaid"
+        assert "costs $1 until then; send it, or 0 to make it free" in answer.json()["error"]["message"]
+        answer = await api.call(admin, "PUT", "/v1/prices", {**whole, "model": "chat", "input": "0"})
+        assert answer.json()["error"]["param"] == "output"
+        answer = await api.call(admin, "PUT", "/v1/prices", {**whole, "input": 0, "output": 3})
+        assert (answer.json()["input"], answer.json()["output"], answer.json()["request"]) == ("0", "3", "0.001")
+        assert (
+            await api.call(admin, "PUT", "/v1/prices", {"model": "*", "output": 4, "request": 0})
+        ).status_code == 200

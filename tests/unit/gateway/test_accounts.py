@@ -27,11 +27,13 @@ TODAY = ("2026-11-29", "2026-11")
 class Bench:
     """Accounts with one key, on a journal whose turns end when the test says so."""
 
-    def __init__(self, folder: Path, *, key: Limits = NONE, tenant: Limits = NONE, workers: int = 1) -> None:
+    def __init__(
+        self, folder: Path, *, key: Limits = NONE, tenant: Limits = NONE, workers: int = 1, currency: str = "USD"
+    ) -> None:
         self.clock = ManualClock()
         self.turn: list[Callable[[], None]] = []
         self.journal = Journal(folder / "gateway-0", sync_s=0.01, clock=self.clock, soon=self.turn.append)
-        self.accounts = Accounts(worker=0, workers=workers)
+        self.accounts = Accounts(worker=0, workers=workers, currency=currency)
         self.accounts.attach(self.journal)
         self.limit(key, tenant)
 
@@ -287,6 +289,39 @@ def test_a_worker_whose_part_is_used_sends_to_another_that_has_room(bench: Calla
     assert "new connection" in error.message
     never = yard.refused(prompt=51, output=0, now_s=2.0)
     assert (never.should_retry, never.is_of_worker) == (False, False)
+
+
+def test_a_refusal_names_the_whole_budget_where_workers_divide_it(bench: Callable[..., Bench]) -> None:
+    yard = bench(key=Limits(nanousd_per_month=100), workers=2)
+    yard.hear(0)
+    error = yard.refused(prompt=60, output=0, now_s=2.0)
+    assert "$0.0000001 of $0.0000001 are left" in error.message, "it told of half the budget"
+    assert "which the gateway's workers divide; $0.00000005 of it is this one's" in error.message
+    assert "It never fits a part; " in error.message
+    facts = error.facts or {}
+    assert (facts["limit"], facts["used"], facts["share"], facts["needed"]) == (100, 0, 50, 60)
+    error = yard.refused(prompt=101, output=0, now_s=2.0)
+    assert "this month. It never fits; " in error.message
+    yard.reserve(20, 0, now_s=2.0)
+    error = yard.refused(prompt=40, output=0, now_s=2.0)
+    assert "$0.00000008 of $0.0000001 are left" in error.message
+    assert "It is renewed in " in error.message
+
+
+@pytest.mark.parametrize(("workers", "part"), [(1, ""), (2, ", which the gateway's workers divide; 0.00000005 EUR")])
+def test_refusals_name_amounts_in_the_configured_currency(bench: Callable[..., Bench], workers: int, part: str) -> None:
+    yard = bench(tenant=Limits(nanousd_total=100), key=Limits(nanousd_per_day=50), workers=workers, currency="EUR")
+    yard.hear(0)
+    position = yard.journal.position
+    assert position is not None
+    rows = [Spent(one, *TODAY, 0, 0, 0, 0, "gateway-0", 0) for one in ("t", PARSED.key_id)]
+    yard.accounts.hear(Tidings(spent=tuple(rows), delivered={"gateway-0": position}), now_unix_s=NOON)
+    assert "0.00000005 EUR of 0.00000005 EUR are left of this key's" in yard.refused(prompt=60, output=0).message
+    yard.limit(tenant=Limits(nanousd_total=100), now_s=1.0)
+    yard.reserve(0, 0, now_s=2.0)
+    error = yard.refused(prompt=60 if workers > 1 else 110, output=0, now_s=2.0)
+    assert f"0.0000001 EUR of the prepaid credit is left{part}" in error.message
+    assert "$" not in error.message
 
 
 # --- a clock that is set back --------------------------------------------------------

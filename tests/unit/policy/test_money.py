@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelyard.policy.money import allotted, decimal, digits, divided, exact, minor, nano_per_minor
+from modelyard.policy.money import allotted, decimal, digits, divided, exact, minor, nano_per_minor, shown
 
 CURRENCIES = ["USD", "JPY", "KWD"]
 
@@ -42,3 +42,16 @@ def test_what_is_allotted_adds_up_and_no_part_is_off_by_a_whole_unit(nanos: list
     assert sum(parts) == total
     size = nano_per_minor(currency)
     assert all(abs(part * size - nano) < size for part, nano in zip(parts, nanos, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("nano", "currency", "text"),
+    [
+        (10_700_000, "USD", "$0.0107"),
+        (-20_000_000, "USD", "-$0.02"),
+        (16_200_000, "EUR", "0.0162 EUR"),
+        (0, "JPY", "0 JPY"),
+    ],
+)
+def test_amounts_are_shown_in_their_currency(nano: int, currency: str, text: str) -> None:
+    assert shown(nano, currency) == text

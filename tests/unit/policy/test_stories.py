@@ -129,6 +129,14 @@ def test_a_quota_is_told_in_dollars() -> None:
     assert "The limit of this key is $2; $1.5 were used, and it needed up to $0.7." in text
 
 
+def test_amounts_are_told_in_the_configured_currency() -> None:
+    assert "34 completion tokens: 0.001234 EUR." in told(currency="EUR")
+    facts: dict[str, object] = {"kind": "money_per_month", "whose": "this key", "limit": 2 * 10**9, "used": 0,
+                                "needed": 15 * 10**8, "share": 10**9}  # fmt: skip
+    text = " ".join(words(refused(429, "insufficient_quota", facts=facts, retry_after_s=9.0, currency="EUR")))
+    assert "The limit of this key is 2 EUR (this gateway's share of it was 1 EUR); 0 EUR were used" in text
+
+
 def test_a_full_line_says_how_many_stood_in_it() -> None:
     facts: dict[str, object] = {"waiting": 5, "places": 5, "running": 8, "slots": 8, "predicted_wait_s": 7.5}
     story = refused(429, "queue_full", facts=facts, retry_after_s=7.5)

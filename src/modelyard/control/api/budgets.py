@@ -5,14 +5,17 @@ the tenant sees it, and cannot change it.
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
 
 from modelyard.control.api import money
 from modelyard.control.api.access import check_title, find_key, missing
+from modelyard.control.api.budget_spending import spent_of
 from modelyard.control.api.credits import CREDIT_MAX, Email
 from modelyard.control.api.money import Amount, TenantRef
+from modelyard.control.billing import NO_MAIL
 from modelyard.control.context import Context
 from modelyard.domain.billing import Budget
 from modelyard.domain.catalog import NAME_PATTERN
@@ -69,6 +72,10 @@ class BudgetView(msgspec.Struct, frozen=True, kw_only=True):
     emails: tuple[str, ...]
     slack_url: str
     created_at: int
+    spent: str
+    """Of this month (UTC), as the ledger has it."""
+    note: str
+    """What is amiss with it, for whoever made it; "": nothing."""
 
 
 class Budgets:
@@ -94,7 +101,8 @@ class Budgets:
         """Return the budgets that the caller may see."""
         budgets = await self._context.billing.budgets(tenant_id=call.identity.visible_tenant)
         rows, has_more = page_of(budgets, limit=call.query.limit, after=call.query.after, id_of=lambda one: one.id)
-        return Page([self._view(one) for one in rows], has_more)
+        spent = await spent_of(self._context, rows)
+        return Page([self._view(one, spent) for one in rows], has_more)
 
     async def create(self, call: Call[PutBudget, Empty]) -> BudgetView:
         """Make a budget."""
@@ -106,7 +114,8 @@ class Budgets:
 
     async def get(self, call: Call[Empty, Empty]) -> BudgetView:
         """Return one."""
-        return self._view(await self._find(call.identity, call.path("budget")))
+        budget = await self._find(call.identity, call.path("budget"))
+        return await self._seen(budget)
 
     async def replace(self, call: Call[PutBudget, Empty]) -> BudgetView:
         """Replace one; another amount is told anew."""
@@ -122,13 +131,13 @@ class Budgets:
             change = money.audit(self._context, call.identity, "budget.remove", budget.id)
             await self._context.billing.remove_budget(budget.id, change)
             await self._publish()
-        return self._view(budget)
+        return await self._seen(budget)
 
     async def _put(self, identity: Identity, budget: Budget) -> BudgetView:
         change = money.audit(self._context, identity, "budget.set", budget.id)
         await self._context.billing.put_budget(budget, change)
         await self._publish()
-        return self._view(budget)
+        return await self._seen(budget)
 
     async def _publish(self) -> None:
         self._context.terms.void()
@@ -192,7 +201,14 @@ class Budgets:
             except FetchError as error:
                 raise invalid_value("slack_url", str(error)) from None
 
-    def _view(self, budget: Budget) -> BudgetView:
+    async def _seen(self, budget: Budget) -> BudgetView:
+        return self._view(budget, await spent_of(self._context, [budget]))
+
+    def _note(self, budget: Budget) -> str:
+        has_no_way = budget.emails and not self._context.config.billing.smtp.host
+        return f"E-mail of it is not sent: {NO_MAIL}." if has_no_way else ""
+
+    def _view(self, budget: Budget, spent: Mapping[str, int]) -> BudgetView:
         return BudgetView(
             id=budget.id,
             name=budget.name,
@@ -207,4 +223,6 @@ class Budgets:
             emails=budget.emails,
             slack_url=budget.slack_url,
             created_at=budget.created_at,
+            spent=exact(spent[budget.id]),
+            note=self._note(budget),
         )

@@ -4,6 +4,7 @@ A draft is made anew whenever it is looked at, so it always has what the ledger
 has. What is issued never changes: what was wrong is taken back by a credit note.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -16,7 +17,7 @@ from modelyard.control.api.money import Amount, AuditView, TenantRef, audit_view
 from modelyard.control.billing import invoice_terms
 from modelyard.control.context import Context
 from modelyard.domain.billing import Account
-from modelyard.domain.invoices import CreditNote, Invoice, InvoiceLine, InvoiceStatus, Party
+from modelyard.domain.invoices import CreditNote, Invoice, InvoiceLine, InvoiceStatus, Party, UsageSum
 from modelyard.domain.tenants import Identity, Scope
 from modelyard.errors import conflict, invalid_value
 from modelyard.ids import new_id
@@ -28,6 +29,7 @@ from modelyard.web.paging import LIMIT_DEFAULT, After, Limit, Page, page_of
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
 
 _Month = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{4}-(0[1-9]|1[0-2])$", description="A month, like 2026-11.")]
+_MonthOrNone = Annotated[str, msgspec.Meta(pattern=r"^([0-9]{4}-(0[1-9]|1[0-2]))?$")]
 _HEADERS = {
     "content-security-policy": invoice_pages.POLICY,
     "x-content-type-options": "nosniff",
@@ -121,7 +123,7 @@ class InvoicesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which invoices."""
 
     tenant: TenantRef = ""
-    month: Annotated[str, msgspec.Meta(description="Only of this month, like 2026-11.")] = ""
+    month: Annotated[_MonthOrNone, msgspec.Meta(description="Only of this month, like 2026-11.")] = ""
     limit: Limit = LIMIT_DEFAULT
     after: After = ""
 
@@ -133,9 +135,12 @@ class FormatQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UpcomingQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whose."""
+    """Whose, and which."""
 
     tenant: TenantRef = ""
+    month: Annotated[
+        _MonthOrNone, msgspec.Meta(description="Left out: the last that is over and on no invoice, else this month.")
+    ] = ""
 
 
 class NotesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -172,7 +177,7 @@ class Invoices:
         return [
             Route("GET", every, manage, "List invoices", self.page, Empty, InvoicesQuery, Page[InvoiceView]),
             Route("POST", every, admin, "Draft an invoice", self.draft, DraftInvoice, Empty, InvoiceView, 201, draft),
-            Route("GET", upcoming, manage, "This month's, so far", self.upcoming, Empty, UpcomingQuery, InvoiceView),
+            Route("GET", upcoming, manage, "The next one, so far", self.upcoming, Empty, UpcomingQuery, InvoiceView),
             Route("GET", one, manage, "Get an invoice", self.get, Empty, FormatQuery, InvoiceView),
             Route("POST", f"{one}/issue", admin, "Issue a draft", self.issue, Empty, Empty, InvoiceView),
             Route("POST", notes, admin, "Take back", self.credit, CreditInvoice, Empty, CreditNoteView, 201, back),
@@ -208,24 +213,38 @@ class Invoices:
         return self._view(made, [])
 
     async def upcoming(self, call: Call[Empty, UpcomingQuery]) -> InvoiceView:
-        """Return what the invoice of this month would be now; nothing is stored."""
-        context = self._context
+        """Return what the next invoice would be now; nothing is stored."""
+        context, wanted = self._context, call.query.month
         tenant_id = await money.owner_of(context, call.identity, call.query.tenant)
-        now = context.clock.unix_s()
-        month = month_name(day_of(now))
+        present = month_name(day_of(context.clock.unix_s()))
+        if wanted > present:
+            raise invalid_value("month", "it has not begun")
+        sums = await context.billing.uninvoiced(tenant_id, until=present)
+        last = await context.billing.last_invoiced(tenant_id)
+        due = invoicing.due_month(sums, last_invoiced=last, present=present)
+        month = wanted or due
+        # What the invoice before this one is to have is not on this one, too.
+        mine = [one for one in sums if one.month <= month and (month <= due or one.month > due)]
+        made = await self._made(tenant_id, month, mine)
+        if not wanted and not made.subtotal:
+            # So little waits for the invoice after it.
+            made = await self._made(tenant_id, present, sums)
+        return self._view(made, [])
+
+    async def _made(self, tenant_id: str, month: str, sums: Sequence[UsageSum]) -> Invoice:
+        context = self._context
         account = next((one for one in await context.billing.accounts() if one.tenant_id == tenant_id), None)
         grants = await context.billing.grants(tenant_id=tenant_id)
         drawn = sum(one.drawn_nanousd for one in grants) - (account.applied_nanousd if account is not None else 0)
-        made = invoicing.draft(
-            await context.billing.uninvoiced(tenant_id, until=month),
+        return invoicing.draft(
+            sums,
             invoice_terms(self._settings, await context.store.tenants(), account or Account(tenant_id)),
             invoice_id="upcoming",
             tenant_id=tenant_id,
             month=month,
             credit_nanousd=max(0, drawn),
-            now=int(now),
+            now=int(context.clock.unix_s()),
         )
-        return self._view(made, [])
 
     async def get(self, call: Call[Empty, FormatQuery]) -> InvoiceView | Response:
         """Return an invoice, by its id or number, as JSON, CSV or a page to print."""

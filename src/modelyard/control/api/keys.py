@@ -157,9 +157,8 @@ class Keys:
         """Return one key, and what it spent."""
         context = self._context
         key = await find_key(context.store, call.identity, call.path("key_id"))
-        now_unix_s = context.clock.unix_s()
-        spent = await spent_by(context.usage, key.tenant_id, key.id, now_unix_s=now_unix_s)
-        return msgspec.structs.replace(_view(key, int(now_unix_s)), spent=spent)
+        spent = await spent_by(context, key.tenant_id, key.id)
+        return msgspec.structs.replace(_view(key, int(context.clock.unix_s())), spent=spent)
 
     async def change(self, call: Call[ChangeKey, Empty]) -> KeyView:
         """Change name or limits; at the gateways when the answer is sent. What was used of a limit stays used."""

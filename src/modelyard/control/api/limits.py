@@ -4,11 +4,12 @@ from typing import Annotated
 
 import msgspec
 
+from modelyard.control.api.budget_spending import BoundView, bounds_of
+from modelyard.control.context import Context
 from modelyard.domain.catalog import NAME_PATTERN
 from modelyard.domain.tenants import Limits, Rates
 from modelyard.errors import invalid_value
 from modelyard.policy.utc import day_of
-from modelyard.stores import UsageStore
 
 MODELS_MAX = 100
 
@@ -90,19 +91,25 @@ class SpentView(msgspec.Struct, frozen=True, kw_only=True):
     tokens_this_month: int = 0
     nanousd_today: int = 0
     nanousd_this_month: int = 0
+    currency: str = "USD"
+    """What amounts are in, whatever the names of fields say."""
+    budgets: tuple[BoundView, ...] = ()
+    """The hard budgets that bound it."""
 
 
-async def spent_by(usage: UsageStore, tenant_id: str, key_id: str | None, *, now_unix_s: float) -> SpentView:
-    """Return what a key spent, or all keys of its tenant.
+async def spent_by(context: Context, tenant_id: str, key_id: str | None) -> SpentView:
+    """Return what a key spent, or all keys of its tenant, and the hard budgets that bound that.
 
     Raises:
         StoreUnavailableError: the ledger cannot be read.
     """
-    rows, _ = await usage.spent([tenant_id], day=day_of(now_unix_s))
+    rows, _ = await context.usage.spent([tenant_id], day=day_of(context.clock.unix_s()))
     of_it = [row for row in rows if key_id in (None, row.key_id)]
     return SpentView(
         tokens_today=sum(row.day_tokens for row in of_it),
         tokens_this_month=sum(row.month_tokens for row in of_it),
         nanousd_today=sum(row.day_nanousd for row in of_it),
         nanousd_this_month=sum(row.month_nanousd for row in of_it),
+        currency=context.config.billing.currency,
+        budgets=tuple(await bounds_of(context, tenant_id, key_id)),
     )

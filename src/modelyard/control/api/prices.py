@@ -21,7 +21,7 @@ from modelyard.domain.usage import MICRO_PER_UNIT, Price
 from modelyard.errors import conflict, invalid_value
 from modelyard.ids import new_id
 from modelyard.metering.prices import REQUEST_USD_MAX, UNIT_USD_MAX, USD_MAX, configured
-from modelyard.policy.money import exact
+from modelyard.policy.money import exact, shown
 from modelyard.policy.pricelist import best, in_force
 from modelyard.policy.pricing import TOKENS_PER_PRICE
 from modelyard.stores import AlreadyExistsError
@@ -32,17 +32,31 @@ _Model = Annotated[str, msgspec.Meta(description='Endpoint name; "*" prices all 
 _Version = Annotated[str, msgspec.Meta(description="Only what this version answers.")]
 
 
+_Part = Amount | msgspec.UnsetType
+
+
 class PutPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A price to be set, per one million tokens, per unit and per request."""
+    """A price to be set, per one million tokens, per unit and per request.
+
+    What is left out is free, and may only be left out where it was free until then.
+    """
 
     model: _Model
     version: _Version = ""
     tenant: Annotated[str, msgspec.Meta(description="Only for this tenant (id or name).")] = ""
-    input: Amount = 0
+    input: Annotated[_Part, msgspec.Meta(description="Prompt tokens that were computed. Left out: free.")] = (
+        msgspec.UNSET
+    )
     cached_input: Annotated[Amount | None, msgspec.Meta(description="Left out: as ``input``.")] = None
-    output: Annotated[Amount, msgspec.Meta(description="Generated tokens, reasoning too.")] = 0
-    unit: Annotated[Amount, msgspec.Meta(description="A second, picture, character or search; not per million.")] = 0
-    request: Annotated[Amount, msgspec.Meta(description="One request in which anything was counted.")] = 0
+    output: Annotated[_Part, msgspec.Meta(description="Generated tokens, reasoning too. Left out: free.")] = (
+        msgspec.UNSET
+    )
+    unit: Annotated[
+        _Part, msgspec.Meta(description="A second, picture, character or search; not per million. Left out: free.")
+    ] = msgspec.UNSET
+    request: Annotated[
+        _Part, msgspec.Meta(description="One request in which anything was counted. Left out: free.")
+    ] = msgspec.UNSET
     batch_factor: Annotated[
         Amount | None,
         msgspec.Meta(description="What lines of batches pay of it, 0 to 1. Left out: ``batch.price_factor``."),
@@ -173,6 +187,7 @@ class Prices:
         )
         change = money.audit(context, identity, "price.set", entry.id)
         async with self._changing:
+            await self._check_left_out(body, entry)
             try:
                 await context.billing.put_price(entry, change, now=now)
             except AlreadyExistsError:
@@ -199,6 +214,23 @@ class Prices:
         if before.effective_from <= now:
             before = msgspec.structs.replace(before, effective_until=max(int(now), before.effective_from))
         return self._view(before)
+
+    async def _check_left_out(self, body: PutPrice, entry: PriceEntry) -> None:
+        """Refuse to make free, unsaid, what costs something until this price begins."""
+        before = best(
+            [*await self._context.billing.prices(), *self._configured],
+            tenant_id=entry.tenant_id,
+            model=entry.model,
+            version=entry.version,
+            now_unix_s=entry.effective_from,
+        )
+        if before is None:
+            return
+        for name in ("input", "output", "unit", "request"):
+            if getattr(body, name) is msgspec.UNSET and (cost := getattr(before.price, name)):
+                amount = shown(cost // TOKENS_PER_PRICE if name == "unit" else cost, self._currency)
+                reason = f"a price is set whole, what is left out is free, and this costs {amount} until then; send it"
+                raise invalid_value(name, f"{reason}, or 0 to make it free")
 
     async def applying(self, call: Call[Empty, ApplyingQuery]) -> ApplyingPrice:
         """Say which price a request would be billed by, and which others there are for it."""
@@ -266,7 +298,7 @@ def _subject(body: PutPrice) -> tuple[str, str]:
 
 
 def _price(body: PutPrice) -> Price:
-    amount = money.nano("input", body.input, most=USD_MAX)
+    amount = _nano("input", body.input, most=USD_MAX)
     cached = amount if body.cached_input is None else money.nano("cached_input", body.cached_input, most=USD_MAX)
     factor = None if body.batch_factor is None else money.nano("batch_factor", body.batch_factor, most=1)
     if factor is not None and factor % 1000:
@@ -274,11 +306,15 @@ def _price(body: PutPrice) -> Price:
     price = Price(
         input=amount,
         cached_input=cached,
-        output=money.nano("output", body.output, most=USD_MAX),
-        unit=money.nano("unit", body.unit, most=UNIT_USD_MAX) * TOKENS_PER_PRICE,
-        request=money.nano("request", body.request, most=REQUEST_USD_MAX),
+        output=_nano("output", body.output, most=USD_MAX),
+        unit=_nano("unit", body.unit, most=UNIT_USD_MAX) * TOKENS_PER_PRICE,
+        request=_nano("request", body.request, most=REQUEST_USD_MAX),
         batch_micro=None if factor is None else factor * MICRO_PER_UNIT // 10**9,
     )
     if factor is not None and not any((price.input, price.cached_input, price.output, price.unit, price.request)):
         raise invalid_value("batch_factor", "a price is set whole, and this one would be free: send its amounts, too")
     return price
+
+
+def _nano(param: str, amount: _Part, *, most: int) -> int:
+    return 0 if isinstance(amount, msgspec.UnsetType) else money.nano(param, amount, most=most)

@@ -108,7 +108,7 @@ class Tenants:
         """Return one tenant, and what it spent."""
         context = self._context
         tenant = await find_tenant(context.store, call.path("tenant_id"))
-        spent = await spent_by(context.usage, tenant.id, None, now_unix_s=context.clock.unix_s())
+        spent = await spent_by(context, tenant.id, None)
         return msgspec.structs.replace(_view(tenant), spent=spent)
 
     async def change(self, call: Call[ChangeTenant, Empty]) -> TenantView:

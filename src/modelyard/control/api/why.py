@@ -79,6 +79,7 @@ class Why:
                 story = await self._from_ledger(request_id)
         if story is None or not _may_see(call.identity, story):
             raise missing("request", request_id)
+        story = msgspec.structs.replace(story, currency=self._context.config.billing.currency)
         return why_view(await self._without_others(call.identity, story))
 
     async def _from_ledger(self, request_id: str) -> RequestStory | None:

@@ -141,6 +141,10 @@ class SqlBillingStore:
         """Return what no issued invoice has."""
         return await self._database.read(lambda c: sums.uninvoiced(c, tenant_id, until))
 
+    async def last_invoiced(self, tenant_id: str) -> str:
+        """Return the last month that was invoiced."""
+        return await self._database.read(lambda c: sums.last_invoiced(c, tenant_id))
+
     async def waive(self, tenant_id: str, *, until: str) -> None:
         """Take it as settled."""
         await self._database.write(lambda c: sums.close(c, tenant_id, until))

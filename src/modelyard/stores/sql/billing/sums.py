@@ -126,6 +126,13 @@ def _last_issued(connection: sa.Connection) -> dict[str, str]:
     return {row[0]: row[1] for row in connection.execute(query.group_by(table.c.tenant_id))}
 
 
+def last_invoiced(connection: sa.Connection, tenant_id: str) -> str:
+    """Return the last month of a tenant that was invoiced, "" for none."""
+    table = schema.invoices
+    query = sa.select(sa.func.max(table.c.month)).where(table.c.number.is_not(None), table.c.tenant_id == tenant_id)
+    return connection.execute(query).scalar() or ""
+
+
 def uninvoiced(connection: sa.Connection, tenant_id: str, until: str, *, is_locked: bool = False) -> list[UsageSum]:
     """Return what no issued invoice has; ``is_locked``: nobody else adds to it before this transaction ends."""
     left = [(_SUMS.c[name] - _SUMS.c[f"billed_{name}"]).label(name) for name in _NAMES]
