@@ -2,11 +2,11 @@
 
 import contextlib
 import http.client
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.disks import small_disk
 from tests.support.files import CONTENT_TYPE, FILES, file_form, left_of_files
 from tests.support.yard import Reply, Yard
 
@@ -17,21 +17,8 @@ MIB = 1024 * 1024
 
 @pytest.fixture
 def yard(tmp_path: Path) -> Iterator[Yard]:
-    disk = tmp_path / "data" / "files"
-    disk.mkdir(parents=True)
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(disk)],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    if mounted.returncode:
-        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.strip()}")
-    try:
-        with Yard(tmp_path) as running:
-            yield running
-    finally:
-        subprocess.run(["umount", str(disk)], check=False)
+    with small_disk(tmp_path / "data" / "files", DISK_BYTES), Yard(tmp_path) as running:
+        yield running
 
 
 def send(yard: Yard, size: int) -> Reply:

@@ -1,11 +1,11 @@
 """F14: the disk fills up under an upload: 507, nothing half is left, and it goes on once there is space."""
 
 import contextlib
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.disks import small_disk
 from tests.support.uploading import (
     PART,
     UPLOADS,
@@ -26,21 +26,8 @@ DISK_BYTES = 96 * 1024 * 1024
 
 @pytest.fixture
 def yard(tmp_path: Path) -> Iterator[Yard]:
-    disk = tmp_path / "data" / "artifacts"
-    disk.mkdir(parents=True)
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(disk)],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    if mounted.returncode:
-        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.strip()}")
-    try:
-        with Yard(tmp_path) as running:
-            yield running
-    finally:
-        subprocess.run(["umount", str(disk)], check=False)
+    with small_disk(tmp_path / "data" / "artifacts", DISK_BYTES), Yard(tmp_path) as running:
+        yield running
 
 
 def fill(yard: Yard, *, left: int) -> Path:

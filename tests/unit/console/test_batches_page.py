@@ -1,28 +1,12 @@
 """The console's list of batches."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import httpx2
-import pytest
-from tests.support.management import URL, Management, management
+from tests.support.management import URL, Management
 
 from modelyard.domain.batches import Batch, BatchError, Forecast, Shard
 from modelyard.domain.tenants import Scope
 
 HOSTILE = '<script>alert("x")</script>'
-
-
-@pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Management]:
-    async with management(tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-async def browser(api: Management) -> AsyncIterator[httpx2.AsyncClient]:
-    async with api.client(None) as client:
-        yield client
 
 
 async def made(api: Management, name: str, tenant_id: str) -> str:

@@ -1,13 +1,11 @@
 """The console: signing in, what it shows, and what cannot be done to it."""
 
 import re
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import httpx2
 import msgspec
 import pytest
-from tests.support.management import URL, Management, management
+from tests.support.management import URL, Management
 
 from modelyard.console.session import SESSION_S
 from modelyard.console.views import EndpointRow, usd
@@ -19,19 +17,6 @@ from modelyard.policy.utc import day_of, month_name
 from modelyard.stores import Event, JournalPosition
 
 HOSTILE = "<img src=x onerror=alert(1)>"
-
-
-@pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Management]:
-    async with management(tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-async def browser(api: Management) -> AsyncIterator[httpx2.AsyncClient]:
-    """A visitor without an identity, as the gateway lets everyone through to the console."""
-    async with api.client(None) as client:
-        yield client
 
 
 async def sign_in(browser: httpx2.AsyncClient, key: str, origin: str | None = URL) -> httpx2.Response:

@@ -1,12 +1,9 @@
 """Webhooks in the console: what is shown, sent again and rotated, and by whom."""
 
 import re
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import httpx2
-import pytest
-from tests.support.management import URL, Management, management
+from tests.support.management import URL, Management
 
 from modelyard.domain.events import EventType
 from modelyard.domain.tenants import PLATFORM, Identity, Scope
@@ -15,18 +12,6 @@ from modelyard.policy.webhooks import after
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 ORIGIN = {"origin": URL}
-
-
-@pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Management]:
-    async with management(tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-async def browser(api: Management) -> AsyncIterator[httpx2.AsyncClient]:
-    async with api.client(None) as client:
-        yield client
 
 
 async def entered(api: Management, browser: httpx2.AsyncClient, tenant_id: str, *scopes: Scope) -> Identity:

@@ -13,8 +13,8 @@ import sqlalchemy as sa
 
 from modelyard.policy.utc import first_of_month
 from modelyard.stores.sql import schema
-from modelyard.stores.sql.database import insert
 from modelyard.stores.sql.mapping import Values
+from modelyard.stores.sql.sums import add_to
 
 HOUR_S = 3600
 DAY_S = 86_400
@@ -91,7 +91,7 @@ def add(connection: sa.Connection, rows: Sequence[Values]) -> None:
         for at, name in enumerate(SUMS, 1):
             total[at] += row[name]
     for rollup in ROLLUPS:
-        _upsert(connection, rollup, _folded(hours, rollup))
+        add_to(connection, rollup.table, COUNTS, _folded(hours, rollup), order=_key)
 
 
 def _folded(hours: dict[tuple[object, ...], list[int]], rollup: Rollup) -> dict[tuple[object, ...], list[int]]:
@@ -107,15 +107,6 @@ def _folded(hours: dict[tuple[object, ...], list[int]], rollup: Rollup) -> dict[
         for at, value in enumerate(total):
             sums[at] += value
     return found
-
-
-def _upsert(connection: sa.Connection, rollup: Rollup, totals: dict[tuple[object, ...], list[int]]) -> None:
-    names = (*rollup.keys, *COUNTS)
-    # Sorted, so that two controllers on Postgres lock the rows in one order.
-    values = [dict(zip(names, (*key, *total), strict=True)) for key, total in sorted(totals.items(), key=_key)]
-    statement = insert(connection, rollup.table)
-    sums = {name: rollup.table.c[name] + statement.excluded[name] for name in COUNTS}
-    connection.execute(statement.on_conflict_do_update(index_elements=list(rollup.keys), set_=sums), values)
 
 
 def _key(item: tuple[tuple[object, ...], list[int]]) -> tuple[str, ...]:

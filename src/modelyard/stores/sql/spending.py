@@ -4,8 +4,7 @@ Written in the transaction that writes the ledger's rows and the journal's
 position, so that a sum and the position that is read with it belong together.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 import sqlalchemy as sa
@@ -13,8 +12,9 @@ import sqlalchemy as sa
 from modelyard.policy.utc import day_of, first_of_month, next_month
 from modelyard.stores import SpentRow
 from modelyard.stores.sql import schema
-from modelyard.stores.sql.database import CHUNK, insert
+from modelyard.stores.sql.database import CHUNK
 from modelyard.stores.sql.mapping import Values
+from modelyard.stores.sql.sums import add_to
 
 _DAILY = schema.usage_daily
 _MODELS = schema.usage_model_months
@@ -32,21 +32,8 @@ def add(connection: sa.Connection, rows: Iterable[Values], source: str) -> None:
         total[1] += row["cost_nanousd"]
         if row["cost_nanousd"]:
             models.setdefault((*owner, first_of_month(day), row["model_name"], source), [0])[0] += row["cost_nanousd"]
-    _raise(connection, _DAILY, _SUMS, days)
-    _raise(connection, _MODELS, _SUMS[1:], models)
-
-
-def _raise(
-    connection: sa.Connection, table: sa.Table, names: Sequence[str], totals: Mapping[tuple[Any, ...], list[int]]
-) -> None:
-    if not totals:
-        return
-    keys = [column.name for column in table.primary_key]
-    # Sorted, so that two controllers on Postgres lock the rows in one order.
-    values = [dict(zip((*keys, *names), (*key, *total), strict=True)) for key, total in sorted(totals.items())]
-    statement = insert(connection, table)
-    sums = {name: table.c[name] + statement.excluded[name] for name in names}
-    connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=sums), values)
+    add_to(connection, _DAILY, _SUMS, days)
+    add_to(connection, _MODELS, _SUMS[1:], models)
 
 
 def sums(connection: sa.Connection, tenant_ids: Collection[str], day: int) -> list[SpentRow]:

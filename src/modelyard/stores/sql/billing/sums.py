@@ -11,8 +11,9 @@ from modelyard.domain.usage import Intent, Price, Settle
 from modelyard.policy.utc import day_number, day_of, month_name
 from modelyard.stores.sql import schema_billing as schema
 from modelyard.stores.sql.billing import accounts
-from modelyard.stores.sql.database import CHUNK, insert
+from modelyard.stores.sql.database import CHUNK
 from modelyard.stores.sql.mapping import Values
+from modelyard.stores.sql.sums import add_to
 
 _SUMS = schema.billing_sums
 _TOTALS = schema.usage_totals
@@ -58,28 +59,15 @@ def add(
             owner = (row["customer_id"], row["api_key_id"], source)
             totals.setdefault(owner, [0])[0] += row["cost_nanousd"]
     if any(total[-len(_BILLED)] for total in sums.values()):
-        _raise(connection, _SUMS, (*_NAMES, *_BILLED), sums)
+        add_to(connection, _SUMS, (*_NAMES, *_BILLED), sums)
     else:
-        _raise(connection, _SUMS, _NAMES, {key: total[: len(_NAMES)] for key, total in sums.items()})
-    _raise(connection, _TOTALS, ("cost_nanousd",), totals)
+        add_to(connection, _SUMS, _NAMES, {key: total[: len(_NAMES)] for key, total in sums.items()})
+    add_to(connection, _TOTALS, ("cost_nanousd",), totals)
 
 
 def _amounts(row: Values) -> tuple[int, ...]:
     prompt, cached = row["prompt_tokens"], row["cached_tokens"]
     return prompt - cached, cached, row["completion_tokens"], row["units_micro"], row["cost_nanousd"]
-
-
-def _raise(
-    connection: sa.Connection, table: sa.Table, names: Sequence[str], totals: Mapping[tuple[str, ...], list[int]]
-) -> None:
-    if not totals:
-        return
-    keys = [column.name for column in table.primary_key]
-    # Sorted, so that two controllers on Postgres lock the rows in one order.
-    values = [dict(zip((*keys, *names), (*key, *total), strict=True)) for key, total in sorted(totals.items())]
-    statement = insert(connection, table)
-    raised = {name: table.c[name] + statement.excluded[name] for name in names}
-    connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=raised), values)
 
 
 def totals_by_key(connection: sa.Connection, tenant_ids: Sequence[str]) -> dict[tuple[str, str, str], int]:
