@@ -144,7 +144,7 @@ def _label(row: Item, group: str) -> object:
 )
 @click.option("--by", "groups", type=Groups(), help="Sums by any of these, instead of a row for each request.")
 @_spanned
-@click.option("--format", type=click.Choice(_FORMATS), help="[default: by the name of the file, else csv]")
+@click.option("--format", type=click.Choice(_FORMATS), help="[default: by the end of the file's name, else csv]")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File. [default: standard output]"
 )
@@ -154,8 +154,7 @@ def export(*, platform: Platform, format: str | None, output: Path | None, **giv
 
     The file is there when it is whole. What is exported adds up to what 'usage' and the bill say.
     """
-    named = output.suffix.removeprefix(".") if output is not None else ""
-    format = format or (named if named in _FORMATS else "csv")
+    format = format or _format_of(output)
     if output is None and format == "parquet" and sys.stdout.isatty():
         raise click.UsageError("Parquet is no text: give a file with -o, or send the output somewhere.")
     groups: tuple[str, ...] | None = given["groups"]
@@ -169,6 +168,15 @@ def export(*, platform: Platform, format: str | None, output: Path | None, **giv
         return
     size = _save(pieces, output)
     remark(f"Wrote {size:,} bytes to {output}.")
+
+
+def _format_of(output: Path | None) -> str:
+    """Return the format that a file's name says; a name that says another is refused, before anything is asked for."""
+    named = output.suffix.removeprefix(".").lower() if output is not None else ""
+    if named and named not in _FORMATS:
+        known = ", ".join(f".{one}" for one in _FORMATS)
+        raise click.UsageError(f"'.{named}' is none of {known}: name the file so, or say which it is with --format.")
+    return named or "csv"
 
 
 def _save(pieces: contextlib.AbstractContextManager[Any], output: Path) -> int:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -142,3 +143,37 @@ def test_costs_take_dates_and_show_names_and_the_currency(
     assert main(["costs", "--by", "customer", *AT]) == 0
     assert "until" not in asked.query
     assert main(["costs", "--since", "monday", *AT]) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "asked"),
+    [
+        ("rows.csv", [], "csv"),
+        ("rows.JSONL", [], "jsonl"),
+        ("rows", [], "csv"),
+        ("rows.xlsx", ["--format", "csv"], "csv"),
+        ("rows.xlsx", [], None),
+        ("rows.csv.gz", [], None),
+    ],
+)
+def test_an_export_is_what_its_name_says_or_refused(
+    name: str,
+    more: list[str],
+    asked: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    formats: list[str] = []
+
+    @contextlib.contextmanager
+    def pieces(_self: Platform, _path: str, **query: Any) -> Iterator[Iterator[bytes]]:
+        formats.append(query["format"])
+        yield iter([b"x"])
+
+    monkeypatch.setattr(Platform, "pieces", pieces)
+    code = main(["usage", "export", "-o", str(tmp_path / name), *more, *AT])
+    assert (code, formats) == ((0, [asked]) if asked else (2, []))
+    assert (tmp_path / name).exists() is (asked is not None)
+    if not asked:
+        assert ".csv, .json, .jsonl, .parquet" in capsys.readouterr().err

@@ -240,6 +240,8 @@ async def test_tenants_have_their_names_beside_their_ids_and_may_be_asked_for_by
         buckets = (await api.call(admin, "GET", path + name)).json()["data"]
         assert any(bucket["results"] for bucket in buckets) is is_there
     assert (await api.call(admin, "GET", path + "nobody")).status_code == 404
+    refused = await api.call(admin, "GET", f"{path}acme&bucket_width=1w")
+    assert "'1w'; use one of 1m, 1h, 1d" in refused.json()["error"]["message"]
 
 
 async def test_an_endpoint_is_asked_for_by_its_name_while_it_is_there_and_by_its_id_for_good(
