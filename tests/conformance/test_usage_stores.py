@@ -288,28 +288,36 @@ async def test_any_split_and_any_replay_gives_the_same_books(
     again: list[tuple[int, list[int]]],
     span: tuple[float, float],
 ) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        database = open_fresh("sqlite", Path(folder))
+        try:
+            store = SqlUsageStore(database)
+            await deliver(store, journal, first)
+            for start, cuts in again:
+                await deliver(store, journal[start:], cuts)
+            await the_books_are_those_of(journal, store, since=min(span), until=max(span))
+        finally:
+            await database.close()  # also of an example that fails: whoever shrinks it tries many
+
+
+async def the_books_are_those_of(
+    journal: Sequence[JournalRecord], store: SqlUsageStore, *, since: float, until: float
+) -> None:
     intents = {record.request_id: record for record in journal if isinstance(record, Intent)}
     settles: dict[str, Settle] = {}
     for record in journal:
         if isinstance(record, Settle):
             settles.setdefault(record.request_id, record)
-    with tempfile.TemporaryDirectory() as folder:
-        database = open_fresh("sqlite", Path(folder))
-        store = SqlUsageStore(database)
-        await deliver(store, journal, first)
-        for start, cuts in again:
-            await deliver(store, journal[start:], cuts)
-        rows = {row.request_id: row for row in await store.rows(tenant_id=None, since=0, limit=1_000)}
-        assert rows.keys() == settles.keys()
-        for rid, row in rows.items():
-            settle = settles[rid]
-            counts = (settle.prompt_tokens, min(settle.cached_tokens, settle.prompt_tokens), settle.completion_tokens)
-            assert (row.prompt_tokens, row.cached_tokens, row.completion_tokens) == counts
-            assert row.cost_nanousd == cost(intents[rid].price, *counts)
-        assert await store.open_requests() == len(intents.keys() - settles.keys())
-        assert store.unknown_settles == 0
-        await the_rollup_agrees_with_the_rows(store, list(rows.values()), since=min(span), until=max(span))
-        await database.close()
+    rows = {row.request_id: row for row in await store.rows(tenant_id=None, since=0, limit=1_000)}
+    assert rows.keys() == settles.keys()
+    for rid, row in rows.items():
+        settle = settles[rid]
+        counts = (settle.prompt_tokens, min(settle.cached_tokens, settle.prompt_tokens), settle.completion_tokens)
+        assert (row.prompt_tokens, row.cached_tokens, row.completion_tokens) == counts
+        assert row.cost_nanousd == cost(intents[rid].price, *counts)
+    assert await store.open_requests() == len(intents.keys() - settles.keys())
+    assert store.unknown_settles == 0
+    await the_rollup_agrees_with_the_rows(store, list(rows.values()), since=since, until=until)
 
 
 async def the_rollup_agrees_with_the_rows(

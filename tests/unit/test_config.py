@@ -141,6 +141,17 @@ def test_all_mistakes_are_told_at_once_each_where_it_is(tmp_path: Path) -> None:
     assert "And in MODELYARD__GATEWAY__QUEUE_MAX: gateway.queue_max: expected integer" in refusal
 
 
+def test_a_mistake_in_a_table_is_told_with_its_own_key_and_what_may_stand_there(tmp_path: Path) -> None:
+    long = "x" * 41
+    text = f"[stripe.meters]\nour_cost = 'dollars'\n{long} = 'requests'\n[prices.smol]\ninput = -1\n"
+    file = _file(tmp_path, text)
+    refusal = _refusal(file, {"MODELYARD__FLEET__ACCELERATOR_PRICES__H100": "cheap"})
+    assert "stripe.meters.our_cost: invalid enum value 'dollars' (one of cost_nanousd, requests, " in refusal
+    assert f"stripe.meters.{long}: expected text of length <= 40" in refusal
+    assert "prices.smol.input: expected number >= 0" in refusal
+    assert "And in MODELYARD__FLEET__ACCELERATOR_PRICES__H100: fleet.accelerator_prices.h100: expected" in refusal
+
+
 @pytest.mark.parametrize(
     ("setting", "value"),
     [("COMPLETION_WINDOWS", "24h,soon"), ("COMPLETION_WINDOWS", "0h"), ("LEASE_S", "0.1"), ("SHARD_LINES", "0")],

@@ -199,4 +199,6 @@ def _text(cell: object) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    return cell.lstrip("-$").replace(".", "", 1).replace(",", "").isdigit()
+    amount, _, currency = cell.partition(" ")
+    is_amount = not currency or (len(currency) == 3 and currency.isascii() and currency.isupper())
+    return is_amount and amount.lstrip("-$").replace(".", "", 1).replace(",", "").isdigit()

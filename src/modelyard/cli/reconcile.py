@@ -66,7 +66,7 @@ def command(
                 continue
             event: Item = msgspec.json.decode(line.removeprefix(_DATA))
             if event["type"] == "checked" and not is_json:
-                _show(event["check"])
+                _show(event["check"], event["currency"])
             if event["type"] == "result":
                 result = event["result"]
     if result is None:
@@ -93,13 +93,13 @@ def _lines_of(file: TextIO) -> list[InvoiceLine]:
         raise Failure(f"Cannot read the invoice {Path(file.name).name}: {error}.", Exit.USAGE) from error
 
 
-def _show(check: Item) -> None:
+def _show(check: Item, currency: str) -> None:
     state = "differs" if check["found"] else "unknown" if check["problem"] else "agrees"
     click.echo(f"{check['name']}: {state} ({check['compared']} {check['unit']})")
     if check["problem"]:
         click.echo(f"  {clean(check['problem'])}")
     if check["found"]:
-        amounts = f"{check['tokens']:+} tokens, {dollars(check['nanousd'])}"
+        amounts = f"{check['tokens']:+} tokens, {dollars(check['nanousd'], currency)}"
         click.echo(f"  {check['found']} differences: {amounts}")
     for difference in check["differences"]:
         _show_difference(difference)

@@ -63,6 +63,9 @@ def _spanned(function: Any) -> Any:
     for option in (
         click.option("--of-key", "key_id", metavar="ID", help="Only this key's."),
         click.option("--model", help="Only this model's."),
+        click.option("--endpoint", metavar="ENDPOINT", help="Only this endpoint's, by its name or id."),
+        click.option("--tenant", metavar="TENANT", help="Only this tenant's, by its name or id."),
+        click.option("--batch/--no-batch", "is_batch", default=None, help="Only lines of batches, or only others."),
         click.option(
             "--tz", default="UTC", show_default=True, help="Time zone of days, months and dates, like Asia/Kolkata."
         ),
@@ -79,6 +82,7 @@ def _spanned(function: Any) -> Any:
     "show",
     epilog="\b\nExample:\n  modelyard usage show --by model,day --since 30d\n"
     "  modelyard usage --by month --since 2026-01-01 --tz Europe/Berlin\n"
+    "  modelyard usage --by day --tenant acme --batch --since 30d\n"
     "  modelyard usage --by key --since 2026-11-01 --csv > november.csv",
 )
 @click.option("--by", "groups", type=Groups(), default="model", show_default=True, help=f"Any of {','.join(_GROUPS)}.")
@@ -97,11 +101,13 @@ def show(*, platform: Platform, is_json: bool, is_csv: bool, **given: Any) -> No
     if is_csv:
         _write_csv(rows, groups)
         return
-    headings = [*(group.upper() for group in groups), "REQUESTS", "PROMPT", "CACHED", "COMPLETION", "COST"]
-    total = report["total"]
-    lines = [[*(_label(row, group) for group in groups), *_cells(row)] for row in rows]
+    columns = [column for group in groups for column in ([group, "tenant_name"] if group == "tenant" else [group])]
+    names = (column.upper().replace("TENANT_NAME", "NAME") for column in columns)
+    headings = [*names, "REQUESTS", "PROMPT", "CACHED", "COMPLETION", "COST"]
+    total, currency = report["total"], report["currency"]
+    lines = [[*(_label(row, column) for column in columns), *_cells(row, currency)] for row in rows]
     if groups and len(rows) > 1:
-        lines.append(["total", *[" "] * (len(groups) - 1), *_cells(total)])
+        lines.append(["total", *[" "] * (len(columns) - 1), *_cells(total, currency)])
     if rows:
         show_table(headings, lines)
     else:
@@ -113,9 +119,9 @@ def show(*, platform: Platform, is_json: bool, is_csv: bool, **given: Any) -> No
 
 
 def _write_csv(rows: list[Item], groups: tuple[str, ...]) -> None:
-    """Write all figures; a version's id has its name beside it."""
+    """Write all figures; ids of tenants and versions have their names beside them."""
     names = [*groups, *_SUMS, "cost_nanousd", *_PARTS]
-    labels = ["version_name"] if "version" in groups else []
+    labels = [f"{group}_name" for group in ("tenant", "version") if group in groups]
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow([*names, *(f"units_{unit}" for unit in _UNITS), *labels])
     for row in rows:
@@ -127,7 +133,7 @@ def _write_csv(rows: list[Item], groups: tuple[str, ...]) -> None:
 
 def _label(row: Item, group: str) -> object:
     """Return what a group is called: a version by its name, where that is known."""
-    return row.get("version_name", row[group]) if group == "version" else row[group]
+    return row.get("version_name", row[group]) if group == "version" else row.get(group)
 
 
 @command.command(
@@ -138,7 +144,7 @@ def _label(row: Item, group: str) -> object:
 )
 @click.option("--by", "groups", type=Groups(), help="Sums by any of these, instead of a row for each request.")
 @_spanned
-@click.option("--format", type=click.Choice(_FORMATS), help="[default: by the name of the file, else csv]")
+@click.option("--format", type=click.Choice(_FORMATS), help="[default: by the end of the file's name, else csv]")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File. [default: standard output]"
 )
@@ -148,8 +154,7 @@ def export(*, platform: Platform, format: str | None, output: Path | None, **giv
 
     The file is there when it is whole. What is exported adds up to what 'usage' and the bill say.
     """
-    named = output.suffix.removeprefix(".") if output is not None else ""
-    format = format or (named if named in _FORMATS else "csv")
+    format = format or _format_of(output)
     if output is None and format == "parquet" and sys.stdout.isatty():
         raise click.UsageError("Parquet is no text: give a file with -o, or send the output somewhere.")
     groups: tuple[str, ...] | None = given["groups"]
@@ -163,6 +168,15 @@ def export(*, platform: Platform, format: str | None, output: Path | None, **giv
         return
     size = _save(pieces, output)
     remark(f"Wrote {size:,} bytes to {output}.")
+
+
+def _format_of(output: Path | None) -> str:
+    """Return the format that a file's name says; a name that says another is refused, before anything is asked for."""
+    named = output.suffix.removeprefix(".").lower() if output is not None else ""
+    if named and named not in _FORMATS:
+        known = ", ".join(f".{one}" for one in _FORMATS)
+        raise click.UsageError(f"'.{named}' is none of {known}: name the file so, or say which it is with --format.")
+    return named or "csv"
 
 
 def _save(pieces: contextlib.AbstractContextManager[Any], output: Path) -> int:
@@ -187,6 +201,9 @@ def _span(given: dict[str, Any]) -> dict[str, Any]:
         "tz": given["tz"],
         "model": given["model"],
         "key": given["key_id"],
+        "endpoint": given["endpoint"],
+        "tenant": given["tenant"],
+        "batch": None if given["is_batch"] is None else str(given["is_batch"]).lower(),
     }
 
 
@@ -196,8 +213,8 @@ def _parts_of(total: Item) -> list[str]:
     return parts + [f"{amount:,g} {unit}" for unit, amount in total["units"].items()]
 
 
-def _cells(sums: Item) -> list[object]:
-    return [*(sums[name] for name in _SUMS), dollars(sums["cost_nanousd"])]
+def _cells(sums: Item, currency: str) -> list[object]:
+    return [*(sums[name] for name in _SUMS), dollars(sums["cost_nanousd"], currency)]
 
 
 def _moment(text: str) -> str:

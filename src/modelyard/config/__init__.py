@@ -339,29 +339,27 @@ def _faults(tree: Mapping[str, Any], section: type[msgspec.Struct], path: str) -
         if name not in types:
             yield f"Object contains unknown field `{name}`" + (f" - at `${path}`" if path else "")
             continue
-        if isinstance(value, dict) and isinstance(types[name], type) and issubclass(types[name], msgspec.Struct):
-            yield from _faults(value, types[name], f"{path}.{name}")
-            continue
-        if isinstance(value, dict) and (choices := _choices_of_values(types[name])):
-            yield from (
-                f"Invalid enum value '{one}' (one of {', '.join(choices)}) - at `${path}.{name}.{key}`"
-                for key, one in value.items()
-                if one not in choices
-            )
-            continue
-        try:
-            msgspec.convert(value, types[name], strict=False)
-        except msgspec.ValidationError as error:
-            what, _, rest = str(error).partition(" - at `$")
-            if get_origin(types[name]) is Literal:
-                what += f" (one of {', '.join(get_args(types[name]))})"
-            yield f"{what} - at `${path}.{name}{rest.removesuffix('`')}`"
+        yield from _faults_of(value, types[name], f"{path}.{name}")
 
 
-def _choices_of_values(kind: Any) -> tuple[str, ...]:
-    """Return what each value of a mapping may be, where these are choices."""
-    values = get_args(kind)[1] if get_origin(kind) is dict else None
-    return get_args(values) if get_origin(values) is Literal else ()
+def _faults_of(value: Any, kind: Any, path: str) -> Iterator[str]:
+    """Yield what is wrong with a setting of any kind."""
+    if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        yield from _faults(value, kind, path)
+        return
+    if isinstance(value, dict) and get_origin(kind) is dict:
+        of_key, of_value = get_args(kind)
+        for key, item in value.items():
+            yield from _faults_of(key, of_key, f"{path}.{key}")
+            yield from _faults_of(item, of_value, f"{path}.{key}")
+        return
+    try:
+        msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError as error:
+        what, _, rest = str(error).partition(" - at `$")
+        if get_origin(kind) is Literal:
+            what += f" (one of {', '.join(get_args(kind))})"
+        yield f"{what} - at `${path}{rest.removesuffix('`')}`"
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

@@ -77,7 +77,10 @@ class EndpointUse(msgspec.Struct, frozen=True):
 
 
 class ReplicaUse(msgspec.Struct, frozen=True):
-    """What the ledger has of one replica: ``unsure`` requests were retried, cut off or estimated."""
+    """What the ledger has of one replica, of requests that arrived before its engine's counters were last read.
+
+    Tokens are those of requests that had settled by then, and are in the counters for sure.
+    """
 
     replica_id: str
     requests: int
@@ -85,6 +88,11 @@ class ReplicaUse(msgspec.Struct, frozen=True):
     cached_tokens: int
     completion_tokens: int
     unsure: int
+    """Requests that were retried, cut off or estimated."""
+    later_tokens: int = 0
+    """Generated tokens of requests that were under way then: none, some or all of them are in the counters."""
+    wandered: int = 0
+    """Requests of the same endpoint that were tried more than once and ended elsewhere, or nobody knows where."""
 
 
 class LedgerSum(msgspec.Struct, frozen=True):

@@ -79,9 +79,10 @@ class EndpointCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CustomerCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What one customer's use of one model cost, and what it brought."""
+    """What one customer's use of one model cost, and what it brought. ``tenant_name`` is empty of one that is gone."""
 
     tenant_id: str
+    tenant_name: str = ""
     model: str
     endpoint_id: str
     accelerator_hours: float

@@ -68,7 +68,8 @@ class BookStore(Protocol):
     async def replica_use(self, *, since: float, until: float, margin_s: float) -> dict[str, ReplicaUse]:
         """Return what the ledger has of replicas whose lives are known, of the requests that arrived between.
 
-        Those count that settled in the replica's life, up to ``margin_s`` before its engine's counters were read.
+        Those count that settled after it began and arrived before its engine's counters were read. A request is in
+        them for sure if it settled ``margin_s`` before that, and not at all if it arrived as long after.
         """
         ...
 

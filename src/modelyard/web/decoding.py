@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from modelyard.errors import ApiError, invalid_json, invalid_value, missing_parameter, unsupported_parameter
+from modelyard.web.choices import choices
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -54,7 +55,7 @@ def decode(decoder: Decoder[T], body: bytes) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise refusal(error) from None
+        raise refusal(error, getattr(decoder, "type", None)) from None
     except RecursionError:
         raise invalid_json("it is nested too deeply") from None
     except (msgspec.MsgspecError, ValueError) as error:
@@ -62,9 +63,11 @@ def decode(decoder: Decoder[T], body: bytes) -> T:
         raise invalid_json(_short(str(error).removeprefix("JSON is malformed: "))) from None
 
 
-def refusal(error: msgspec.ValidationError) -> ApiError:
-    """Return the 400 for ``error``, with the code that fits its kind."""
+def refusal(error: msgspec.ValidationError, wanted: Any = None) -> ApiError:
+    """Return the 400 for ``error``, with the code that fits its kind; ``wanted`` is the type that was decoded."""
     param, reason = _split(error)
+    if reason.startswith("Invalid enum value") and (known := choices(wanted, param)):
+        reason = f"{_short(reason, 60)}; use one of {', '.join(known)}"
     field = _FIELD.match(reason)
     if field is not None and field[1] == "missing required":
         return missing_parameter(param)
@@ -113,7 +116,7 @@ def decode_query(type: type[T], query: bytes) -> T:
     try:
         return msgspec.convert(found, type, strict=False)
     except msgspec.ValidationError as error:
-        raise refusal(error) from None
+        raise refusal(error, type) from None
 
 
 def _split(error: msgspec.ValidationError) -> tuple[str, str]:

@@ -219,3 +219,45 @@ async def test_versions_have_their_names_beside_their_ids(
 )
 def test_dollars_are_exact(nano: int, text: str) -> None:
     assert usd(nano) == text
+
+
+async def test_tenants_have_their_names_beside_their_ids_and_may_be_asked_for_by_them(
+    api: Management, manager: Identity, admin: Identity, user: Identity
+) -> None:
+    report = (await api.call(admin, "GET", "/v1/usage?group_by=tenant&tenant=acme")).json()
+    (row,) = report["data"]
+    assert (row["tenant"], row["tenant_name"]) == (manager.tenant_id, "acme")
+    assert report["currency"] == "USD"
+    (row,) = (await api.call(manager, "GET", "/v1/usage?group_by=tenant&tenant=acme")).json()["data"]
+    assert row["tenant_name"] == "acme"
+    for who in (admin, manager):
+        assert (await api.call(who, "GET", "/v1/usage?tenant=nobody")).status_code == 404
+    await api.tenant("other")
+    assert (await api.call(manager, "GET", "/v1/usage?tenant=other")).status_code == 404
+    start = int(api.clock.unix_s()) - 86_400
+    path = f"/v1/organization/usage/completions?start_time={start}&project_ids="
+    for name, is_there in (("acme", True), ("other", False)):
+        buckets = (await api.call(admin, "GET", path + name)).json()["data"]
+        assert any(bucket["results"] for bucket in buckets) is is_there
+    assert (await api.call(admin, "GET", path + "nobody")).status_code == 404
+    refused = await api.call(admin, "GET", f"{path}acme&bucket_width=1w")
+    assert "'1w'; use one of 1m, 1h, 1d" in refused.json()["error"]["message"]
+
+
+async def test_an_endpoint_is_asked_for_by_its_name_while_it_is_there_and_by_its_id_for_good(
+    api: Management, manager: Identity, user: Identity
+) -> None:
+    async def requests(reference: str) -> int | None:
+        answer = await api.call(manager, "GET", f"/v1/usage?endpoint={reference}")
+        return answer.json()["total"]["requests"] if answer.status_code == 200 else None
+
+    known = (await api.call(manager, "GET", "/v1/usage?group_by=endpoint")).json()["data"]
+    ((endpoint_id, count),) = [(row["endpoint"], row["requests"]) for row in known]
+    assert await requests(endpoint_id) == count, "one that is gone"
+    assert await requests("smol") is None
+    version = ModelVersion("ver-x", manager.tenant_id, "smol", "v3", "simulated", Artifact(""), {}, created_at=0)
+    endpoint = Endpoint(endpoint_id, manager.tenant_id, "smol", (Release("ver-x"),), Scaling(), created_at=0)
+    await api.context.store.add_deployment(version, endpoint)
+    assert await requests("smol") == count
+    assert await requests(endpoint_id) == count
+    assert await requests("ep-nosuch") == 0

@@ -70,6 +70,8 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "reconciliation"
     since: int
     until: int
+    currency: str
+    """What amounts are in, those that are called ``…nanousd`` too."""
     balances: bool
     checks: list[Check]
 
@@ -88,6 +90,8 @@ class CostReport(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "gpu_costs"
     since: int
     until: int
+    currency: str
+    """What amounts are in, those that are called ``…_usd`` too."""
     cost_usd: str
     revenue_usd: str
     margin_usd: str
@@ -150,7 +154,7 @@ class Books:
         query = call.query
         asked = ReconcileBody(query.since, query.until, query.tolerance)
         since, until = self._span(asked, DAY_S)
-        return _reconciled(since, until, [await check() for _, check in await self._checks(asked, since, until)])
+        return self._reconciled(since, until, [await check() for _, check in await self._checks(asked, since, until)])
 
     async def stream(self, call: Call[ReconcileBody, Empty]) -> Response:
         """Compare all; an event before and behind each comparison, and the whole at the end."""
@@ -178,6 +182,7 @@ class Books:
         uses = await books.endpoint_use(since=start, until=end)
         setups = {one.id: _setup(one) for one in await self._context.store.endpoints() if not one.is_deleted}
         now_s = self._context.clock.unix_s()
+        names = {one.id: one.name for one in await self._context.store.tenants()}
         report = await asyncio.to_thread(gpu_costs.report, hours, uses, setups, now_s=now_s)
         cost = sum(one.cost_nanousd for one in report.endpoints)
         revenue = sum(one.revenue_nanousd for one in report.endpoints)
@@ -185,6 +190,7 @@ class Books:
         return CostReport(
             since=start,
             until=end,
+            currency=self._context.config.billing.currency,
             cost_usd=usd(cost),
             revenue_usd=usd(revenue),
             margin_usd=usd(revenue - cost),
@@ -192,7 +198,9 @@ class Books:
             accelerator_hours=sum(one.accelerator_hours for one in report.endpoints),
             utilisation=sum(hour.busy_s for hour in hours) / ready_s if ready_s else 0.0,
             endpoints=report.endpoints,
-            customers=report.customers,
+            customers=[
+                msgspec.structs.replace(one, tenant_name=names.get(one.tenant_id, "")) for one in report.customers
+            ],
             waste=report.waste,
             free=await self._free(),
         )
@@ -220,10 +228,7 @@ class Books:
         found: list[_ToCheck] = [
             ("journal and ledger", lambda: journals_and_ledger(context.data.journal, books, kept_since=kept)),
             ("rows and roll-ups", lambda: rows_and_roll_ups(books, since=start, until=end, kept_since=kept)),
-            (
-                "ledger and engines",
-                lambda: ledger_and_engines(books, since=since, until=until, tolerance=asked.tolerance),
-            ),
+            ("ledger and engines", lambda: self._engines_check(since, until, asked.tolerance)),
         ]
         if context.books.statuses():
             found.append(("sinks of usage", self._sinks_check))
@@ -239,6 +244,17 @@ class Books:
                 )
             )
         return found
+
+    async def _engines_check(self, since: float, until: float, tolerance: float) -> Check:
+        endpoints = await self._context.store.endpoints()
+        return await ledger_and_engines(
+            self._context.books.store,
+            since=since,
+            until=until,
+            tolerance=tolerance,
+            now_s=self._context.clock.unix_s(),
+            shadows={release.version_id for one in endpoints for release in one.releases if release.shadow},
+        )
 
     async def _sinks_check(self) -> Check:
         """Return what sinks want somebody to do."""
@@ -263,8 +279,17 @@ class Books:
         for name, check in checks:
             yield _encode({"type": "checking", "name": name})
             done.append(await check())
-            yield _encode({"type": "checked", "check": done[-1]})
-        yield _encode({"type": "result", "result": _reconciled(since, until, done)})
+            yield _encode({"type": "checked", "check": done[-1], "currency": self._context.config.billing.currency})
+        yield _encode({"type": "result", "result": self._reconciled(since, until, done)})
+
+    def _reconciled(self, since: float, until: float, checks: list[Check]) -> Reconciliation:
+        return Reconciliation(
+            since=int(since),
+            until=int(until),
+            currency=self._context.config.billing.currency,
+            balances=all(check.is_good for check in checks),
+            checks=checks,
+        )
 
 
 async def _stripe_check(stripe: StripeReports, books: BookStore, since: int, until: int) -> Check:
@@ -275,11 +300,6 @@ async def _stripe_check(stripe: StripeReports, books: BookStore, since: int, unt
 
 def _encode(event: dict[str, Any]) -> str:
     return msgspec.json.encode(event).decode()
-
-
-def _reconciled(since: float, until: float, checks: list[Check]) -> Reconciliation:
-    balances = all(check.is_good for check in checks)
-    return Reconciliation(since=int(since), until=int(until), balances=balances, checks=checks)
 
 
 def _setup(endpoint: Endpoint) -> gpu_costs.Setup:

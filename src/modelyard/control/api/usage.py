@@ -15,13 +15,16 @@ import msgspec
 
 from modelyard.control.api.usage_choice import GROUPS, Moment, Selection, choose, groups_of, moment_of, sums_of
 from modelyard.control.context import Context
-from modelyard.domain.tenants import Scope
+from modelyard.domain.tenants import Identity, Scope
 from modelyard.domain.usage import MICRO_PER_UNIT, Unit, UsageBucket, UsageRow, UsageStatus
 from modelyard.errors import permission_denied
 from modelyard.metering.delivery import backlog
 from modelyard.metering.prices import usd
 from modelyard.web.paging import LIMIT_DEFAULT, Limit
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
+
+_Labels = dict[str, Mapping[str, str]]
+"""Names by group and id."""
 
 
 class UsageQuery(Selection, frozen=True, forbid_unknown_fields=True):
@@ -54,6 +57,8 @@ class UsageEntry(Sums, frozen=True, kw_only=True):
     """The sums of one group; only the asked dimensions are there."""
 
     tenant: str | msgspec.UnsetType = msgspec.UNSET
+    tenant_name: str | msgspec.UnsetType = msgspec.UNSET
+    """The tenant's name, where it is there and one that the caller may see."""
     key: str | msgspec.UnsetType = msgspec.UNSET
     model: str | msgspec.UnsetType = msgspec.UNSET
     endpoint: str | msgspec.UnsetType = msgspec.UNSET
@@ -79,6 +84,8 @@ class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     since: int
     until: int
     tz: str
+    currency: str
+    """What amounts are in, those that are called ``…_usd`` too."""
     rows_since: int
     """Unix seconds; before it ``since``, ``until`` and the starts of days are whole hours. 0: nowhere."""
     data_up_to: int
@@ -159,10 +166,7 @@ class Usage:
         chosen = await choose(self._context, call.identity, query)
         up_to = await data_up_to(self._context)
         buckets = await sums_of(self._context.usage, chosen, groups)
-        labels: dict[str, str] = {}
-        if "version" in groups:
-            versions = await self._context.store.versions(tenant_id=call.identity.visible_tenant)
-            labels = {one.id: f"{one.name}@{one.version}" for one in versions}
+        labels = await self._labels(call.identity, groups)
         # In a thread: there may be very many.
         data, total = await asyncio.to_thread(_report, buckets, labels)
         return UsageReport(
@@ -171,9 +175,22 @@ class Usage:
             since=int(chosen.since),
             until=int(chosen.until),
             tz=query.tz,
+            currency=self._context.config.billing.currency,
             rows_since=chosen.rows_since,
             data_up_to=up_to,
         )
+
+    async def _labels(self, identity: Identity, groups: list[str]) -> _Labels:
+        """Return the names of what has ids, by group and id."""
+        labels: _Labels = {}
+        seen = identity.visible_tenant
+        if "version" in groups:
+            versions = await self._context.store.versions(tenant_id=seen)
+            labels["version"] = {one.id: f"{one.name}@{one.version}" for one in versions}
+        if "tenant" in groups:
+            tenants = await self._context.store.tenants()
+            labels["tenant"] = {one.id: one.name for one in tenants if seen in (None, one.id)}
+        return labels
 
     async def requests(self, call: Call[Empty, RequestsQuery]) -> RequestPage:
         """Return rows of the ledger; a key with the scope ``inference`` must name one of its own."""
@@ -209,14 +226,13 @@ async def data_up_to(context: Context) -> int:
     return int(newest[0].settled_at) if newest else 0
 
 
-def _report(buckets: list[UsageBucket], labels: Mapping[str, str]) -> tuple[list[UsageEntry], Sums]:
+def _report(buckets: list[UsageBucket], labels: _Labels) -> tuple[list[UsageEntry], Sums]:
     # A sum over no group is one bucket of zeros; an empty list says "nothing" the same way for every grouping.
     return [_entry(bucket, labels) for bucket in buckets if bucket.requests], _total(buckets)
 
 
-def _entry(bucket: UsageBucket, labels: Mapping[str, str]) -> UsageEntry:
-    label = labels.get(bucket.group.get("version", ""))
-    named = {} if label is None else {"version_name": label}
+def _entry(bucket: UsageBucket, labels: _Labels) -> UsageEntry:
+    named = {f"{group}_name": names[id] for group, names in labels.items() if (id := bucket.group[group]) in names}
     return msgspec.convert({**bucket.group, **named, **_sums(bucket)}, UsageEntry)
 
 

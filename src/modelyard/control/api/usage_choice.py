@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
-from modelyard.control.api.access import find_key, find_tenant, missing
+from modelyard.control.api.access import find_endpoint, find_key, find_tenant, missing
 from modelyard.control.context import Context
 from modelyard.domain.tenants import Identity, Scope
 from modelyard.domain.usage import UsageBucket, UsageFilter
@@ -19,6 +19,8 @@ GROUPS = (
     "tenant", "key", "model", "endpoint", "version", "route", "status", "batch", "minute", "hour", "day", "month",
 )  # fmt: skip
 SPAN_DEFAULT_S = 86400
+ENDPOINT_ID = "ep-"
+"""How ids of endpoints begin."""
 UNIX_MAX = 253_402_300_799
 """The last second of the year 9999."""
 
@@ -34,8 +36,10 @@ class Selection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tz: Tz = "UTC"
     key: Annotated[str, msgspec.Meta(description="Only this key's.")] = ""
     model: Annotated[str, msgspec.Meta(description="Only this model's.")] = ""
-    endpoint: Annotated[str, msgspec.Meta(description="Only this endpoint's, by its id.")] = ""
-    tenant: Annotated[str, msgspec.Meta(description="Only this tenant's (admin; others see their own).")] = ""
+    endpoint: Annotated[str, msgspec.Meta(description="Only this endpoint's, by its name, or by its id.")] = ""
+    tenant: Annotated[
+        str, msgspec.Meta(description="Only this tenant's, by its id or name (admin; others see their own).")
+    ] = ""
     batch: Annotated[bool | None, msgspec.Meta(description="Only lines of batches, or only others.")] = None
 
 
@@ -66,11 +70,25 @@ async def choose(context: Context, identity: Identity, asked: Selection) -> Chos
         tenants=(asked.tenant,) if asked.tenant else (),
         keys=(asked.key,) if asked.key else (),
         models=(asked.model,) if asked.model else (),
-        endpoints=(asked.endpoint,) if asked.endpoint else (),
+        endpoints=(await _endpoint_id(context, identity, asked.endpoint),) if asked.endpoint else (),
         is_batch=asked.batch,
     )
     kept = await context.usage.kept_since()
     return Chosen(where, exact(since, kept), exact(until, kept), zone, kept)
+
+
+async def _endpoint_id(context: Context, identity: Identity, reference: str) -> str:
+    """Return an endpoint's id; one that is gone has no name any more, and its id is taken as it is.
+
+    Raises:
+        ApiError: 404, there is none of this name.
+    """
+    try:
+        return (await find_endpoint(context.store, identity, reference)).id
+    except ApiError as error:
+        if error.status == 404 and reference.startswith(ENDPOINT_ID):
+            return reference
+        raise
 
 
 async def visible(
@@ -88,12 +106,7 @@ async def visible(
     Raises:
         ApiError: 404 for another's tenant or key, and for one that is not there.
     """
-    for tenant in tenants:
-        if tenant == identity.tenant_id:
-            continue
-        if not identity.may(Scope.ADMIN):
-            raise missing("tenant", tenant)
-        await find_tenant(context.store, tenant)
+    tenants = tuple([await _tenant_id(context, identity, tenant) for tenant in tenants])
     if not identity.may(Scope.MANAGE):
         if foreign := [key for key in keys if key != identity.key_id]:
             raise missing("key", foreign[0])
@@ -105,6 +118,18 @@ async def visible(
     if not tenants and not identity.may(Scope.ADMIN):
         tenants = (identity.tenant_id,)
     return UsageFilter(tenants, keys, models, endpoints, is_batch=is_batch)
+
+
+async def _tenant_id(context: Context, identity: Identity, reference: str) -> str:
+    """Return the id of a tenant that is named by it, or by its name: its rows have nothing else."""
+    if reference == identity.tenant_id:
+        return reference
+    if not identity.may(Scope.ADMIN):
+        own = await find_tenant(context.store, identity.tenant_id)
+        if reference != own.name:
+            raise missing("tenant", reference)
+        return own.id
+    return (await find_tenant(context.store, reference)).id
 
 
 async def sums_of(store: UsageStore, chosen: Chosen, groups: Sequence[str]) -> list[UsageBucket]:

@@ -79,7 +79,7 @@ def _nano(row: Mapping[str, str | None], column: str | None, line: int) -> int:
     try:
         return round(Decimal(text) * NANO_PER_USD)
     except (InvalidOperation, ValueError, OverflowError):
-        raise InvoiceError(f"line {line}: '{text[:40]}' is no amount of dollars") from None
+        raise InvoiceError(f"line {line}: '{text[:40]}' is no amount of money") from None
 
 
 async def ledger_and_invoice(
@@ -113,7 +113,9 @@ async def ledger_and_invoice(
             named = await _unsure(books, used.get(key, []), since, until) if findings.found < LISTED_MAX else []
             findings.add(msgspec.structs.replace(difference, request_ids=named))
     findings.notes.append(f"allowed: {tolerance:.1%}, for requests that were retried or cut off")
-    findings.notes.append(f"the invoice is about {sum(line.nanousd for line in lines) / NANO_PER_USD:.2f} USD")
+    findings.notes.append(
+        f"the amounts of the invoice add up to {sum(line.nanousd for line in lines) / NANO_PER_USD:.2f}"
+    )
     return findings.check()
 
 

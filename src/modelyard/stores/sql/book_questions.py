@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import msgspec
 import sqlalchemy as sa
 
 from modelyard.domain.books import DayUse, EndpointUse, LedgerEntry, LedgerSum, ReplicaUse
@@ -50,20 +51,53 @@ def endpoint_use(connection: sa.Connection, since: int, until: int) -> list[Endp
 
 def replica_use(connection: sa.Connection, between: tuple[float, float], margin_s: float) -> dict[str, ReplicaUse]:
     """Return what the ledger has of replicas; what a guest had on one is that replica's."""
-    settled = _LEDGER.c.settled_at
+    counted = _LEDGER.c.settled_at <= _LIVES.c.counted_at - margin_s
+    sums = [sa.case((counted, _LEDGER.c[name]), else_=0) for name in _SUMS[:3]]
     query = (
         sa.select(
             _LIVES.c.replica_id,
             sa.func.count(),
-            *(sa.func.sum(_LEDGER.c[name]) for name in ("prompt_tokens", "cached_tokens", "completion_tokens")),
+            *map(sa.func.sum, sums),
             sa.func.sum(sa.case((_IS_UNSURE, 1), else_=0)),
+            sa.func.sum(sa.case((counted, 0), else_=_LEDGER.c.completion_tokens)),
         )
         .join(_LIVES, _LIVES.c.replica_id == _host(connection, _LEDGER.c.replica_id))
-        .where(_LEDGER.c.created_at >= between[0], _LEDGER.c.created_at < between[1], _LEDGER.c.replica_id != "")
-        .where(settled >= _LIVES.c.started_at, settled <= _LIVES.c.counted_at - margin_s)
+        .where(_LEDGER.c.replica_id != "", *_alive(between, margin_s))
         .group_by(_LIVES.c.replica_id)
     )
-    return {row[0]: ReplicaUse(row[0], *(int(value or 0) for value in row[1:])) for row in connection.execute(query)}
+    found = {row[0]: ReplicaUse(row[0], *(int(value or 0) for value in row[1:])) for row in connection.execute(query)}
+    for id, requests in _wandered(connection, between, margin_s).items():
+        before = found.get(id, ReplicaUse(id, 0, 0, 0, 0, 0))
+        found[id] = msgspec.structs.replace(before, wandered=requests)
+    return found
+
+
+def _alive(between: tuple[float, float], margin_s: float) -> list[sa.ColumnElement[bool]]:
+    """Return what holds of requests between that a replica may have worked on before its counters were last read."""
+    arrived = _LEDGER.c.created_at
+    return [
+        arrived >= between[0],
+        arrived < between[1],
+        arrived <= _LIVES.c.counted_at + margin_s,
+        _LEDGER.c.settled_at >= _LIVES.c.started_at,
+    ]
+
+
+def _wandered(connection: sa.Connection, between: tuple[float, float], margin_s: float) -> dict[str, int]:
+    """Return how many requests a replica may have worked on that the ledger has of others, or of none.
+
+    Only of the last try is told where it was, and of a request whose gateway died not even that.
+    """
+    host, last = _host(connection, _LEDGER.c.replica_id), _LIVES.alias()
+    query = (
+        sa.select(_LIVES.c.replica_id, sa.func.count())
+        .select_from(_LEDGER.outerjoin(last, last.c.replica_id == host))
+        .join(_LIVES, sa.or_(_LIVES.c.endpoint_id == _LEDGER.c.endpoint_id, _LIVES.c.endpoint_id == last.c.endpoint_id))
+        .where(sa.or_(_LEDGER.c.attempts > 1, sa.and_(_LEDGER.c.replica_id == "", _LEDGER.c.attempts > 0)))
+        .where(host != _LIVES.c.replica_id, *_alive(between, margin_s))
+        .group_by(_LIVES.c.replica_id)
+    )
+    return {row[0]: int(row[1]) for row in connection.execute(query)}
 
 
 def _host(connection: sa.Connection, replica_id: sa.ColumnElement[str]) -> sa.ColumnElement[Any]:
