@@ -30,6 +30,7 @@ def test_a_request_in_real_time_gets_the_slot_of_a_line_that_then_begins_anew(ya
     assert (len(output), errors) == (3, [])
     stories = [yard.get(f"/v1/requests/{rid}/why") for rid in lines]
     assert "made way" in str(stories), stories
+    eventually(lambda: len(yard.rows()) >= 4, 5, "all are in the ledger")
     rows = {row.request_id: row for row in yard.rows()}
     assert answer._request_id in rows
     assert len(rows) == 4, "a line that began anew is one request, and one row"

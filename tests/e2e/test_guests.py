@@ -4,7 +4,6 @@ import json
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests.support.customers import Customer
@@ -143,8 +142,8 @@ def test_a_host_that_guests_sit_on_is_not_deleted_by_mistake(yard: Yard) -> None
     tenant.drop("sitter")
 
 
-def test_a_guest_that_the_engine_refuses_says_why_under_its_own_name(tmp_path: Path) -> None:
-    with Yard(tmp_path / "refusing") as yard:
+def test_a_guest_that_the_engine_refuses_says_why_under_its_own_name(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with Yard(tmp_path_factory.mktemp("yard")) as yard:
         yard.deploy("base", options={"max_adapters": 2, "fail_adapters": "bad"}, shared=True)
         tenant = Customer(yard, "refused")
         assert tenant.deploy("bad").status == 202
@@ -203,8 +202,8 @@ def test_a_canary_of_another_adapter_gets_its_share(yard: Yard) -> None:
     tenant.drop("two")
 
 
-def test_a_request_for_a_guest_wakes_its_host_from_zero(tmp_path: Path) -> None:
-    with Yard(tmp_path / "cold") as yard:
+def test_a_request_for_a_guest_wakes_its_host_from_zero(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with Yard(tmp_path_factory.mktemp("yard")) as yard:
         scaling = {"scale_to_zero": True, "scale_to_zero_after_idle_seconds": 1}
         yard.deploy("base", options={"max_adapters": 2}, shared=True, scaling=scaling, wait=False)
         tenant = Customer(yard, "sleeper")
@@ -218,8 +217,8 @@ def test_a_request_for_a_guest_wakes_its_host_from_zero(tmp_path: Path) -> None:
         print(f"a guest of a host at zero: {time.monotonic() - began_s:.3f} s")
 
 
-def test_without_a_host_it_is_said_what_to_type(tmp_path: Path) -> None:
-    with Yard(tmp_path / "none") as yard:
+def test_without_a_host_it_is_said_what_to_type(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with Yard(tmp_path_factory.mktemp("yard")) as yard:
         yard.deploy("plain", shared=True)
         tenant = Customer(yard, "lonely")
         reply = tenant.deploy("bot", base="plain@v1")
@@ -229,8 +228,8 @@ def test_without_a_host_it_is_said_what_to_type(tmp_path: Path) -> None:
         assert "modelyard deploy --engine simulated --name plain-host --option max_adapters=8" in message
 
 
-def test_a_host_that_gets_other_options_keeps_its_guests_answering(tmp_path: Path) -> None:
-    with Yard(tmp_path / "rolling") as yard:
+def test_a_host_that_gets_other_options_keeps_its_guests_answering(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with Yard(tmp_path_factory.mktemp("yard")) as yard:
         yard.deploy("base", options={"max_adapters": 4, "adapter_load_s": 0.5}, shared=True)
         tenant = Customer(yard, "steady")
         assert tenant.deploy("bot").status == 202

@@ -179,8 +179,10 @@ def test_beyond_the_seats_the_least_recently_used_goes_and_comes_back_when_asked
     tenant.drop(*names)
 
 
-def test_models_that_do_not_fit_together_take_turns_in_memory_and_all_answer(tmp_path: Path) -> None:
-    with Yard(tmp_path / "tight") as yard:
+def test_models_that_do_not_fit_together_take_turns_in_memory_and_all_answer(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    with Yard(tmp_path_factory.mktemp("yard")) as yard:
         # Room for the process and for one MiniLM, which takes some 127 MiB.
         options = {"guests": 4, "guests_mib": 140, "batch_tokens_max": 16, "context_length": 16}
         deploy(yard, "vad", packed_model("silero") / "silero_vad.onnx", options)
