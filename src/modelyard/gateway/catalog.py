@@ -15,12 +15,13 @@ from modelyard.domain.endpoints import Timeouts
 from modelyard.domain.routing_table import EndpointRoute, RoutingTable
 from modelyard.domain.signals import ReleaseCounts
 from modelyard.gateway.accounts import Accounts, KeyState
-from modelyard.gateway.tallies import TOLD_S, ReleaseTally
+from modelyard.policy import waits
 from modelyard.policy.admission import OutputPredictor
 from modelyard.policy.breaker import Tolerance
 from modelyard.policy.dispatch import Dispatcher, DispatchRules, ReplicaLoad, Waiter
 from modelyard.policy.pricelist import NEVER, Sheet, most_of, sheet
 from modelyard.policy.seats import Seats
+from modelyard.policy.tallies import TOLD_S, ReleaseTally
 
 W = TypeVar("W", bound=Waiter)
 
@@ -132,26 +133,15 @@ class EndpointState(Generic[W]):
         self.template_tokens += weight * (beyond - self.template_tokens)
 
     def retry_after_s(self, now_s: float) -> float:
-        """Return when a place in the line should be free: what waits over the rate it drains at."""
-        wait_s = self.dispatcher.wait_s(now_s=now_s)
-        if wait_s is None:
-            slots = sum(replica.slots for replica in self.dispatcher.replicas) or 1
-            wait_s = (len(self.dispatcher.line) + 1) * self.mean_s / slots
-        return max(1.0, min(60.0, wait_s))
+        """Return when a place in the line should be free."""
+        return waits.retry_after_s(self.dispatcher, now_s=now_s, mean_s=self.mean_s)
 
     def wait_s(self, now_s: float) -> float:
         """Predict how long a request that came now would wait; 0 where nobody is, loaded or not."""
-        if not self.in_flight:
-            return 0.0
-        dispatcher = self.dispatcher
-        waiting = len(dispatcher.line)
-        if dispatcher.is_cold:
-            return self.route.progress.eta_s or 0.0 if waiting else 0.0
-        slots = sum(replica.slots for replica in dispatcher.replicas if not replica.is_draining)
-        if not waiting and dispatcher.running < slots:
-            return 0.0
-        wait_s = dispatcher.wait_s(now_s=now_s) if waiting else None
-        return wait_s if wait_s is not None else (waiting + 1) * self.mean_s / max(1, slots)
+        eta_s = self.route.progress.eta_s
+        return waits.wait_s(
+            self.dispatcher, now_s=now_s, in_flight=self.in_flight, mean_s=self.mean_s, eta_s=eta_s
+        )
 
 
 def _report_on(load: ReplicaLoad) -> ReplicaReport:

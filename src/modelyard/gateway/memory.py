@@ -18,7 +18,7 @@ from modelyard.errors import ApiError
 from modelyard.gateway.accounts import KeyState
 from modelyard.gateway.billing import Outcome
 from modelyard.gateway.sse import Usage
-from modelyard.gateway.tallies import ReleaseTally
+from modelyard.policy.tallies import ReleaseTally
 from modelyard.policy.job import Look, Looks
 from modelyard.policy.pricing import billed
 from modelyard.policy.replica_load import ReplicaLoad

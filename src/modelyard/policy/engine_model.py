@@ -10,8 +10,11 @@ time of a request say it (``by_slots``).
 """
 
 import math
+from collections.abc import Sequence
 
 import msgspec
+
+from modelyard.domain.signals import Window
 
 FORGETTING = 0.98
 """Weight of a sample after the next: the last fifty or so count."""
@@ -45,6 +48,23 @@ class Sample(msgspec.Struct, frozen=True):
     kv_tokens: float
 
 
+class Speed(msgspec.Struct, frozen=True):
+    """The four numbers, in seconds: for an iteration, and more of it for each running request (those whose prompt is
+    read among them), each token of a prompt that it reads, and each token that they hold."""
+
+    step_s: float
+    request_s: float = 0.0
+    prefill_token_s: float = 0.0
+    kv_token_s: float = 0.0
+
+    def iteration_s(self, batch: float, prefill_tokens: float, kv_tokens: float) -> float:
+        """Return the seconds of one iteration; never less than a microsecond."""
+        seconds = (
+            self.step_s + self.request_s * batch + self.prefill_token_s * prefill_tokens + self.kv_token_s * kv_tokens
+        )
+        return seconds if seconds > 1e-6 else 1e-6
+
+
 class EngineModel(msgspec.Struct, frozen=True):
     """The fit: ``weights`` are a, b, c, d of scaled terms; ``covariance`` is by rows; ``error`` is relative, a mean."""
 
@@ -60,10 +80,14 @@ class EngineModel(msgspec.Struct, frozen=True):
         """Whether there were enough samples, and they agree."""
         return self.samples >= SAMPLES_MIN and self.error < 0.5
 
+    @property
+    def speed(self) -> Speed:
+        """What the fit says; no term of it makes an iteration shorter."""
+        return Speed(*(max(weight, 0.0) / scale for weight, scale in zip(self.weights, _SCALE, strict=True)))
+
     def iteration_s(self, batch: float, prefill_tokens: float, kv_tokens: float) -> float:
         """Return the seconds of one iteration; never less than a microsecond."""
-        terms = _terms(batch, prefill_tokens, kv_tokens)
-        return max(sum(max(w, 0.0) * x for w, x in zip(self.weights, terms, strict=True)), 1e-6)
+        return self.speed.iteration_s(batch, prefill_tokens, kv_tokens)
 
 
 class Capacity(msgspec.Struct, frozen=True):
@@ -134,6 +158,39 @@ def by_slots(slots: int, *, service_s: float, completion_tokens: float = 0.0) ->
         return None
     requests_s = slots / service_s
     return Capacity(requests_s, requests_s * completion_tokens, f"{slots} slots and {service_s:.2f} s a request")
+
+
+def capacity_of(model: EngineModel | None, window: Window, *, slots: int, kv_tokens: int) -> Capacity | None:
+    """Return what one replica serves of requests like those of ``window``; None when there were none.
+
+    ``slots`` requests at once, or as many as ``kv_tokens`` (0: unknown) hold of them.
+    """
+    if window.requests == 0:
+        return None
+    prompt, completion = window.prompt_tokens / window.requests, window.completion_tokens / window.requests
+    if model is not None:
+        batch = slots
+        if kv_tokens:
+            batch = max(1, min(batch, int(kv_tokens / max(prompt + completion, 1.0))))
+        known = by_model(model, batch=batch, prompt_tokens=prompt, completion_tokens=completion)
+        if known is not None:
+            return known
+    return by_slots(slots, service_s=window.service_s / window.requests, completion_tokens=completion)
+
+
+def utilization_of(
+    running: Sequence[int], *, slots: float, ready: int, capacity: Capacity | None, tokens_s: float | None
+) -> float | None:
+    """Return how busy engines are: by the slots that they use, or by the tokens they write of those they could.
+
+    ``running`` are the requests on each of those that say; None where none does.
+    """
+    if not running:
+        return None
+    share = sum(running) / (len(running) * max(slots, 1.0))
+    if capacity is not None and capacity.tokens_s > 0 and tokens_s is not None:
+        share = max(share, tokens_s / (capacity.tokens_s * ready))
+    return min(share, 1.0)
 
 
 def _terms(batch: float, prefill_tokens: float, kv_tokens: float) -> tuple[float, ...]:
