@@ -122,9 +122,9 @@ class Engine:
     """One engine. Whoever owns it calls ``advance`` at ``next_s``, which changes with every call."""
 
     __slots__ = (
-        "_aborted", "_begin_s", "_chunks", "_decoding", "_ends", "_is_closed", "_needs", "_number", "_plan_kv",
-        "_planned", "_reading", "_running", "_steps", "_sums", "_tokens", "_waiting", "busy_s", "cache", "next_s",
-        "preemptions", "spec",
+        "_aborted", "_begin_s", "_chunks", "_decoding", "_ends", "_first_s", "_is_closed", "_more_s", "_needs",
+        "_number", "_plan_kv", "_plan_read", "_planned", "_reading", "_running", "_steps", "_sums", "_tokens",
+        "_waiting", "busy_s", "cache", "next_s", "preemptions", "spec",
     )  # fmt: skip
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -151,7 +151,8 @@ class Engine:
         # What runs now: ``_planned`` iterations since ``_begin_s``, which read ``_chunks``.
         self._begin_s = 0.0
         self._planned = 0
-        self._plan_kv = 0
+        self._plan_kv = self._plan_read = 0
+        self._first_s = self._more_s = 0.0
         self._chunks: list[tuple[Task, int]] = []
         self._is_closed = False
         """Whether nobody who comes now could come in before the plan ends."""
@@ -261,7 +262,16 @@ class Engine:
         if self._waiting and not has_preempted:
             self._let_in(budget, spare)
         self._begin_s = now_s
-        self._plan_kv = self._tokens + self._decoding + sum(tokens for _, tokens in chunks)
+        read = 0
+        for _, tokens in chunks:
+            read += tokens
+        decoding = self._decoding
+        self._plan_read = read
+        self._plan_kv = kv = self._tokens + decoding + read
+        # All iterations of a plan are alike but for the tokens held, of which each has so many more.
+        speed = self.spec.speed
+        self._first_s = speed.iteration_s(decoding + len(chunks), read, kv)
+        self._more_s = speed.kv_token_s * decoding
         # Whoever gave up its blocks may come in again with the next.
         self._planned = min(self._length(), 1) if has_preempted else self._length()
         self.next_s = now_s + self._span_s(self._planned) if self._planned else inf
@@ -319,38 +329,32 @@ class Engine:
         """End the plan with the iteration that runs now."""
         if self._planned > 1:
             self._planned = min(self._planned, max(1, ceil(self._iterations_by(now_s) - _ALMOST)))
-            self.next_s = self._begin_s + self._span_s(self._planned)
+            # Rounding must not put it into the past.
+            self.next_s = max(now_s, self._begin_s + self._span_s(self._planned))
 
     # --- time ---
 
     def _span_s(self, iterations: int) -> float:
-        """Return how long that many iterations take: all alike but for the tokens held, which grow with each."""
-        first_s, more_s = self._pace()
-        return iterations * first_s + more_s * iterations * (iterations - 1) / 2
+        """Return how long that many iterations of the plan take."""
+        return iterations * (self._first_s + self._more_s * (iterations - 1) / 2)
 
     def _iterations_by(self, now_s: float) -> float:
-        first_s, more_s = self._pace()
+        """Return how many iterations of the plan have passed; the one that runs counts in part."""
+        first_s, more_s = self._first_s, self._more_s
         span_s = max(0.0, now_s - self._begin_s)
-        half = first_s - more_s / 2
         if more_s * self._planned < 1e-9 * first_s:
             return min(span_s / first_s, float(self._planned))
+        half = first_s - more_s / 2
         return min((sqrt(half * half + 2 * more_s * span_s) - half) / more_s, float(self._planned))
-
-    def _pace(self) -> tuple[float, float]:
-        speed, chunks = self.spec.speed, self._chunks
-        read = sum(tokens for _, tokens in chunks)
-        first_s = speed.iteration_s(self._decoding + len(chunks), read, self._plan_kv)
-        return first_s, speed.kv_token_s * self._decoding
 
     def _done_by(self, iterations: float) -> tuple[float, ...]:
         """Return the terms of ``Totals`` for so many iterations of what runs now."""
-        decoding, chunks = self._decoding, self._chunks
-        read = sum(tokens for _, tokens in chunks)
+        decoding = self._decoding
         return (
             iterations,
-            iterations * (decoding + len(chunks)),
-            iterations * read,
-            iterations * self._plan_kv + decoding * iterations * (iterations - 1) / 2,
+            iterations * (decoding + len(self._chunks)),
+            iterations * self._plan_read,
+            iterations * (self._plan_kv + decoding * (iterations - 1) / 2),
             iterations * decoding,
         )
 

@@ -74,8 +74,8 @@ class KvCache:
 
     def take(self, blocks: int) -> None:
         """Hold ``blocks`` more, which must be available."""
-        while self.free < blocks:
-            self._evict(blocks - self.free)
+        while (short := blocks - self.free) > 0:
+            self._evict(short)
         self.free -= blocks
 
     def adopt(self, key: int) -> bool:

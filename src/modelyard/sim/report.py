@@ -1,23 +1,13 @@
 """What a run came to: the summary that benches and commands print."""
 
-from collections.abc import Iterable, Sequence
-from math import ceil, inf
+from collections.abc import Sequence
+from math import inf
 
 import msgspec
 
+from modelyard.sim.comparison import Spread, spread
 from modelyard.sim.requests import Request
 from modelyard.sim.world import World
-
-_SHARES = (0.5, 0.9, 0.99)
-
-
-class Spread(msgspec.Struct, frozen=True):
-    """Mean and percentiles of something."""
-
-    mean: float
-    p50: float
-    p90: float
-    p99: float
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -48,15 +38,6 @@ class Summary(msgspec.Struct, frozen=True):
     busy_share: float
     """Share of the time of replicas in which they computed."""
     events: int
-
-
-def spread(values: Iterable[float]) -> Spread:
-    """Return mean and percentiles (the smallest value that so many do not exceed); zeros of nothing."""
-    ordered = sorted(values)
-    if not ordered:
-        return Spread(0.0, 0.0, 0.0, 0.0)
-    p50, p90, p99 = (ordered[max(0, ceil(share * len(ordered)) - 1)] for share in _SHARES)
-    return Spread(sum(ordered) / len(ordered), p50, p90, p99)
 
 
 def summary(world: World, requests: Sequence[Request], *, slo_s: float = 5.0) -> Summary:
