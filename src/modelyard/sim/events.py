@@ -87,7 +87,7 @@ class Events:
 
     def run(self, until_s: float = inf) -> None:
         """Let everything happen that is due by ``until_s``; it is then at least that late, unless that is infinite."""
-        while self.next_s <= until_s:
-            self.step()
+        while self.next_s <= until_s and self.step():
+            pass
         if until_s < inf:
             self.now_s = max(self.now_s, until_s)
