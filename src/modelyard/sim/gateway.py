@@ -6,7 +6,7 @@ level has no use for: keys and limits, sockets, failures of engines.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,6 +23,8 @@ from modelyard.sim.requests import Arrival, Request
 QUIET_S = 12.0
 """As ``gateway/catalog.py``: after so long without a request windows are moved on by the next."""
 _MEAN_WEIGHT = 0.05
+_MARK_TOKENS = 64
+_MARK_S = 1.0
 
 Table = Sequence[tuple[str, int, int, Sequence[tuple[ReplicaRoute, int]]]]
 """``(version_id, weight, shadow, [(replica, slots)])``, as ``Dispatcher.update`` takes it."""
@@ -75,6 +77,26 @@ class Front(Protocol):
     def sweep(self, now_s: float) -> None:
         """Look at deadlines; called a few times a second while anybody waits."""
         ...
+
+
+@dataclass(slots=True)
+class Marks:
+    """When the growth of a stream is noted: every ``gateway.mark_tokens`` and ``gateway.mark_s``, here by the sweep."""
+
+    noted_s: float
+    noted: int = 0
+    next_tokens: int = 1 + _MARK_TOKENS
+
+    def due(self, tokens: int, now_s: float) -> Iterator[int]:
+        """Yield the lengths to note of a stream of ``tokens``."""
+        while tokens >= self.next_tokens:
+            yield self._note(self.next_tokens, now_s)
+        if tokens != self.noted and now_s - self.noted_s >= _MARK_S:
+            yield self._note(tokens, now_s)
+
+    def _note(self, tokens: int, now_s: float) -> int:
+        self.noted_s, self.noted, self.next_tokens = now_s, tokens, tokens + _MARK_TOKENS
+        return tokens
 
 
 @dataclass(slots=True, eq=False)

@@ -22,14 +22,12 @@ from modelyard.policy.dispatch import DispatchRules
 from modelyard.policy.scaling import divide
 from modelyard.sim.engine import Engine, EngineSpec, Task
 from modelyard.sim.events import Event, Events
-from modelyard.sim.gateway import Floor, Front, Gateway, Table
+from modelyard.sim.gateway import Floor, Front, Gateway, Marks, Table
 from modelyard.sim.requests import Arrival, Request
 from modelyard.sim.scaler import Scaler, View
 
 SWEEP_S = 0.25
 """As often as a gateway looks at deadlines."""
-MARK_S = 1.0
-"""As often as a stream's growth is noted at least (``gateway.mark_s``)."""
 
 
 class ReleaseSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +104,8 @@ class World:
     scaler: Scaler | None = None
     left: int = 0
     """Requests that have come, or are to come, and not ended."""
-    _growing: dict[Request, None] = field(default_factory=dict)
+    _growing: dict[Request, Marks] = field(default_factory=dict)
+    """Answers whose length matters as they grow."""
     _tasks: dict[Request, Task] = field(default_factory=dict)
     _sweeps: bool = False
     _started: int = 0
@@ -161,7 +160,7 @@ class World:
         self._schedule(replica)
         front = self.fronts[request.gateway]
         if self.spec.knows_kv and isinstance(front, Gateway) and front.needs_marks(request):
-            self._growing[request] = None
+            self._growing[request] = Marks(arrival.at_s)
             self._sweep_soon()
 
     def refuse(self, request: Request, why: str) -> None:
@@ -226,10 +225,10 @@ class World:
     def _sweep(self) -> None:
         self._sweeps = False
         now_s = self.events.now_s
-        if now_s % MARK_S < SWEEP_S:
-            for request in list(self._growing):
-                task, engine = self._tasks[request], self.replicas[request.replica_id].engine
-                self.fronts[request.gateway].grew(request, engine.generated_by(task, now_s))
+        for request, marks in self._growing.items():
+            tokens = self.replicas[request.replica_id].engine.generated_by(self._tasks[request], now_s)
+            for length in marks.due(tokens, now_s):
+                self.fronts[request.gateway].grew(request, length)
         for front in self.fronts:
             front.sweep(now_s)
         if self._growing or any(front.waiting for front in self.fronts):
