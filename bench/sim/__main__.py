@@ -2,7 +2,7 @@
 
 ``accuracy``: simulated beside real vLLM, on requests whose times the fit has not seen. ``admission``: one replica on
 Azure's conversations, admitted in five ways. ``fairness``: two tenants, by tokens and by turns. ``speed``: events a
-second. Recordings are in ``tests/data``; the Azure trace is in the folder that ``--traces`` or ``MODELYARD_TRACES`` names.
+second. Recordings are in ``tests/data``; the folder of the Azure trace is named by ``--traces`` or ``MODELYARD_TRACES``.
 """
 
 import argparse
@@ -45,8 +45,8 @@ def show_accuracy() -> list[object]:
         ttft, tpot, speed = one.held_out.ttft_real, one.held_out.tpot_real, one.speed
         print(
             f"| {one.name} | {one.learned_from} | {ttft.mean:.3f} | {ttft.p50:.3f} | {ttft.p99:.2f} |"
-            f" {tpot.mean:.4f} | {tpot.p50:.4f} | {tpot.p99:.4f} | {speed.step_s * 1e3:.1f} | {speed.request_s * 1e6:.0f} |"
-            f" {speed.prefill_token_s * 1e6:.1f} | {speed.kv_token_s * 1e9:.1f} |"
+            f" {tpot.mean:.4f} | {tpot.p50:.4f} | {tpot.p99:.4f} | {speed.step_s * 1e3:.1f} |"
+            f" {speed.request_s * 1e6:.0f} | {speed.prefill_token_s * 1e6:.1f} | {speed.kv_token_s * 1e9:.1f} |"
         )
     print("\nThe same formula on Splitwise's measurements, every other row held out: relative errors\n")
     print("| model | on | TP | rows | prompt mean | p90 | token mean | p90 |\n|---|---|---:|---:|---:|---:|---:|---:|")
@@ -70,8 +70,12 @@ def show_admission(folder: Path, seed: int, count: int) -> dict[str, object]:
         ways = admission.ways(came, seed)
         found[f"{requests_s} requests/s"] = msgspec.to_builtins(ways)
         best = ways["11 at once (the source's formula)"].span_s
-        print(f"\nAzure conversations at {requests_s} requests/s, {len(came):,} requests, one replica of 137 K tokens\n")
-        print("| admitted by | TTFT p50 s | p99 s | all done after s | × 11 at once | preemptions | recomputed tokens |")
+        print(
+            f"\nAzure conversations at {requests_s} requests/s, {len(came):,} requests, one replica of 137 K tokens\n"
+        )
+        print(
+            "| admitted by | TTFT p50 s | p99 s | all done after s | × 11 at once | preemptions | recomputed tokens |"
+        )
         print("|---|---:|---:|---:|---:|---:|---:|")
         for name, seen in ways.items():
             print(

@@ -37,9 +37,7 @@ class Reserving(Gateway):
 
 def gateway(predicts: Callable[[Job], int]) -> Callable[[int, Floor, random.Random], Front]:
     """Return what makes such a gateway."""
-    return lambda number, floor, chance: Reserving(
-        number, floor, PATIENT, chance, queue_wait_s=1e9, predicts=predicts
-    )
+    return lambda number, floor, chance: Reserving(number, floor, PATIENT, chance, queue_wait_s=1e9, predicts=predicts)
 
 
 def rates(arrivals: list[Arrival], count: int, requests_s: float) -> list[Arrival]:

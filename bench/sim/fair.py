@@ -134,7 +134,7 @@ def cost(request: Request) -> int:
 
 @dataclass(frozen=True)
 class Isolation:
-    """First tokens of a tenant that asks for little, in seconds: alone, and beside one that asks for 100 times as much."""
+    """First tokens of a tenant that asks for little, in s: alone, and beside one that asks for 100 times as much."""
 
     alone_p99_s: float
     beside_p99_s: float

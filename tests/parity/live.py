@@ -219,7 +219,13 @@ class Live:
         wire.wrote = lambda: self.heard(asked)
         self.asked.append(asked)
         body = msgspec.json.encode(
-            {"model": "m", "prompt": prompt, "max_tokens": arrival.output_max, "stream": True, "stop": [str(len(self.asked) - 1)]}
+            {
+                "model": "m",
+                "prompt": prompt,
+                "max_tokens": arrival.output_max,
+                "stream": True,
+                "stop": [str(len(self.asked) - 1)],
+            }
         )
         client.data_received(
             b"POST %b HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer %b\r\nContent-Length: %d\r\n\r\n%b"
@@ -243,7 +249,9 @@ class Live:
     def sent(self, connection: UpstreamConnection, wire: Wire) -> None:
         """Take what the gateway wrote to an engine, if it is a whole request."""
         head, found, body = bytes(wire.sent).partition(b"\r\n\r\n")
-        length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0)
+        length = next(
+            (int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0
+        )
         if not found or len(body) < length:
             return
         wire.sent.clear()

@@ -9,19 +9,21 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from tests.parity.live import Live, blocks_of, prompt_of
 
 from modelyard.policy.dispatch import DispatchRules
 from modelyard.policy.engine_model import Speed
 from modelyard.sim.engine import EngineSpec
 from modelyard.sim.requests import Arrival
 from modelyard.sim.world import ReleaseSpec, World, WorldSpec
-from tests.parity.live import Live, blocks_of, prompt_of
 
 SPEED = Speed(0.02, 0.0003, 0.0001, 1e-7)
 ENGINE = EngineSpec(speed=SPEED, max_num_seqs=16, hash_tokens=256)
 
 
-def load(seed: int, count: int, rate: float, *, tenants: int = 3, longest: int = 1500) -> tuple[list[Arrival], list[str]]:
+def load(
+    seed: int, count: int, rate: float, *, tenants: int = 3, longest: int = 1500
+) -> tuple[list[Arrival], list[str]]:
     """Return requests of tenants of all plans, some of which begin alike."""
     chance = Random(seed)
     shared = [f"{root}" * 4 * chance.randrange(100, 900) for root in "abc"]
@@ -51,7 +53,11 @@ def load(seed: int, count: int, rate: float, *, tenants: int = 3, longest: int =
 
 WORLDS = {
     "one replica, few slots, a long line": (WorldSpec(releases=(ReleaseSpec(engine=ENGINE),), slots=3), 120, 1.2),
-    "four replicas and prompts that begin alike": (WorldSpec(releases=(ReleaseSpec(engine=ENGINE, replicas=4),)), 250, 9.0),
+    "four replicas and prompts that begin alike": (
+        WorldSpec(releases=(ReleaseSpec(engine=ENGINE, replicas=4),)),
+        250,
+        9.0,
+    ),
     "memory decides": (
         WorldSpec(releases=(ReleaseSpec(engine=EngineSpec(speed=SPEED, kv_blocks=400, hash_tokens=256), replicas=2),)),
         200,

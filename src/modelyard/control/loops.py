@@ -31,7 +31,6 @@ from modelyard.control.observer import Observer, Target
 from modelyard.control.passes import Passed, Tools
 from modelyard.control.placing import Placer
 from modelyard.control.pools import Pools
-from modelyard.control.signals import Signals
 from modelyard.control.sizing import Sizing
 from modelyard.control.supplies import Supplies
 from modelyard.control.table import TablePublisher
@@ -51,6 +50,7 @@ from modelyard.policy.costs import hourly_nanousd
 from modelyard.policy.eviction import Rule
 from modelyard.policy.guests import Rule as GuestRule
 from modelyard.policy.reconcile import Pace, Situation, plan
+from modelyard.policy.signals import Signals
 from modelyard.stores import ControlStore, StoreUnavailableError, TableFeed
 
 BEAT_S = 1.0

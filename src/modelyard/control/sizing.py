@@ -13,7 +13,6 @@ import msgspec
 
 from modelyard.control.forecasts import Forecasts
 from modelyard.control.observer import Observer
-from modelyard.control.signals import Signals
 from modelyard.control.views import size_of
 from modelyard.control.world import World
 from modelyard.domain.endpoints import Endpoint
@@ -24,6 +23,7 @@ from modelyard.policy import prewarming, scaling
 from modelyard.policy.engine_model import Capacity, Look, capacity_of, utilization_of
 from modelyard.policy.releases import main_release
 from modelyard.policy.rollouts import beside
+from modelyard.policy.signals import Signals
 from modelyard.policy.speeds import Speeds
 
 WINDOW_S = 60.0

@@ -139,9 +139,7 @@ class EndpointState(Generic[W]):
     def wait_s(self, now_s: float) -> float:
         """Predict how long a request that came now would wait; 0 where nobody is, loaded or not."""
         eta_s = self.route.progress.eta_s
-        return waits.wait_s(
-            self.dispatcher, now_s=now_s, in_flight=self.in_flight, mean_s=self.mean_s, eta_s=eta_s
-        )
+        return waits.wait_s(self.dispatcher, now_s=now_s, in_flight=self.in_flight, mean_s=self.mean_s, eta_s=eta_s)
 
 
 def _report_on(load: ReplicaLoad) -> ReplicaReport:

@@ -21,7 +21,7 @@ from math import ceil, inf, sqrt
 import msgspec
 
 from modelyard.policy.engine_model import Speed
-from modelyard.sim.kv_cache import KvCache, Key
+from modelyard.sim.kv_cache import Key, KvCache
 
 BLOCK_TOKENS = 16
 """Tokens in a block of the KV cache, as vLLM has it."""
@@ -34,7 +34,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     ``kv_blocks`` are of 16 tokens. ``hash_tokens``: what a hash of a request's ``blocks`` stands for, a multiple of 16;
     0: prefixes are not cached. ``ahead``: iterations that are put together before the one that runs has ended (vLLM's
-    asynchronous scheduling: 1), which a newcomer has to wait for in addition. ``by_band``: urgent requests come in first, and give up last.
+    asynchronous scheduling: 1), for which a newcomer has to wait in addition. ``by_band``: urgent requests come in
+    first, and give up last.
     """
 
     speed: Speed
@@ -388,7 +389,9 @@ class Engine:
         self._tokens += tokens
         cache = self.cache
         while cache.hash_blocks and task._shared < len(task.blocks):
-            if (task._shared + 1) * self.spec.hash_tokens > task._computed or not cache.adopt(task.blocks[task._shared]):
+            if (task._shared + 1) * self.spec.hash_tokens > task._computed or not cache.adopt(
+                task.blocks[task._shared]
+            ):
                 break
             task._shared += 1
             task._blocks -= cache.hash_blocks

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from modelyard.domain.demand import EndpointDemand, Report
 from modelyard.domain.routing_table import ReplicaRoute, ReplicaSnapshot
 from modelyard.policy import waits
 from modelyard.policy.admission import OUTPUT_LEFT_MIN, OutputPredictor
@@ -22,6 +23,7 @@ from modelyard.sim.requests import Arrival, Request
 
 QUIET_S = 12.0
 """As ``gateway/catalog.py``: after so long without a request windows are moved on by the next."""
+ENDPOINT_ID = "ep_sim"
 _MEAN_WEIGHT = 0.05
 _MARK_TOKENS = 64
 _MARK_S = 1.0
@@ -121,7 +123,7 @@ class Gateway:
     dispatcher: Dispatcher[Request] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.dispatcher = Dispatcher("ep_sim", rules=self.rules, deliver=self._deliver, chance=self.chance.random)
+        self.dispatcher = Dispatcher(ENDPOINT_ID, rules=self.rules, deliver=self._deliver, chance=self.chance.random)
         if self.hash_tokens:
             self.dispatcher.model = EngineModel(block_tokens=self.hash_tokens)
 
@@ -182,7 +184,13 @@ class Gateway:
         if tally is None:
             tally = self.tallies[request.version_id] = ReleaseTally()
         tally.ended(
-            200, seconds, request.ttft_s, now_s - request.dispatched_s, arrival.prompt_tokens, arrival.output_tokens, now_s
+            200,
+            seconds,
+            request.ttft_s,
+            now_s - request.dispatched_s,
+            arrival.prompt_tokens,
+            arrival.output_tokens,
+            now_s,
         )
         self.mean_s += _MEAN_WEIGHT * (seconds - self.mean_s)
         self.outputs.observe(arrival.tenant_id, arrival.output_tokens)
@@ -219,6 +227,14 @@ class Gateway:
         return waits.wait_s(
             self.dispatcher, now_s=now_s, in_flight=self.in_flight, mean_s=self.mean_s, eta_s=self.eta_s
         )
+
+    def report(self, now_s: float) -> Report:
+        """Return what the controller is told, as ``gateway/catalog.py`` does."""
+        queued = self.waiting
+        idle_s = 0.0 if queued or self.in_flight else now_s - self.last_request_s
+        demand = EndpointDemand(ENDPOINT_ID, queued, self.in_flight, idle_s, self.arrivals, self.wait_s(now_s))
+        counts = [tally.counts(ENDPOINT_ID, version_id) for version_id, tally in self.tallies.items()]
+        return Report([demand], [], "sim", 1, releases=counts)
 
     def needs_marks(self, request: Request) -> bool:
         """Say whether its memory will be counted anew as its answer grows beyond what was predicted."""

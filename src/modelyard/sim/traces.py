@@ -1,11 +1,11 @@
 """Readers of public request traces and of recorded runs; none of their data is part of the package.
 
-| file | what | source | licence |
-|---|---|---|---|
-| ``azure_llm_2023_{conv,code}.csv`` | an hour of two LLM services | Azure/AzurePublicDataset | CC-BY 4.0 |
-| ``mooncake_{conversation,synthetic}_trace.jsonl`` | prompts with hashes of 512 tokens each | kvcache-ai/Mooncake | Apache-2.0 |
-| ``llmservingsim/*_{meta.json,requests.jsonl}`` | real vLLM 0.19, times of 300 requests each | casys-kaist/LLMServingSim | MIT |
-| ``splitwise/perf_model.csv`` | Llama-2-70B and BLOOM-176B on A100 and H100 | Mutinifni/splitwise-sim | MIT |
+* ``azure_llm_2023_{conv,code}.csv``: an hour of two LLM services (Azure/AzurePublicDataset, CC-BY 4.0)
+* ``mooncake_{conversation,synthetic}_trace.jsonl``: prompts with hashes of 512 tokens each (kvcache-ai/Mooncake,
+  Apache-2.0)
+* ``llmservingsim/*_{meta.json,requests.jsonl}``: real vLLM 0.19, times of 300 requests each (casys-kaist/LLMServingSim,
+  MIT)
+* ``splitwise/perf_model.csv``: Llama-2-70B and BLOOM-176B on A100 and H100 (Mutinifni/splitwise-sim, MIT)
 """
 
 import csv

@@ -120,7 +120,7 @@ class World:
                 self._begin(release, load_s=0.0)
         self._tell()
         if spec.scaling is not None:
-            self.scaler = Scaler(spec.scaling, spec.autoscale, load_s=spec.load_s)
+            self.scaler = Scaler(spec.scaling, spec.autoscale, self.events, load_s=spec.load_s)
             self.events.after(0.0, self._decide)
         if spec.snapshot_s:
             self.events.after(spec.snapshot_s, self._look)

@@ -43,7 +43,9 @@ def check_blocks(engine: Engine) -> None:
     assert 0 <= cache.free <= cache.blocks
     assert cache._evictable == sum(cache._kept.values())
     own = sum(
-        one._blocks if one._finish < 0 else ceil((one._base + engine._steps) / BLOCK_TOKENS) - one._shared * cache.hash_blocks
+        one._blocks
+        if one._finish < 0
+        else ceil((one._base + engine._steps) / BLOCK_TOKENS) - one._shared * cache.hash_blocks
         for one in engine._running
     )
     assert cache.held == own + len(cache._shared) * cache.hash_blocks
@@ -122,9 +124,6 @@ def test_a_prompt_that_begins_alike_is_not_read_again_until_its_blocks_are_neede
 
 def test_requests_that_leave_give_everything_back() -> None:
     engine = Engine(EngineSpec(speed=SPEED, kv_blocks=64, max_num_seqs=2))
-    tasks = [task(number, 3000 // (1 + 9 * number), 60) for number in range(3)]
-    for one in tasks:
-        one = one
     waiting = [task(0, 200, 500), task(1, 200, 500), task(2, 200, 500)]
     for one in waiting:
         engine.submit(one, 0.0)
@@ -162,7 +161,9 @@ def loads(draw: st.DrawFn) -> tuple[EngineSpec, list[tuple[float, int, int, tupl
 
 @given(loads())
 @settings(max_examples=150, deadline=None)
-def test_leaps_lead_where_single_steps_do(load: tuple[EngineSpec, list[tuple[float, int, int, tuple[int, ...], int]]]) -> None:
+def test_leaps_lead_where_single_steps_do(
+    load: tuple[EngineSpec, list[tuple[float, int, int, tuple[int, ...], int]]],
+) -> None:
     spec, rows = load
     ends = []
     for kind in (Engine, Stepwise):

@@ -24,7 +24,9 @@ def test_a_held_out_half_of_the_requests_of_real_vllm_is_met_within_ten_percent(
 def test_times_of_held_out_requests_play_no_part_in_a_fit() -> None:
     run = RUNS[1]
     spoiled = [
-        Served(one.number, one.prompt_tokens, one.output_tokens, one.come_s, one.first_s * (1 + place % 2), one.last_s * 2)
+        Served(
+            one.number, one.prompt_tokens, one.output_tokens, one.come_s, one.first_s * (1 + place % 2), one.last_s * 2
+        )
         if place % 2
         else one
         for place, one in enumerate(run.served)
@@ -77,8 +79,15 @@ def test_least_squares_take_nothing_off() -> None:
 
 def test_readers_tell_what_was_recorded() -> None:
     small = RUNS[0]
-    assert (small.name, small.kv_blocks, small.max_num_seqs, small.chunk_tokens) == ("RTX4090_Llama-3.1-8B", 2588, 256, 2048)
+    assert (small.name, small.kv_blocks, small.max_num_seqs, small.chunk_tokens) == (
+        "RTX4090_Llama-3.1-8B",
+        2588,
+        256,
+        2048,
+    )
     assert [run.data_parallel for run in RUNS] == [1, 1, 2, 1]
     assert all(len(run.served) == 300 and run.served[0].come_s == 0.0 for run in RUNS)
     first = splitwise(DATA / "splitwise" / "perf_model.csv")[0]
-    assert first == Measured("llama2-70b", "a100-80gb", 2, 512, 1, 128, pytest.approx(0.19625, abs=1e-5), pytest.approx(0.05488, abs=1e-5))
+    assert first == Measured(
+        "llama2-70b", "a100-80gb", 2, 512, 1, 128, pytest.approx(0.19625, abs=1e-5), pytest.approx(0.05488, abs=1e-5)
+    )
