@@ -2,7 +2,7 @@
 
 ``accuracy``: simulated beside real vLLM, on requests whose times the fit has not seen. ``admission``: one replica on
 Azure's conversations, admitted in five ways. ``fairness``: two tenants, by tokens and by turns. ``speed``: events a
-second. Recordings are in ``tests/data``; the folder of the Azure trace is named by ``--traces`` or ``MODELYARD_TRACES``.
+second. Recordings are in ``tests/data``; the Azure trace in the folder named by ``--traces`` or ``MODELYARD_TRACES``.
 """
 
 import argparse
@@ -17,8 +17,8 @@ import msgspec
 
 from bench import tools
 from bench.sim import accuracy, admission, fair
-from modelyard.sim.engine import EngineSpec
 from modelyard.sim.report import summary
+from modelyard.sim.tasks import EngineSpec
 from modelyard.sim.traces import azure
 from modelyard.sim.world import ReleaseSpec, World, WorldSpec
 

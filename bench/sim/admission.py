@@ -9,10 +9,10 @@ import msgspec
 from modelyard.policy.dispatch import DispatchRules
 from modelyard.policy.engine_model import Speed
 from modelyard.policy.job import Job
-from modelyard.sim.engine import EngineSpec
 from modelyard.sim.gateway import Floor, Front, Gateway
 from modelyard.sim.report import Summary, summary
 from modelyard.sim.requests import Arrival
+from modelyard.sim.tasks import EngineSpec
 from modelyard.sim.world import ReleaseSpec, World, WorldSpec
 
 KV_TOKENS = 137_000

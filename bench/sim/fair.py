@@ -11,9 +11,9 @@ from modelyard.policy.dispatch import DispatchRules
 from modelyard.policy.engine_model import Speed
 from modelyard.policy.fairness import OUTPUT_WEIGHT
 from modelyard.sim.comparison import spread
-from modelyard.sim.engine import EngineSpec
 from modelyard.sim.gateway import Floor, Front, Table
 from modelyard.sim.requests import Arrival, Request
+from modelyard.sim.tasks import EngineSpec
 from modelyard.sim.world import FrontFactory, ReleaseSpec, World, WorldSpec
 
 SPEED = Speed(0.0135, 6.4e-05, 3.8e-05, 4.9e-08)

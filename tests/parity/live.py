@@ -29,9 +29,10 @@ from modelyard.ids import hash_secret, new_api_key
 from modelyard.metering.journal import Journal
 from modelyard.policy.job import BANDS
 from modelyard.policy.routing import stable_hash
-from modelyard.sim.engine import Engine, Task
+from modelyard.sim.engine import Engine
 from modelyard.sim.events import Event, Events
 from modelyard.sim.requests import Arrival
+from modelyard.sim.tasks import Task
 from modelyard.sim.world import SWEEP_S, WorldSpec
 
 PEPPER = b"pepper"

@@ -13,8 +13,8 @@ from tests.parity.live import Live, blocks_of, prompt_of
 
 from modelyard.policy.dispatch import DispatchRules
 from modelyard.policy.engine_model import Speed
-from modelyard.sim.engine import EngineSpec
 from modelyard.sim.requests import Arrival
+from modelyard.sim.tasks import EngineSpec
 from modelyard.sim.world import ReleaseSpec, World, WorldSpec
 
 SPEED = Speed(0.02, 0.0003, 0.0001, 1e-7)

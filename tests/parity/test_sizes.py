@@ -22,9 +22,9 @@ from modelyard.fleet import Observed
 from modelyard.policy import scaling
 from modelyard.policy.engine_model import Speed
 from modelyard.policy.signals import Signals
-from modelyard.sim.engine import EngineSpec
 from modelyard.sim.requests import Arrival
 from modelyard.sim.scaler import Time, View
+from modelyard.sim.tasks import EngineSpec
 from modelyard.sim.world import ReleaseSpec, World, WorldSpec
 
 ENGINE = EngineSpec(speed=Speed(0.03, 0.0005, 0.0001, 1e-7), max_num_seqs=8, kv_blocks=2000)
@@ -75,12 +75,15 @@ class Controller:
         for one in view.replicas:
             if one.is_ready(now_s):
                 totals, engine = one.engine.totals(now_s), one.engine
-                self.pages[one.id] = (
-                    now_s,
-                    EngineLoad(
-                        engine.running, engine.waiting, engine.kv_usage, totals.prefill_tokens, totals.generated
-                    ),
+                load = EngineLoad(
+                    running=engine.running,
+                    waiting=engine.waiting,
+                    kv_usage=engine.kv_usage,
+                    prompt_tokens_total=totals.prefill_tokens,
+                    generation_tokens_total=totals.generated,
+                    iterations_total=totals.iterations,
                 )
+                self.pages[one.id] = (now_s, load)
         settings = Settings(slots=view.slots, context_length=1, memory_bytes=0, load_s=1.0, kv_tokens=ENGINE.kv_tokens)
         seen = self.sizing.look(self.endpoint, self.look(view, reports), settings, self.load_s, self.memory)
         decision = scaling.decide(self.spec, self.memory, seen)

@@ -147,9 +147,11 @@ def _look(at_s: float, load: EngineLoad, kv_tokens: int) -> Look | None:
     return Look(
         at_s=at_s,
         running=load.running,
-        prompt_tokens=load.prompt_tokens_total or 0.0,
+        # Those that were cached were not read.
+        prompt_tokens=(load.prompt_tokens_total or 0.0) - (load.prefix_hits_total or 0.0),
         generation_tokens=load.generation_tokens_total,
         kv_tokens=(load.kv_usage or 0.0) * kv_tokens,
+        iterations=load.iterations_total,
     )
 
 

@@ -6,7 +6,8 @@ from math import ceil, inf
 import msgspec
 
 from modelyard.policy.engine_model import Speed
-from modelyard.sim.engine import Engine, EngineSpec, Task, Totals
+from modelyard.sim.engine import Engine
+from modelyard.sim.tasks import EngineSpec, Task, Totals
 from modelyard.sim.traces import Recorded, Served
 
 KV_BLOCKS_UNKNOWN = 1 << 20

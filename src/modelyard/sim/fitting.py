@@ -15,8 +15,9 @@ from typing import NamedTuple
 import msgspec
 
 from modelyard.policy.engine_model import Speed
+from modelyard.policy.least_squares import non_negative
 from modelyard.sim.comparison import Replayed, compare, replay, spec_of
-from modelyard.sim.engine import Totals
+from modelyard.sim.tasks import Totals
 from modelyard.sim.traces import Measured, Recorded, Served
 
 ROUNDS = 12
@@ -92,26 +93,17 @@ def fit_measured(rows: Sequence[Measured]) -> Speed:
 def least_squares(seen: Sequence[Observation]) -> list[float]:
     """Return the numbers, none below zero, whose sums come closest to the seconds that were seen."""
     count = len(seen[0].terms)
-    active = list(range(count))
-    while True:
-        scales = [max(abs(one.terms[term] * one.weight) for one in seen) or 1.0 for term in active]
-        matrix = [[0.0] * (len(active) + 1) for _ in active]
-        for one in seen:
-            row = [one.terms[term] * one.weight / scale for term, scale in zip(active, scales, strict=True)]
-            seconds = one.seconds * one.weight
-            for index, value in enumerate(row):
-                line = matrix[index]
-                for other, factor in enumerate(row):
-                    line[other] += value * factor
-                line[-1] += value * seconds
-        found = [value / scale for value, scale in zip(_solve(matrix), scales, strict=True)]
-        lowest = min(range(len(found)), key=lambda index: found[index] * scales[index])
-        if found[lowest] >= 0.0 or len(active) == 1:
-            numbers = [0.0] * count
-            for term, value in zip(active, found, strict=True):
-                numbers[term] = max(0.0, value)
-            return numbers
-        del active[lowest]
+    normal = [[0.0] * count for _ in range(count)]
+    right = [0.0] * count
+    for one in seen:
+        row = [term * one.weight for term in one.terms]
+        seconds = one.seconds * one.weight
+        for index, value in enumerate(row):
+            right[index] += value * seconds
+            line = normal[index]
+            for other, factor in enumerate(row):
+                line[other] += value * factor
+    return non_negative(normal, right)
 
 
 def _observed(ours: Replayed, real: Served) -> Iterable[Observation]:
@@ -162,20 +154,3 @@ def _loss(replayed: Sequence[Replayed], served: Sequence[Served], learn_from: Ca
     together = compare(replayed, served, judged=learn_from).errors.values()
     alone = sum(ratio * ratio for ratio in ratios) / len(ratios)
     return alone + _TOGETHER * sum(error * error for error in together) / len(together)
-
-
-def _solve(matrix: list[list[float]]) -> list[float]:
-    """Solve linear equations (rows with the right side last) by elimination; what is not determined is 0."""
-    size = len(matrix)
-    for column in range(size):
-        pivot = max(range(column, size), key=lambda row: abs(matrix[row][column]))
-        matrix[column], matrix[pivot] = matrix[pivot], matrix[column]
-        top = matrix[column]
-        if abs(top[column]) < 1e-15:
-            top[column:] = [1.0 if index == column else 0.0 for index in range(column, size + 1)]
-            continue
-        for row in range(size):
-            if row != column and matrix[row][column]:
-                factor = matrix[row][column] / top[column]
-                matrix[row] = [value - factor * above for value, above in zip(matrix[row], top, strict=True)]
-    return [matrix[row][-1] / matrix[row][row] for row in range(size)]

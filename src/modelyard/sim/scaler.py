@@ -145,4 +145,5 @@ def page_of(engine: Engine, now_s: float) -> Look:
         prompt_tokens=totals.prefill_tokens,
         generation_tokens=totals.generated,
         kv_tokens=engine.kv_usage * engine.spec.kv_tokens,
+        iterations=totals.iterations,
     )

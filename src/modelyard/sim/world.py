@@ -20,11 +20,12 @@ from modelyard.domain.endpoints import Autoscale, Scaling
 from modelyard.domain.routing_table import ReplicaRoute, ReplicaSnapshot
 from modelyard.policy.dispatch import DispatchRules
 from modelyard.policy.scaling import divide
-from modelyard.sim.engine import Engine, EngineSpec, Task
+from modelyard.sim.engine import Engine
 from modelyard.sim.events import Event, Events
 from modelyard.sim.gateway import Floor, Front, Gateway, Marks, Table
 from modelyard.sim.requests import Arrival, Request
 from modelyard.sim.scaler import Scaler, View
+from modelyard.sim.tasks import EngineSpec, Task
 
 SWEEP_S = 0.25
 """As often as a gateway looks at deadlines."""

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modelyard.policy.engine_model import Speed
-from modelyard.sim.engine import BLOCK_TOKENS, Engine, EngineSpec, Task
+from modelyard.sim.engine import Engine
+from modelyard.sim.tasks import BLOCK_TOKENS, EngineSpec, Task
 
 SPEED = Speed(0.02, 0.0003, 0.0001, 1e-7)
 

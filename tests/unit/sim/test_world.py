@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from modelyard.domain.endpoints import Scaling
 from modelyard.policy.dispatch import DispatchRules
 from modelyard.policy.engine_model import Speed
-from modelyard.sim.engine import EngineSpec
 from modelyard.sim.report import summary
 from modelyard.sim.requests import Arrival, Request, faster
+from modelyard.sim.tasks import EngineSpec
 from modelyard.sim.world import ReleaseSpec, World, WorldSpec
 
 SPEED = Speed(0.02, 0.0003, 0.0001, 1e-7)
