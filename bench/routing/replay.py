@@ -1,15 +1,16 @@
 """Replay a trace through a router and engines in virtual time."""
 
 import heapq
-import json
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import ceil
 from pathlib import Path
 
 from bench.routing.engine import BATCH_MAX, BLOCK_TOKENS, CACHE_BLOCKS, Engine, Request, reading_s
 from bench.routing.policies import Policy
+from modelyard.sim.traces import mooncake
 
 
 @dataclass(frozen=True)
@@ -25,17 +26,10 @@ class Outcome:
 
 def read(lines: Iterable[str], *, load: float = 1.0, limit: int | None = None) -> list[Request]:
     """Return the requests of a Mooncake trace, ``load`` times as fast as they came."""
-    requests = []
-    for number, line in enumerate(lines):
-        if limit is not None and number >= limit:
-            break
-        row = json.loads(line)
-        at_s = row["timestamp"] / 1000 / load
-        # The last block of a prompt is seldom whole, and only whole ones are cached.
-        blocks = tuple(row["hash_ids"][: row["input_length"] // 512])
-        requests.append(Request(number, at_s, row["input_length"], max(1, row["output_length"]), blocks))
-    requests.sort(key=lambda request: request.at_s)
-    return requests
+    return [
+        Request(number, one.at_s / load, one.prompt_tokens, one.output_tokens, one.blocks)
+        for number, one in enumerate(mooncake(islice(lines, limit)))
+    ]
 
 
 def read_file(path: Path, *, load: float = 1.0) -> list[Request]:

@@ -180,7 +180,13 @@ def _made(given: Given) -> _Made:
     loops = Loops(Parts(config, store, given.fleet, engines, artifacts, feed, publisher, clock, signals, forecasts))
     leases = LeaseOffice(feed=feed, table=lambda: publisher.table, workers=config.gateway.workers, clock=clock)
     tidings = TidingsPublisher(
-        store=store, usage=given.usage, feed=feed, clock=clock, snapshots=loops.snapshots, terms=terms
+        store=store,
+        usage=given.usage,
+        feed=feed,
+        clock=clock,
+        snapshots=loops.snapshots,
+        speeds=loops.speeds,
+        terms=terms,
     )
     notices, billing = _billing(given, terms, lambda: _refresh(tidings, publisher))
     uploads, sweep, retention = _keepers(given, artifacts)

@@ -5,20 +5,21 @@ keys and tenants, dispatchers of endpoints) stay. Everything here is in memory:
 the data plane asks nobody while a request waits.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from modelyard.config import GatewayConfig
 from modelyard.domain.demand import EndpointDemand, ReplicaReport, Report
 from modelyard.domain.endpoints import Timeouts
-from modelyard.domain.routing_table import EndpointRoute, RoutingTable
+from modelyard.domain.routing_table import EndpointRoute, EngineSpeed, RoutingTable
 from modelyard.domain.signals import ReleaseCounts
 from modelyard.gateway.accounts import Accounts, KeyState
 from modelyard.policy import waits
 from modelyard.policy.admission import OutputPredictor
 from modelyard.policy.breaker import Tolerance
 from modelyard.policy.dispatch import Dispatcher, DispatchRules, ReplicaLoad, Waiter
+from modelyard.policy.engine_model import Speed
 from modelyard.policy.pricelist import NEVER, Sheet, most_of, sheet
 from modelyard.policy.seats import Seats
 from modelyard.policy.tallies import TOLD_S, ReleaseTally
@@ -72,7 +73,7 @@ class EndpointState(Generic[W]):
     """Tokens that the chat template adds to a prompt, from short ones."""
     templates_seen: int = 0
     """Short prompts that it was learnt from."""
-    mean_s: float = 1.0
+    mean_s: float = waits.ANSWER_S
     """Smoothed seconds of an answer, for ``retry-after`` while the line's own rate is unknown."""
     patience: Patience = field(init=False)
     outputs: OutputPredictor = field(default_factory=OutputPredictor)
@@ -131,6 +132,15 @@ class EndpointState(Generic[W]):
         if beyond < self.template_tokens:
             weight = max(weight, TEMPLATE_DOWN_WEIGHT)
         self.template_tokens += weight * (beyond - self.template_tokens)
+
+    def expect(self, speeds: Mapping[str, Speed]) -> None:
+        """Take how fast its engines are from what their pages told the controller, until they have answered here."""
+        for release in self.route.releases:
+            if release.weight and (speed := speeds.get(release.version_id)) is not None:
+                self.dispatcher.expect(speed)
+                if self.mean_s == waits.ANSWER_S:
+                    self.mean_s = waits.answer_s(speed, max((one.slots for one in release.replicas), default=1))
+                return
 
     def retry_after_s(self, now_s: float) -> float:
         """Return when a place in the line should be free."""
@@ -253,6 +263,12 @@ class Catalog(Generic[W]):
                 else:
                     found.append(tally.counts(endpoint_id, version_id))
         return found
+
+    def expect(self, told: Iterable[EngineSpeed]) -> None:
+        """Take over how fast the engines of versions are."""
+        speeds = {one.version_id: Speed(one.step_s, one.request_s, one.prefill_token_s, one.kv_token_s) for one in told}
+        for endpoint in self._endpoints.values():
+            endpoint.expect(speeds)
 
     def _take_endpoints(self, table: RoutingTable, now_s: float) -> None:
         changed = [

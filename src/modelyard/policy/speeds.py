@@ -1,9 +1,9 @@
 """How fast engines are, learned from their metrics pages as somebody reads them; one model a version."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from modelyard.policy.engine_model import EngineModel, Look, between, learn
+from modelyard.policy.engine_model import EngineModel, Look, Speed, between, learn
 
 _NEWEST = 0.3
 """Weight of the newest rate of tokens: a page that was read in a pause says little."""
@@ -43,6 +43,12 @@ class Speeds:
             if (watched := self._watched.get(replica_id)) is not None and watched.tokens_s is not None
         ]
         return sum(rates) if rates else None
+
+    def known(self) -> Iterator[tuple[str, Speed]]:
+        """Yield the versions of which enough was seen, with their speeds."""
+        for version_id, model in self.models.items():
+            if model.is_known:
+                yield version_id, model.speed
 
     def keep(self, replica_ids: Iterable[str]) -> None:
         """Forget all other replicas; what their versions can do stays known."""

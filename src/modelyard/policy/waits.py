@@ -5,8 +5,12 @@ the mean time of an answer and the number of slots do; for a model that loads,
 what the controller expects of the load.
 """
 
+from modelyard.policy.admission import OUTPUT_DEFAULT
 from modelyard.policy.dispatch import Dispatcher, W
+from modelyard.policy.engine_model import Speed
 
+ANSWER_S = 1.0
+"""What an answer is taken to last while nobody knows."""
 RETRY_AFTER_S = (1.0, 60.0)
 """What a caller is told to wait is between these."""
 
@@ -35,3 +39,8 @@ def retry_after_s(dispatcher: Dispatcher[W], *, now_s: float, mean_s: float) -> 
         slots = sum(replica.slots for replica in dispatcher.replicas) or 1
         predicted_s = (len(dispatcher.line) + 1) * mean_s / slots
     return max(RETRY_AFTER_S[0], min(RETRY_AFTER_S[1], predicted_s))
+
+
+def answer_s(speed: Speed, slots: int) -> float:
+    """Return what an answer of usual length should take on an engine of this speed, when all its slots are taken."""
+    return OUTPUT_DEFAULT * speed.iteration_s(slots, 0.0, 4.0 * OUTPUT_DEFAULT * slots)

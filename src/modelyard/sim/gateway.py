@@ -15,6 +15,7 @@ from modelyard.domain.routing_table import ReplicaRoute, ReplicaSnapshot
 from modelyard.policy import waits
 from modelyard.policy.admission import OUTPUT_LEFT_MIN, OutputPredictor
 from modelyard.policy.dispatch import Dispatcher, DispatchRules, Verdict
+from modelyard.policy.engine_model import Speed
 from modelyard.policy.job import Job
 from modelyard.policy.replica_load import ReplicaLoad
 from modelyard.policy.routing import EngineModel
@@ -119,7 +120,7 @@ class Gateway:
     in_flight: int = 0
     arrivals: int = 0
     last_request_s: float = 0.0
-    mean_s: float = 1.0
+    mean_s: float = waits.ANSWER_S
     dispatcher: Dispatcher[Request] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -227,6 +228,12 @@ class Gateway:
         return waits.wait_s(
             self.dispatcher, now_s=now_s, in_flight=self.in_flight, mean_s=self.mean_s, eta_s=self.eta_s
         )
+
+    def expect(self, speed: Speed, slots: int) -> None:
+        """Take what the controller learned of the engines, until they have answered here."""
+        self.dispatcher.expect(speed)
+        if self.mean_s == waits.ANSWER_S:
+            self.mean_s = waits.answer_s(speed, slots)
 
     def report(self, now_s: float) -> Report:
         """Return what the controller is told, as ``gateway/catalog.py`` does."""

@@ -10,6 +10,7 @@
 
 import csv
 import json
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -86,22 +87,21 @@ def azure(path: Path) -> list[Arrival]:
     ]
 
 
-def mooncake(path: Path) -> list[Arrival]:
+def mooncake(lines: Iterable[str]) -> list[Arrival]:
     """Return the requests of a Mooncake trace, in order; their hashes are of whole blocks only."""
     arrivals = []
-    with path.open() as lines:
-        for line in lines:
-            row = json.loads(line)
-            prompt = row["input_length"]
-            arrivals.append(
-                Arrival(
-                    at_s=row["timestamp"] / 1000,
-                    prompt_tokens=prompt,
-                    output_tokens=max(1, row["output_length"]),
-                    # The last block of a prompt is seldom whole, and only whole ones are cached.
-                    blocks=tuple(row["hash_ids"][: prompt // MOONCAKE_BLOCK_TOKENS]),
-                )
+    for line in lines:
+        row = json.loads(line)
+        prompt = row["input_length"]
+        arrivals.append(
+            Arrival(
+                at_s=row["timestamp"] / 1000,
+                prompt_tokens=prompt,
+                output_tokens=max(1, row["output_length"]),
+                # The last block of a prompt is seldom whole, and only whole ones are cached.
+                blocks=tuple(row["hash_ids"][: prompt // MOONCAKE_BLOCK_TOKENS]),
             )
+        )
     arrivals.sort(key=lambda arrival: arrival.at_s)
     return arrivals
 

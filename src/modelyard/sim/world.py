@@ -261,6 +261,9 @@ class World:
         live = [replica for replica in self.replicas.values() if not replica.is_draining]
         gateways = [front for front in self.fronts if isinstance(front, Gateway)]
         wanted = self.scaler.decide(View(now_s, gateways, live, slots=self._slots(live)))
+        for _, speed in self.scaler.speeds.known():
+            for gateway in gateways:
+                gateway.expect(speed, self._slots(live))
         shares = divide(wanted, {release.version_id: release.weight for release in self.spec.releases})
         for release in self.spec.releases:
             self._resize(release, shares[release.version_id], now_s)

@@ -4,9 +4,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from modelyard.domain.endpoints import Progress, Stage
-from modelyard.domain.routing_table import ReplicaRoute
+from modelyard.domain.routing_table import ReleaseRoute, ReplicaRoute
 from modelyard.gateway.catalog import CHARS_PER_TOKEN, EndpointState
 from modelyard.policy.dispatch import Dispatcher, DispatchRules, Verdict
+from modelyard.policy.engine_model import Speed
 from modelyard.policy.job import Job
 
 
@@ -110,3 +111,23 @@ def test_a_sleeping_endpoint_has_no_wait_until_somebody_stands_before_it() -> No
     endpoint.dispatcher.arrive(Waiter(), now_s=1.0, deadline_s=9.0)
     endpoint.in_flight = 1
     assert endpoint.wait_s(1.0) == 12.0
+
+
+def test_until_an_engine_has_answered_here_its_speed_is_what_the_controller_learned() -> None:
+    endpoint = served(in_flight=3)
+    replica = ReplicaRoute("r", "h", 1, "s", 2)
+    endpoint.route = cast(
+        "Any", SimpleNamespace(progress=Progress(Stage.READY), releases=(ReleaseRoute("v", 100, (replica,)),))
+    )
+    unknown_s = endpoint.wait_s(1.0)
+    endpoint.expect({"other": Speed(9.0)})
+    assert endpoint.wait_s(1.0) == unknown_s
+    endpoint.expect({"v": Speed(0.1, 0.0, 0.001, 0.0)})
+    assert endpoint.wait_s(1.0) > 10 * unknown_s  # 256 tokens, a tenth of a second each
+    assert 800 < endpoint.dispatcher.model.prefill_tokens_per_s < 1000
+    known_s = endpoint.mean_s
+    endpoint.learn(text_length=400, prompt_tokens=100, seconds=2.0)
+    learned_s = endpoint.mean_s
+    endpoint.expect({"v": Speed(0.5)})
+    assert learned_s < known_s
+    assert endpoint.mean_s == learned_s
