@@ -343,7 +343,8 @@ class World:
         return Gateway(
             number,
             self,
-            spec.rules,
+            # As ``gateway/catalog.py`` divides memory among its workers.
+            msgspec.structs.replace(spec.rules, kv_share_max=spec.rules.kv_share_max / spec.gateways),
             chance,
             queue_wait_s=spec.queue_wait_s,
             load_wait_s=spec.load_wait_s,

@@ -106,6 +106,14 @@ def test_admission_by_memory_keeps_engines_from_computing_twice() -> None:
     assert seen[True].span_s < 1.25 * seen[False].span_s
 
 
+def test_several_gateways_fill_no_cache_over_together() -> None:
+    engine = msgspec.structs.replace(ENGINE, kv_blocks=600, hash_tokens=0)
+    arrivals = [msgspec.structs.replace(one, blocks=()) for one in load(5, 300, 20.0, output_max=400)]
+    world = World(one_release(2, engine, gateways=4, rules=PATIENT, queue_wait_s=1e6), Random(1))
+    seen = summary(world, world.run(arrivals))
+    assert (seen.done, seen.preemptions) == (300, 0)
+
+
 def test_prompts_go_where_they_are_cached() -> None:
     arrivals = load(6, 300, 15.0)
     by_prefix, blindly = (World(one_release(4, uses_prefixes=uses), Random(1)) for uses in (True, False))
