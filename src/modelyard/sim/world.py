@@ -170,6 +170,17 @@ class World:
         request.refused_s, request.refusal = self.events.now_s, why
         self.left -= 1
 
+    def pages(self) -> dict[str, ReplicaSnapshot]:
+        """Return what the pages of replicas that serve say now, and will be as old as when gateways hear of it."""
+        now_s, age_s = self.events.now_s, self.spec.snapshot_age_s
+        return {
+            replica.id: ReplicaSnapshot(
+                replica.id, age_s, replica.engine.running, replica.engine.waiting, replica.engine.kv_usage
+            )
+            for replica in self.replicas.values()
+            if replica.is_ready(now_s)
+        }
+
     # --- what happens ---
 
     def _next(self, number: int, spread: random.Random) -> None:
@@ -237,15 +248,8 @@ class World:
 
     def _look(self) -> None:
         """Read engines' own pages; gateways hear of them later."""
-        now_s, age_s = self.events.now_s, self.spec.snapshot_age_s
-        pages = {
-            replica.id: ReplicaSnapshot(
-                replica.id, age_s, replica.engine.running, replica.engine.waiting, replica.engine.kv_usage
-            )
-            for replica in self.replicas.values()
-            if replica.is_ready(now_s)
-        }
-        self.events.after(age_s, lambda: self._hear(pages))
+        pages = self.pages()
+        self.events.after(self.spec.snapshot_age_s, lambda: self._hear(pages))
         if self.left:
             self.events.after(self.spec.snapshot_s, self._look)
 
