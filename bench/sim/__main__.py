@@ -1,9 +1,9 @@
 """The request level of the simulator: ``python -m bench.sim [PART …] [--seeds 3] [--json FILE]``.
 
 ``accuracy``: simulated beside real vLLM, on requests whose times the fit has not seen. ``admission``: one replica on
-Azure's conversations, admitted in five ways. ``fairness``: two tenants, by tokens and by turns. ``routing``: the
-routers of ``bench.routing`` before these engines. ``speed``: events a second. Recordings are in ``tests/data``, traces
-in the folder that ``--traces`` or ``MODELYARD_TRACES`` names.
+Azure's conversations, admitted in five ways. ``fairness``: two tenants, by tokens and by turns. ``speed``: events a
+second. Recordings are in ``tests/data``, traces in
+the folder that ``--traces`` or ``MODELYARD_TRACES`` names.
 """
 
 import argparse
@@ -17,16 +17,16 @@ from statistics import mean
 import msgspec
 
 from bench import tools
-from bench.sim import accuracy, admission, fair, routers
+from bench.sim import accuracy, admission, fair
 from modelyard.sim.report import summary
 from modelyard.sim.tasks import EngineSpec
-from modelyard.sim.traces import azure, mooncake
+from modelyard.sim.traces import azure
 from modelyard.sim.world import ReleaseSpec, World, WorldSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
 FOLDER = ROOT.parent / "shared" / "traces"
-PARTS = ("accuracy", "admission", "fairness", "routing", "speed")
+PARTS = ("accuracy", "admission", "fairness", "speed")
 
 
 def show_accuracy() -> list[object]:
@@ -109,29 +109,6 @@ def show_fairness(seeds: int) -> None:
         print(f"| {name} | {alone:.3f} | {beside:.3f} | {beside / alone:.2f} | {flood:.1f} |")
 
 
-def show_routing(folder: Path, seed: int) -> None:
-    """Print how the routers of ``bench.routing`` do before these engines."""
-    for name in ("conversation", "synthetic"):
-        path = folder / f"mooncake_{name}_trace.jsonl"
-        if not path.is_file():
-            raise tools.fail(f"{path} is missing; see bench.routing")
-        with path.open() as lines:
-            arrivals = mooncake(lines)
-        for staleness_s in (0.0, 1.0):
-            age = f"read every {staleness_s:g} s" if staleness_s else "read for each request"
-            found = routers.routed(arrivals, replicas=8, staleness_s=staleness_s, seed=seed)
-            print(f"\nMooncake's {name} trace, 8 replicas, gauges {age}\n")
-            print("| router | hit rate | TTFT p50 s | p90 s | p99 s | ≤ 5 s | p90: × round robin | × llm-d |")
-            print("|---|---:|---:|---:|---:|---:|---:|---:|")
-            robin, llm_d = found["round robin"].ttft_s.p90, found["llm-d weights"].ttft_s.p90
-            for router, seen in found.items():
-                ttft = seen.ttft_s
-                print(
-                    f"| {router} | {seen.hit_rate:.2f} | {ttft.p50:.2f} | {ttft.p90:.2f} | {ttft.p99:.2f} |"
-                    f" {seen.within_share:.1%} | {robin / ttft.p90:.2f} | {llm_d / ttft.p90:.2f} |"
-                )
-
-
 def speed(folder: Path, seed: int) -> None:
     """Print how fast the simulator is on this machine."""
     arrivals = azure(folder / "azure_llm_2023_conv.csv")
@@ -164,8 +141,6 @@ def main() -> None:
         found["admission"] = show_admission(options.traces, 1, options.requests)
     if "fairness" in parts:
         show_fairness(options.seeds)
-    if "routing" in parts:
-        show_routing(options.traces, 1)
     if "speed" in parts:
         speed(options.traces, 1)
     if options.json is not None:
