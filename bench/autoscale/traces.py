@@ -5,14 +5,14 @@ hour of one service (Azure/AzurePublicDataset, CC-BY 4.0). Neither is in this re
 """
 
 import ast
-import csv
 import math
 import random
 import struct
 import zipfile
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
+
+from modelyard.sim import traces as sim_traces
 
 SLOT_S = 600
 
@@ -41,13 +41,7 @@ def _numbers(page: bytes) -> tuple[tuple[int, ...], list[float] | list[str]]:
 
 def azure(folder: Path, name: str) -> list[float]:
     """Return the moments of the requests of one Azure service, in seconds from the first."""
-    with (folder / f"azure_llm_2023_{name}.csv").open(newline="") as file:
-        times = sorted(_seconds(row["TIMESTAMP"]) for row in csv.DictReader(file))
-    return [at - times[0] for at in times]
-
-
-def _seconds(text: str) -> float:
-    return datetime.fromisoformat(text[:26]).timestamp()
+    return [one.at_s for one in sim_traces.azure(folder / f"azure_llm_2023_{name}.csv")]
 
 
 def bursts(hours: float, *, calm: float, storm: float, chance: random.Random) -> list[float]:

@@ -1,6 +1,6 @@
 """Replay request traces through routers: ``python -m bench.routing [--trace conversation] [--load 1.0] [--json]``.
 
-Every router meets the same engines (``engine.py``) and the same requests; ours is the gateway's own dispatcher. The
+Every router meets the same engines and the same requests (``replay.py``); ours is the gateway's own dispatcher. The
 row "floor" is nobody's: each prompt is read at once, alone, with one cache for all replicas. Traces: Mooncake's, in
 the folder that ``--traces`` or ``MODELYARD_TRACES`` names.
 """
@@ -8,23 +8,21 @@ the folder that ``--traces`` or ``MODELYARD_TRACES`` names.
 import argparse
 import json
 import os
-import random
 from dataclasses import asdict
 from pathlib import Path
 
 from bench import tools
 from bench.routing import cost
-from bench.routing.engine import BATCH_MAX, Request
-from bench.routing.ours import Modelyard
-from bench.routing.policies import PEERS, LlmD, Policy, RoundRobin
-from bench.routing.replay import Outcome, floor, outcome, read_file, replay
+from bench.routing.policies import PEERS, LlmD, RoundRobin
+from bench.routing.replay import BATCH_MAX, OURS, Outcome, Setting, floor, outcome, read_file, replay
+from modelyard.sim.requests import Arrival
 
 TRACES = ("conversation", "synthetic")
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "traces"
 FLOOR = "floor: no waiting, one cache"
 
 
-def trace(folder: Path, name: str, load: float) -> list[Request]:
+def trace(folder: Path, name: str, load: float) -> list[Arrival]:
     """Return the requests of one trace, or end with how to get it."""
     path = folder / f"mooncake_{name}_trace.jsonl"
     if not path.is_file():
@@ -35,17 +33,11 @@ def trace(folder: Path, name: str, load: float) -> list[Request]:
     return read_file(path, load=load)
 
 
-def rows(
-    requests: list[Request], *, replicas: int, staleness_s: float, batch_max: int, slots: int, seed: int
-) -> dict[str, Outcome]:
+def rows(arrivals: list[Arrival], setting: Setting) -> dict[str, Outcome]:
     """Return what callers saw, by router."""
-    routers: list[Policy] = [kind(replicas, random.Random(seed)) for kind in PEERS]
-    routers.append(Modelyard(replicas, random.Random(seed), slots=slots))
-    found = {}
-    for router in routers:
-        seen = replay(requests, router, replicas=replicas, staleness_s=staleness_s, batch_max=batch_max)
-        found[router.name] = outcome(seen)
-    found[FLOOR] = floor(requests, replicas=replicas)
+    found = {kind.name: outcome(replay(arrivals, kind, setting)) for kind in PEERS}
+    found[OURS] = outcome(replay(arrivals, None, setting))
+    found[FLOOR] = floor(arrivals, replicas=setting.replicas)
     return found
 
 
@@ -83,14 +75,8 @@ def main() -> None:
     for name in options.trace or TRACES:
         requests = trace(options.traces, name, options.load)
         for staleness_s in options.staleness or (0.0, 1.0):
-            found = rows(
-                requests,
-                replicas=options.replicas,
-                staleness_s=staleness_s,
-                batch_max=options.batch,
-                slots=options.slots or options.batch,
-                seed=options.seed,
-            )
+            setting = Setting(options.replicas, staleness_s, options.batch, options.slots or 0, options.seed)
+            found = rows(requests, setting)
             seen = {router: asdict(result) for router, result in found.items()}
             results.append({"trace": name, "staleness_s": staleness_s, "routers": seen})
             if not options.json:

@@ -8,45 +8,43 @@ import random
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from statistics import mean, pstdev
-from typing import Protocol
 
-from bench.routing.engine import BLOCK_TOKENS, CACHE_BLOCKS, Gauges, Request
+BLOCK_TOKENS = 512
+"""Tokens of a prompt that a hash of Mooncake's traces stands for."""
+CACHE_BLOCKS = 4_000
+"""Such blocks that an engine's KV cache holds."""
 
 
-class Policy(Protocol):
-    """A router."""
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a router knows of a request."""
 
-    name: str
+    number: int
+    prompt_tokens: int
+    blocks: tuple[int, ...]
 
-    def pick(self, request: Request, now_s: float) -> int | None:
-        """Return the engine for a request that has come, or None: it waits before the engines."""
-        ...
 
-    def begun(self, request: Request, index: int, now_s: float) -> None:
-        """Note a first token."""
-        ...
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What an engine's metrics page says."""
 
-    def done(self, request: Request, index: int, now_s: float) -> list[tuple[Request, int]]:
-        """Note the end of an answer; return who has waited and goes where now."""
-        ...
-
-    def polled(self, gauges: list[Gauges], now_s: float) -> None:
-        """Note what the engines' metrics pages say."""
-        ...
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
 
 
 @dataclass
 class Known:
     """What a router keeps of one replica."""
 
-    gauges: Gauges = field(default_factory=Gauges)
+    gauges: Gauges = Gauges()
     sent_since_poll: int = 0
     running: int = 0
     pending_tokens: int = 0
     kv_tokens: int = 0
     blocks: OrderedDict[int, None] = field(default_factory=OrderedDict)
 
-    def match(self, request: Request) -> int:
+    def match(self, request: Asked) -> int:
         held = 0
         for block in request.blocks:
             if block not in self.blocks:
@@ -54,7 +52,7 @@ class Known:
             held += 1
         return held
 
-    def remember(self, request: Request) -> None:
+    def remember(self, request: Asked) -> None:
         for block in reversed(request.blocks):
             self.blocks[block] = None
             self.blocks.move_to_end(block)
@@ -72,11 +70,12 @@ class Base:
         self.chance = chance
         self.needs: dict[int, int] = {}
 
-    def rule(self, request: Request) -> list[int]:
+    def rule(self, request: Asked) -> list[int]:
         """Return the equally good replicas."""
         raise NotImplementedError
 
-    def pick(self, request: Request, now_s: float) -> int:
+    def pick(self, request: Asked) -> int:
+        """Return the engine for a request that has come."""
         index = self.chance.choice(self.rule(request))
         known = self.known[index]
         self.needs[request.number] = need = request.prompt_tokens - known.match(request) * BLOCK_TOKENS
@@ -87,15 +86,17 @@ class Base:
         known.remember(request)
         return index
 
-    def begun(self, request: Request, index: int, now_s: float) -> None:
+    def begun(self, request: Asked, index: int) -> None:
+        """Note a first token."""
         self.known[index].pending_tokens -= self.needs.pop(request.number)
 
-    def done(self, request: Request, index: int, now_s: float) -> list[tuple[Request, int]]:
+    def done(self, request: Asked, index: int) -> None:
+        """Note the end of an answer."""
         self.known[index].running -= 1
         self.known[index].kv_tokens -= request.prompt_tokens
-        return []
 
-    def polled(self, gauges: list[Gauges], now_s: float) -> None:
+    def polled(self, gauges: list[Gauges]) -> None:
+        """Note what the engines' metrics pages say."""
         for known, gauge in zip(self.known, gauges, strict=True):
             known.gauges = gauge
             known.sent_since_poll = 0
@@ -109,7 +110,7 @@ class RoundRobin(Base):
     name = "round robin"
     turn = -1
 
-    def rule(self, request: Request) -> list[int]:
+    def rule(self, request: Asked) -> list[int]:
         self.turn = (self.turn + 1) % len(self.known)
         return [self.turn]
 
@@ -119,7 +120,7 @@ class LeastRequests(Base):
 
     name = "least requests"
 
-    def rule(self, request: Request) -> list[int]:
+    def rule(self, request: Asked) -> list[int]:
         return self.lowest([known.running for known in self.known])
 
 
@@ -128,7 +129,7 @@ class AIBrix(Base):
 
     name = "AIBrix rule"
 
-    def rule(self, request: Request) -> list[int]:
+    def rule(self, request: Asked) -> list[int]:
         loads = [known.running for known in self.known]
         if max(loads) - min(loads) > 8:
             return self.lowest([float(load) for load in loads])
@@ -146,7 +147,7 @@ class SGLang(Base):
 
     name = "SGLang two tiers"
 
-    def rule(self, request: Request) -> list[int]:
+    def rule(self, request: Asked) -> list[int]:
         loads = [known.gauges.running + known.gauges.waiting + known.sent_since_poll for known in self.known]
         if not (max(loads) - min(loads) > 32 and max(loads) > 1.0001 * min(loads)):
             matches = [known.match(request) for known in self.known]
@@ -161,7 +162,7 @@ class LlmD(Base):
     name = "llm-d weights"
     adds_own = False
 
-    def rule(self, request: Request) -> list[int]:
+    def rule(self, request: Asked) -> list[int]:
         own = [known.sent_since_poll if self.adds_own else 0 for known in self.known]
         queues = [known.gauges.waiting + more for known, more in zip(self.known, own, strict=True)]
         low, high = min(queues), max(queues)
@@ -186,7 +187,7 @@ class Dynamo(Base):
 
     name = "Dynamo cost"
 
-    def rule(self, request: Request) -> list[int]:
+    def rule(self, request: Asked) -> list[int]:
         costs = []
         for known in self.known:
             reading = known.pending_tokens + request.prompt_tokens - known.match(request) * BLOCK_TOKENS

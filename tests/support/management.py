@@ -25,7 +25,6 @@ from modelyard.control.context import Context
 from modelyard.control.files import FileDesk
 from modelyard.control.part_files import PartFiles
 from modelyard.control.requests import RequestDesk
-from modelyard.control.signals import Signals
 from modelyard.control.terms import TermsDesk
 from modelyard.control.uploads import UploadDesk
 from modelyard.control.webhooks import WebhookSender
@@ -45,6 +44,7 @@ from modelyard.engines.simulated import SimulatedEngine
 from modelyard.fleet.local import LocalFleet
 from modelyard.ids import hash_secret, new_api_key
 from modelyard.policy.addresses import networks
+from modelyard.policy.signals import Signals
 from modelyard.stores.contents import DiskContents
 from modelyard.stores.sql import (
     SqlBatchStore,

@@ -19,7 +19,6 @@ from modelyard.control.artifacts import ArtifactStore, Sources
 from modelyard.control.bootstrap import ensure_platform
 from modelyard.control.loops import Loops, Parts
 from modelyard.control.rollouts import Rollouts, Windows
-from modelyard.control.signals import Signals
 from modelyard.control.table import TablePublisher
 from modelyard.domain.catalog import Artifact, ModelVersion
 from modelyard.domain.demand import EndpointDemand, ReplicaReport, Report
@@ -33,6 +32,7 @@ from modelyard.fleet import Fleet, Observed
 from modelyard.fleet.local import LocalFleet, stop_all
 from modelyard.ids import new_id
 from modelyard.policy.addresses import networks
+from modelyard.policy.signals import Signals
 from modelyard.stores import ControlStore
 from modelyard.stores.feed import FeedClient, FeedServer
 from modelyard.stores.sql import SqlControlStore, open_database

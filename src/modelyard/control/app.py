@@ -36,7 +36,6 @@ from modelyard.control.part_files import PartFiles
 from modelyard.control.replica_book import ReplicaBook
 from modelyard.control.requests import RequestDesk
 from modelyard.control.rollouts import Rollouts
-from modelyard.control.signals import Signals
 from modelyard.control.table import TablePublisher
 from modelyard.control.terms import TermsDesk
 from modelyard.control.tidings import TidingsPublisher
@@ -47,6 +46,7 @@ from modelyard.engines import Engines
 from modelyard.fleet import Fleet
 from modelyard.metering.delivery import Delivery
 from modelyard.metering.retention import Retention
+from modelyard.policy.signals import Signals
 from modelyard.stores import (
     BatchStore,
     BillingStore,
@@ -181,7 +181,13 @@ def _made(given: Given) -> _Made:
     loops = Loops(Parts(config, store, given.fleet, engines, artifacts, feed, publisher, clock, signals, forecasts))
     leases = LeaseOffice(feed=feed, table=lambda: publisher.table, workers=config.gateway.workers, clock=clock)
     tidings = TidingsPublisher(
-        store=store, usage=given.usage, feed=feed, clock=clock, snapshots=loops.snapshots, terms=terms
+        store=store,
+        usage=given.usage,
+        feed=feed,
+        clock=clock,
+        snapshots=loops.snapshots,
+        speeds=loops.speeds,
+        terms=terms,
     )
     notices, billing = _billing(given, terms, lambda: _refresh(tidings, publisher))
     uploads, sweep, retention = _keepers(given, artifacts)

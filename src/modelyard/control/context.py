@@ -16,7 +16,6 @@ from modelyard.control.billing import BillingDesk
 from modelyard.control.books import Books
 from modelyard.control.files import FileDesk
 from modelyard.control.requests import RequestDesk
-from modelyard.control.signals import Signals
 from modelyard.control.terms import TermsDesk
 from modelyard.control.uploads import UploadDesk
 from modelyard.control.webhooks import WebhookSender
@@ -29,6 +28,7 @@ from modelyard.fleet import Fleet
 from modelyard.observe.rounds import RoundStatus, RoundTimes
 from modelyard.policy import scaling
 from modelyard.policy.forecast import Profile
+from modelyard.policy.signals import Signals
 from modelyard.stores import BatchStore, BillingStore, ControlStore, EventStore, UsageStore
 
 

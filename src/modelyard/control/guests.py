@@ -24,7 +24,6 @@ from modelyard.clock import Clock
 from modelyard.control.engine_calls import EngineCallError, EngineCalls
 from modelyard.control.loadtimes import LoadTimes
 from modelyard.control.observer import Observer
-from modelyard.control.signals import Signals
 from modelyard.control.supplies import Supplied, Supplies, SupplyError
 from modelyard.control.tasks import KeyedTasks
 from modelyard.control.world import World
@@ -37,6 +36,7 @@ from modelyard.policy.adapter_bases import doubt_of_base
 from modelyard.policy.guests import Key
 from modelyard.policy.progress import Fetch
 from modelyard.policy.rollouts import sizes
+from modelyard.policy.signals import Signals
 from modelyard.stores import ControlStore, Event, EventData
 
 RATE_S = 60.0

@@ -31,7 +31,6 @@ from modelyard.control.observer import Observer, Target
 from modelyard.control.passes import Passed, Tools
 from modelyard.control.placing import Placer
 from modelyard.control.pools import Pools
-from modelyard.control.signals import Signals
 from modelyard.control.sizing import Sizing
 from modelyard.control.supplies import Supplies
 from modelyard.control.table import TablePublisher
@@ -42,7 +41,7 @@ from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import Report
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.nodes import NodeSeen
-from modelyard.domain.routing_table import Heartbeat, ReplicaSnapshot
+from modelyard.domain.routing_table import EngineSpeed, Heartbeat, ReplicaSnapshot
 from modelyard.engines import EngineLoad, Engines
 from modelyard.fleet import Fleet
 from modelyard.observe.rounds import RoundStatus, RoundTimes
@@ -51,6 +50,7 @@ from modelyard.policy.costs import hourly_nanousd
 from modelyard.policy.eviction import Rule
 from modelyard.policy.guests import Rule as GuestRule
 from modelyard.policy.reconcile import Pace, Situation, plan
+from modelyard.policy.signals import Signals
 from modelyard.stores import ControlStore, StoreUnavailableError, TableFeed
 
 BEAT_S = 1.0
@@ -131,6 +131,15 @@ class Loops:
     def snapshots(self) -> Sequence[ReplicaSnapshot]:
         """Return what engines said of their load since the last call."""
         return self._tools.observer.snapshots() if self._tools else ()
+
+    def speeds(self) -> Sequence[EngineSpeed]:
+        """Return how fast the engines of versions were seen to be."""
+        if self._tools is None:
+            return ()
+        return [
+            EngineSpeed(version_id, speed.step_s, speed.request_s, speed.prefill_token_s, speed.kv_token_s)
+            for version_id, speed in self._tools.sizing.speeds.known()
+        ]
 
     def size(self, endpoint_id: str) -> tuple[scaling.Seen, scaling.Decision] | None:
         """Return what the last pass saw of an endpoint and which size it decided; None before the first."""

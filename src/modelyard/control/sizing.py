@@ -13,8 +13,6 @@ import msgspec
 
 from modelyard.control.forecasts import Forecasts
 from modelyard.control.observer import Observer
-from modelyard.control.signals import Signals
-from modelyard.control.speeds import Speeds
 from modelyard.control.views import size_of
 from modelyard.control.world import World
 from modelyard.domain.endpoints import Endpoint
@@ -22,9 +20,11 @@ from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.signals import Window
 from modelyard.engines import EngineLoad, Settings
 from modelyard.policy import prewarming, scaling
-from modelyard.policy.engine_model import Capacity, by_model, by_slots
+from modelyard.policy.engine_model import Capacity, Look, capacity_of, utilization_of
 from modelyard.policy.releases import main_release
 from modelyard.policy.rollouts import beside
+from modelyard.policy.signals import Signals
+from modelyard.policy.speeds import Speeds
 
 WINDOW_S = 60.0
 """Time over which rates and quantiles are taken: shorter than any gate."""
@@ -48,12 +48,14 @@ class Sizing:
         seen = size_of(endpoint, world, slots=settings.slots if settings else 1)
         ready = _ready(endpoint, world)
         looked = [(one, *found) for one in ready if (found := self.observer.latest(one.id)) is not None]
-        self.speeds.take(looked, settings.kv_tokens if settings else 0)
+        for replica, at_s, load in looked:
+            if (page := _look(at_s, load, settings.kv_tokens if settings else 0)) is not None:
+                self.speeds.take(replica.id, replica.version_id, page)
         guests = [guest.id for guest in world.guests.get(endpoint.id, ())]
         window = self.signals.window(endpoint.id, None, WINDOW_S, guests=guests) if self.signals else _NOTHING
         loads = [load for _, _, load in looked]
         capacity = self._capacity(endpoint, settings, window)
-        tokens_s = self.speeds.tokens_s(ready)
+        tokens_s = self.speeds.tokens_s(replica.id for replica in ready)
         seen = msgspec.structs.replace(
             seen,
             utilization=_utilization(loads, ready, capacity, tokens_s),
@@ -90,18 +92,10 @@ class Sizing:
 
     def _capacity(self, endpoint: Endpoint, settings: Settings | None, window: Window) -> Capacity | None:
         """Return what one replica serves, from the requests of the last minute; None when there were none."""
-        if settings is None or window.requests == 0:
+        if settings is None:
             return None
-        prompt, completion = window.prompt_tokens / window.requests, window.completion_tokens / window.requests
         model = self.speeds.models.get(main_release(endpoint).version_id)
-        if model is not None:
-            batch = settings.slots
-            if settings.kv_tokens:
-                batch = max(1, min(batch, int(settings.kv_tokens / max(prompt + completion, 1.0))))
-            known = by_model(model, batch=batch, prompt_tokens=prompt, completion_tokens=completion)
-            if known is not None:
-                return known
-        return by_slots(settings.slots, service_s=window.service_s / window.requests, completion_tokens=completion)
+        return capacity_of(model, window, slots=settings.slots, kv_tokens=settings.kv_tokens)
 
     def _with_forecast(
         self, endpoint: Endpoint, world: World, seen: scaling.Seen, memory: scaling.Memory | None
@@ -142,13 +136,23 @@ def _utilization(
 ) -> float | None:
     """Return how busy engines are: by the slots that they use, or by the tokens they write of those they could."""
     running = [load.running for load in loads if load.running is not None]
-    if not running:
+    slots = sum(replica.slots for replica in ready) / max(1, len(ready))
+    return utilization_of(running, slots=slots, ready=len(ready), capacity=capacity, tokens_s=tokens_s)
+
+
+def _look(at_s: float, load: EngineLoad, kv_tokens: int) -> Look | None:
+    """Return what a page said, and when; ``kv_tokens`` is how many the cache holds, 0 for unknown."""
+    if load.running is None or load.generation_tokens_total is None:
         return None
-    slots = sum(replica.slots for replica in ready) / len(ready)
-    share = sum(running) / (len(running) * max(slots, 1.0))
-    if capacity is not None and capacity.tokens_s > 0 and tokens_s is not None:
-        share = max(share, tokens_s / (capacity.tokens_s * len(ready)))
-    return min(share, 1.0)
+    return Look(
+        at_s=at_s,
+        running=load.running,
+        # Those that were cached were not read.
+        prompt_tokens=(load.prompt_tokens_total or 0.0) - (load.prefix_hits_total or 0.0),
+        generation_tokens=load.generation_tokens_total,
+        kv_tokens=(load.kv_usage or 0.0) * kv_tokens,
+        iterations=load.iterations_total,
+    )
 
 
 def _mean(values: Iterable[float]) -> float | None:

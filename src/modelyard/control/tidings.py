@@ -2,7 +2,7 @@
 
 Sums of the ledger for keys and tenants with a quota, each with how far the
 gateways' journals were delivered when it was taken; and what replicas' own
-metrics pages said; and which requests one of the gateways refuses because
+metrics pages said; how fast engines were seen to be; and which requests one of the gateways refuses because
 they take engines down. A gateway counts on by itself between two of them and while
 none come, so a store that is away costs precision and never admission.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from modelyard.clock import Clock
 from modelyard.control.terms import TermsDesk
-from modelyard.domain.routing_table import ReplicaSnapshot, Spent, Tidings
+from modelyard.domain.routing_table import EngineSpeed, ReplicaSnapshot, Spent, Tidings
 from modelyard.domain.tenants import ApiKey, Limits, Tenant, model_subject
 from modelyard.policy.utc import day_name, day_of, month_name
 from modelyard.stores import ControlStore, JournalPosition, SpentRow, StoreUnavailableError, TableFeed, UsageStore
@@ -25,13 +25,21 @@ LOOK_S = 10.0
 _log = logging.getLogger(__name__)
 
 
+def no_speeds() -> Sequence[EngineSpeed]:
+    """Return what is known of engines' speeds where nobody learns them."""
+    return ()
+
+
 def no_snapshots() -> Sequence[ReplicaSnapshot]:
     """Return what is known of replicas where nobody looks at them."""
     return ()
 
 
 class TidingsPublisher:
-    """Gathers tidings and pushes them to ``feed``. ``snapshots`` says what is known of replicas now."""
+    """Gathers tidings and pushes them to ``feed``.
+
+    ``snapshots`` says what is known of replicas now, ``speeds`` of their engines.
+    """
 
     def __init__(
         self,
@@ -41,6 +49,7 @@ class TidingsPublisher:
         feed: TableFeed,
         clock: Clock,
         snapshots: Callable[[], Sequence[ReplicaSnapshot]] = no_snapshots,
+        speeds: Callable[[], Sequence[EngineSpeed]] = no_speeds,
         terms: TermsDesk | None = None,
     ) -> None:
         self._store = store
@@ -48,6 +57,8 @@ class TidingsPublisher:
         self._feed = feed
         self._clock = clock
         self._snapshots = snapshots
+        self._speeds = speeds
+        self._speeds_told_s = float("-inf")
         self._terms = terms
         self._day = 0
         self._tenants: list[Tenant] = []
@@ -93,12 +104,20 @@ class TidingsPublisher:
         """
         async with self._turn:
             spent, delivered = await self._spent()
-            tidings = Tidings(tuple(self._snapshots()), spent, delivered, self._refused())
+            tidings = Tidings(tuple(self._snapshots()), spent, delivered, self._refused(), self._new_speeds())
             last = self._last
             # Replicas that nobody looked at since are no news; the gateways keep what they were told.
-            if tidings.snapshots or last is None or _lasting(tidings) != _lasting(last):
+            if tidings.snapshots or tidings.speeds or last is None or _lasting(tidings) != _lasting(last):
                 self._last = tidings
                 self._feed.tell(tidings)
+
+    def _new_speeds(self) -> tuple[EngineSpeed, ...]:
+        """Return engines' speeds when it is time to tell them: they change slowly, and a new gateway can wait."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._speeds_told_s < LOOK_S:
+            return ()
+        self._speeds_told_s = now_s
+        return tuple(self._speeds())
 
     def _refused(self) -> tuple[tuple[int, float], ...]:
         """Return what any gateway refuses because it takes engines down."""

@@ -116,6 +116,17 @@ class ReplicaSnapshot(msgspec.Struct, frozen=True, array_like=True):
     kv_usage: float | None = None
 
 
+class EngineSpeed(msgspec.Struct, frozen=True, array_like=True):
+    """How fast the engine of a version was seen to be, in seconds: for an iteration, and more of it for each running
+    request, token of a prompt that it reads, and token held (``policy/engine_model.py``)."""
+
+    version_id: str
+    step_s: float
+    request_s: float
+    prefill_token_s: float
+    kv_token_s: float
+
+
 class Spent(msgspec.Struct, frozen=True, array_like=True):
     """What a key or tenant with a quota has in the ledger for the current day and month (UTC), and in all.
 
@@ -146,3 +157,5 @@ class Tidings(msgspec.Struct, frozen=True, tag="tidings"):
     delivered: dict[str, tuple[str, int]] = {}
     refused: tuple[tuple[int, float], ...] = ()
     """Fingerprints of requests that take engines down, and until when (monotonic seconds) they are refused."""
+    speeds: tuple[EngineSpeed, ...] = ()
+    """Told now and then; what is not told is as it was."""

@@ -118,6 +118,8 @@ class EngineLoad(msgspec.Struct, frozen=True):
     """Tokens that speculative decoding proposed."""
     accepted_tokens_total: float | None = None
     """Those of them that the model agreed to."""
+    iterations_total: float | None = None
+    """Steps that it took, each for all requests that ran: what its speed is learned by (``policy/engine_model.py``)."""
     is_sleeping: bool | None = None
     """It has given its memory back until it is woken."""
 

@@ -187,6 +187,8 @@ class VllmEngine(EngineDefaults):
         """Parse the metrics page, by the names of this and of older versions."""
         samples = read_samples(page)
         awake = [value for labels, value in read_labelled(page, "vllm:engine_sleep_state") if _AWAKE in labels]
+        # Ranks take their steps together, and each counts them.
+        steps = [value for _, value in read_labelled(page, "vllm:iteration_tokens_total_count")]
         usage = samples.get("vllm:kv_cache_usage_perc", samples.get("vllm:gpu_cache_usage_perc"))
         return EngineLoad(
             running=count_of(samples, "vllm:num_requests_running"),
@@ -202,6 +204,7 @@ class VllmEngine(EngineDefaults):
                 "vllm:prefix_cache_hits_total", samples.get("vllm:gpu_prefix_cache_hits_total")
             ),
             preemptions_total=samples.get("vllm:num_preemptions_total"),
+            iterations_total=max(steps, default=None),
             draft_tokens_total=samples.get("vllm:spec_decode_num_draft_tokens_total"),
             accepted_tokens_total=samples.get("vllm:spec_decode_num_accepted_tokens_total"),
             is_sleeping=not all(awake) if awake else None,

@@ -5,22 +5,24 @@ keys and tenants, dispatchers of endpoints) stay. Everything here is in memory:
 the data plane asks nobody while a request waits.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from modelyard.config import GatewayConfig
 from modelyard.domain.demand import EndpointDemand, ReplicaReport, Report
 from modelyard.domain.endpoints import Timeouts
-from modelyard.domain.routing_table import EndpointRoute, RoutingTable
+from modelyard.domain.routing_table import EndpointRoute, EngineSpeed, RoutingTable
 from modelyard.domain.signals import ReleaseCounts
 from modelyard.gateway.accounts import Accounts, KeyState
-from modelyard.gateway.tallies import TOLD_S, ReleaseTally
+from modelyard.policy import waits
 from modelyard.policy.admission import OutputPredictor
 from modelyard.policy.breaker import Tolerance
 from modelyard.policy.dispatch import Dispatcher, DispatchRules, ReplicaLoad, Waiter
+from modelyard.policy.engine_model import Speed
 from modelyard.policy.pricelist import NEVER, Sheet, most_of, sheet
 from modelyard.policy.seats import Seats
+from modelyard.policy.tallies import TOLD_S, ReleaseTally
 
 W = TypeVar("W", bound=Waiter)
 
@@ -71,7 +73,7 @@ class EndpointState(Generic[W]):
     """Tokens that the chat template adds to a prompt, from short ones."""
     templates_seen: int = 0
     """Short prompts that it was learnt from."""
-    mean_s: float = 1.0
+    mean_s: float = waits.ANSWER_S
     """Smoothed seconds of an answer, for ``retry-after`` while the line's own rate is unknown."""
     patience: Patience = field(init=False)
     outputs: OutputPredictor = field(default_factory=OutputPredictor)
@@ -141,27 +143,23 @@ class EndpointState(Generic[W]):
             weight = max(weight, TEMPLATE_DOWN_WEIGHT)
         self.template_tokens += weight * (beyond - self.template_tokens)
 
+    def expect(self, speeds: Mapping[str, Speed]) -> None:
+        """Take how fast its engines are from what their pages told the controller, until they have answered here."""
+        for release in self.route.releases:
+            if release.weight and (speed := speeds.get(release.version_id)) is not None:
+                self.dispatcher.expect(speed)
+                if self.mean_s == waits.ANSWER_S:
+                    self.mean_s = waits.answer_s(speed, max((one.slots for one in release.replicas), default=1))
+                return
+
     def retry_after_s(self, now_s: float) -> float:
-        """Return when a place in the line should be free: what waits over the rate it drains at."""
-        wait_s = self.dispatcher.wait_s(now_s=now_s)
-        if wait_s is None:
-            slots = sum(replica.slots for replica in self.dispatcher.replicas) or 1
-            wait_s = (len(self.dispatcher.line) + 1) * self.mean_s / slots
-        return max(1.0, min(60.0, wait_s))
+        """Return when a place in the line should be free."""
+        return waits.retry_after_s(self.dispatcher, now_s=now_s, mean_s=self.mean_s)
 
     def wait_s(self, now_s: float) -> float:
         """Predict how long a request that came now would wait; 0 where nobody is, loaded or not."""
-        if not self.in_flight:
-            return 0.0
-        dispatcher = self.dispatcher
-        waiting = len(dispatcher.line)
-        if dispatcher.is_cold:
-            return self.route.progress.eta_s or 0.0 if waiting else 0.0
-        slots = sum(replica.slots for replica in dispatcher.replicas if not replica.is_draining)
-        if not waiting and dispatcher.running < slots:
-            return 0.0
-        wait_s = dispatcher.wait_s(now_s=now_s) if waiting else None
-        return wait_s if wait_s is not None else (waiting + 1) * self.mean_s / max(1, slots)
+        eta_s = self.route.progress.eta_s
+        return waits.wait_s(self.dispatcher, now_s=now_s, in_flight=self.in_flight, mean_s=self.mean_s, eta_s=eta_s)
 
 
 def _report_on(load: ReplicaLoad) -> ReplicaReport:
@@ -196,7 +194,8 @@ class Catalog(Generic[W]):
         self._rules = DispatchRules(
             places=settings.queue_max,
             bytes_max=settings.queue_bytes_max,
-            kv_share_max=settings.kv_share_max,
+            # Of slots each worker has a part, of memory as well: several that count all of it would fill it over.
+            kv_share_max=settings.kv_share_max / workers,
             retry_share_max=settings.retry_share_max,
             tolerance=Tolerance(
                 error_share_max=settings.error_share_max, ejection_share_max=settings.ejection_share_max
@@ -276,6 +275,12 @@ class Catalog(Generic[W]):
                 else:
                     found.append(tally.counts(endpoint_id, version_id))
         return found
+
+    def expect(self, told: Iterable[EngineSpeed]) -> None:
+        """Take over how fast the engines of versions are."""
+        speeds = {one.version_id: Speed(one.step_s, one.request_s, one.prefill_token_s, one.kv_token_s) for one in told}
+        for endpoint in self._endpoints.values():
+            endpoint.expect(speeds)
 
     def _take_endpoints(self, table: RoutingTable, now_s: float) -> None:
         changed = [

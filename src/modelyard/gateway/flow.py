@@ -400,6 +400,8 @@ class Gateway:
         snapshots = {snapshot.replica_id: snapshot for snapshot in tidings.snapshots}
         for endpoint in self.catalog.endpoints:
             endpoint.dispatcher.observe(snapshots)
+        if tidings.speeds:
+            self.catalog.expect(tidings.speeds)
 
     def forget_heads(self) -> None:
         """Drop what was derived from the last table."""

@@ -11,6 +11,7 @@ from modelyard.domain.routing_table import ReplicaRoute, ReplicaSnapshot
 from modelyard.policy import breaker
 from modelyard.policy.admission import can_ever_fit
 from modelyard.policy.breaker import Failure, Tolerance
+from modelyard.policy.engine_model import Speed
 from modelyard.policy.job import NEVER_S, Job, Looks
 from modelyard.policy.occupancy import Occupancy
 from modelyard.policy.prefixes import PrefixHolders
@@ -20,6 +21,7 @@ from modelyard.policy.routing import (
     CROWD,
     EngineModel,
     choose,
+    expected,
     is_shadowed,
     learn,
     need_tokens,
@@ -273,6 +275,10 @@ class ReplicaSet:
         self.is_asleep = all(replica.is_draining or replica.is_missing for replica in self._own)
 
     # --- what runs there ---
+
+    def expect(self, speed: Speed) -> None:
+        """Take what the engines' pages told others of their speed, until there are answers."""
+        self.model = expected(self.model, speed)
 
     def began(self, replica: ReplicaLoad, job: Job, *, now_s: float) -> None:
         """Note the first token of an answer: the prompt has been read."""

@@ -23,6 +23,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from modelyard.policy.engine_model import Speed
 from modelyard.policy.job import Job, Looks
 from modelyard.policy.prefixes import PrefixHolders, PrefixIndex
 
@@ -45,6 +46,9 @@ LEARN_TOKENS_MIN = 256
 """Below this the first token tells more of the network than of the engine."""
 RATE_MIN, RATE_MAX = 20.0, 1_000_000.0
 """Tokens a second that ``learn`` believes: a large model on a laptop, and ten times the fastest GPU."""
+
+EXPECTED_TOKENS = 1024
+"""A prompt of usual length: what is read of it in a second is taken for the speed of an engine without answers yet."""
 
 _PRIME = (1 << 61) - 1
 _RELEASES = 0x0C4CEB9FE1A85EC5
@@ -331,6 +335,18 @@ def release_point(session: int, chance: Callable[[], float]) -> float:
 def is_shadowed(percent: int, chance: Callable[[], float]) -> bool:
     """Return whether this request is also copied to a release with ``shadow`` = ``percent``."""
     return percent > 0 and chance() * 100.0 < percent
+
+
+def expected(model: EngineModel, speed: Speed) -> EngineModel:
+    """Return the model of an engine of which no answer came yet, by what its own page told others.
+
+    The first answer of one's own says it better: it has the way there and back in it.
+    """
+    if model.samples:
+        return model
+    read_s = speed.iteration_s(1, EXPECTED_TOKENS, EXPECTED_TOKENS)
+    rate = min(max(EXPECTED_TOKENS / read_s, RATE_MIN), RATE_MAX)
+    return msgspec.structs.replace(model, prefill_tokens_per_s=rate)
 
 
 def learn(

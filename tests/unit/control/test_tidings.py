@@ -5,7 +5,7 @@ from pathlib import Path
 from modelyard.clock import ManualClock
 from modelyard.control.tidings import TidingsPublisher, spent_of
 from modelyard.domain.demand import Report
-from modelyard.domain.routing_table import ReplicaSnapshot, Spent, Tidings
+from modelyard.domain.routing_table import EngineSpeed, ReplicaSnapshot, Spent, Tidings
 from modelyard.domain.tenants import ApiKey, Limits, Scope, Tenant
 from modelyard.domain.usage import Intent, Price, Settle, UsageStatus
 from modelyard.policy.utc import day_number
@@ -100,6 +100,23 @@ async def test_snapshots_go_along(tmp_path: Path) -> None:
     )
     await publisher.publish()
     assert ear.heard == [Tidings((snapshot,))]
+    await database.close()
+
+
+async def test_speeds_of_engines_are_told_now_and_then(tmp_path: Path) -> None:
+    database = open_database(f"sqlite:///{tmp_path / 'control.sqlite'}", timeout_s=5)
+    ear, clock, speed = Ear(), ManualClock(NOON), EngineSpeed("ver-1", 0.02, 1e-4, 1e-4, 1e-8)
+    publisher = TidingsPublisher(
+        store=SqlControlStore(database),
+        usage=SqlUsageStore(database),
+        feed=ear,  # type: ignore[arg-type]
+        clock=clock,
+        speeds=lambda: [speed],
+    )
+    for _ in range(21):
+        await publisher.publish()
+        clock.advance(1.0)
+    assert ear.heard == [Tidings(speeds=(speed,))] * 3
     await database.close()
 
 

@@ -227,6 +227,7 @@ def test_the_recorded_page_of_llamacpp_is_read() -> None:
         prompt_tokens_total=2,
         generation_tokens_total=8,
         progress_total=8,
+        iterations_total=8,
         draft_tokens_total=0,
         accepted_tokens_total=0,
     )

@@ -199,6 +199,10 @@ def test_recorded_pages_are_read() -> None:
     assert (busy.draft_tokens_total, busy.accepted_tokens_total) == (607, 496)
     assert (busy.prompt_tokens_total, busy.generation_tokens_total) == (453, 723)
     assert (busy.prefix_queries_total, busy.prefix_hits_total, busy.preemptions_total) == (453, 0, 0)
+    assert (idle.iterations_total, busy.iterations_total) == (8, 105)
+    # Two ranks of one engine take their steps together.
+    page = "".join(f'vllm:iteration_tokens_total_count{{engine="{rank}"}} {40 + rank}\n' for rank in (0, 1))
+    assert ENGINE.read_load(page).iterations_total == 41
 
 
 def test_names_of_older_versions_are_read_too() -> None:

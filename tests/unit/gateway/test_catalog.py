@@ -3,10 +3,13 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
+from modelyard.config import GatewayConfig
 from modelyard.domain.endpoints import Progress, Stage
-from modelyard.domain.routing_table import ReplicaRoute
-from modelyard.gateway.catalog import CHARS_PER_TOKEN, EndpointState
+from modelyard.domain.routing_table import EndpointRoute, ReleaseRoute, ReplicaRoute, RoutingTable
+from modelyard.domain.usage import Price
+from modelyard.gateway.catalog import CHARS_PER_TOKEN, Catalog, EndpointState
 from modelyard.policy.dispatch import Dispatcher, DispatchRules, Verdict
+from modelyard.policy.engine_model import Speed
 from modelyard.policy.job import Job
 
 
@@ -110,3 +113,45 @@ def test_a_sleeping_endpoint_has_no_wait_until_somebody_stands_before_it() -> No
     endpoint.dispatcher.arrive(Waiter(), now_s=1.0, deadline_s=9.0)
     endpoint.in_flight = 1
     assert endpoint.wait_s(1.0) == 12.0
+
+
+def test_until_an_engine_has_answered_here_its_speed_is_what_the_controller_learned() -> None:
+    endpoint = served(in_flight=3)
+    replica = ReplicaRoute("r", "h", 1, "s", 2)
+    endpoint.route = cast(
+        "Any", SimpleNamespace(progress=Progress(Stage.READY), releases=(ReleaseRoute("v", 100, (replica,)),))
+    )
+    unknown_s = endpoint.wait_s(1.0)
+    endpoint.expect({"other": Speed(9.0)})
+    assert endpoint.wait_s(1.0) == unknown_s
+    endpoint.expect({"v": Speed(0.1, 0.0, 0.001, 0.0)})
+    assert endpoint.wait_s(1.0) > 10 * unknown_s  # 256 tokens, a tenth of a second each
+    assert 800 < endpoint.dispatcher.model.prefill_tokens_per_s < 1000
+    known_s = endpoint.mean_s
+    endpoint.learn(text_length=400, prompt_tokens=100, seconds=2.0)
+    learned_s = endpoint.mean_s
+    endpoint.expect({"v": Speed(0.5)})
+    assert learned_s < known_s
+    assert endpoint.mean_s == learned_s
+
+
+def test_workers_divide_the_memory_of_a_replica_as_they_divide_its_slots() -> None:
+    replica = ReplicaRoute("r", "h", 1, "s", 8, kv_tokens=1000)
+    route = EndpointRoute(
+        "ep", "t", "m", False, 0, (ReleaseRoute("v", 100, (replica,)),), frozenset(), frozenset(), 0, Price(1, 1, 1),
+        Progress(Stage.READY),
+    )  # fmt: skip
+    taken = []
+    for worker in (0, 1):
+        catalog: Catalog[Any] = Catalog(
+            worker=worker, settings=GatewayConfig(workers=2), deliver=lambda waiter, load: True, chance=lambda: 0.0
+        )
+        catalog.take(RoutingTable("e", 1, (), (), (route,)), now_s=0.0)
+        (endpoint,) = catalog.endpoints
+        found = []
+        for _ in range(8):
+            waiter = Waiter()
+            waiter.job = Job("t", prompt_tokens=200, output_tokens=40, output_max=40)
+            found.append(endpoint.dispatcher.arrive(waiter, now_s=0.0, deadline_s=9.0))
+        taken.append(sum(one is not Verdict.WAIT for one in found))
+    assert taken == [2, 2]  # of 970 tokens that may be reserved, 240 each

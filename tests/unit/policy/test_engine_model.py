@@ -77,6 +77,26 @@ def test_two_looks_give_the_mean_iteration() -> None:
     assert found == Sample(seconds=0.04, batch=4, prefill_tokens=8.0, kv_tokens=2500)
 
 
+def test_an_engine_that_counts_its_iterations_need_not_be_guessed_at() -> None:
+    before = Look(10.0, 4, 1000, 500, iterations=100.0)
+    found = between(before, Look(12.0, 8, 1400, 860, iterations=160.0))
+    assert found == Sample(seconds=2 / 60, batch=6.0, prefill_tokens=400 / 60, kv_tokens=0.0)
+    # Tokens that come several at once, or are counted at a request's end only, say nothing of the batch.
+    late = between(before, Look(12.0, 8, 1400, 500, iterations=160.0))
+    assert late is not None
+    assert late.batch == 6.0
+    assert between(before, Look(12.0, 8, 1400, 860, iterations=3.0)) is None  # it began anew
+
+
+def test_a_quiet_time_in_which_all_terms_move_together_leads_nowhere() -> None:
+    chance, model = random.Random(4), taught(60)
+    for _ in range(2000):
+        batch = chance.choice([1.0, 2.0])
+        model = learn(model, Sample(iteration(batch, 10 * batch, 500 * batch), batch, 10 * batch, 500 * batch))
+    assert all(0.0 <= weight < 0.1 for weight in model.weights)
+    assert model.iteration_s(1, 10, 500) == pytest.approx(iteration(1, 10, 500), rel=0.01)
+
+
 @pytest.mark.parametrize(
     "after",
     [

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from modelyard.policy.engine_model import Speed
 from modelyard.policy.job import NEVER_S, Job, Look, Looks
 from modelyard.policy.prefixes import PrefixHolders, PrefixIndex
 from modelyard.policy.replica_load import ReplicaLoad
 from modelyard.policy.routing import (
     CROWD,
+    EXPECTED_TOKENS,
     STICKY_S,
     UNKNOWN_ENGINE,
     Candidate,
@@ -20,6 +22,7 @@ from modelyard.policy.routing import (
     added_seconds,
     behind_share,
     choose,
+    expected,
     is_shadowed,
     learn,
     need_tokens,
@@ -373,6 +376,15 @@ def _learned(rate: float, *, answers: int, start: EngineModel = UNKNOWN_ENGINE, 
 @pytest.mark.parametrize("rate", [80.0, 2_000.0, 9_000.0, 60_000.0])
 def test_the_speed_of_the_engine_is_learned_although_some_answers_are_late(rate: float) -> None:
     assert _learned(rate, answers=60).prefill_tokens_per_s == pytest.approx(rate, rel=0.35)
+
+
+def test_what_the_controller_learned_of_an_engine_holds_until_it_answers_here() -> None:
+    speed = Speed(0.02, 0.0, 1e-4, 0.0)
+    model = expected(UNKNOWN_ENGINE, speed)
+    assert model.prefill_tokens_per_s == pytest.approx(EXPECTED_TOKENS / (0.02 + 1e-4 * EXPECTED_TOKENS))
+    answered = learn(model, prompt_tokens=4000, cached_tokens=0, ttft_s=2.0, running=0, slots=8)
+    assert answered.prefill_tokens_per_s == pytest.approx(2000.0)
+    assert expected(answered, speed) is answered
 
 
 def test_a_change_of_speed_is_followed() -> None:

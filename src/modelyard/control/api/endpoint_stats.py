@@ -6,9 +6,9 @@ import msgspec
 
 from modelyard.control.api.access import find_endpoint
 from modelyard.control.context import Context
-from modelyard.control.signals import KEPT_S, TICK_S
 from modelyard.domain.signals import Window
 from modelyard.domain.tenants import Scope
+from modelyard.policy.signals import KEPT_S, TICK_S
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
 
 RATES_S = (10, 60, 300)

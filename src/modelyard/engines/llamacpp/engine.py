@@ -178,6 +178,7 @@ class LlamaCppEngine(EngineDefaults):
             generation_tokens_total=samples.get("llamacpp:tokens_predicted_total"),
             # Its tokens are counted when a request ends, its steps at once.
             progress_total=samples.get("llamacpp:n_decode_total"),
+            iterations_total=samples.get("llamacpp:n_decode_total"),
             draft_tokens_total=samples.get("llamacpp:spec_decode_num_draft_tokens_total"),
             accepted_tokens_total=samples.get("llamacpp:spec_decode_num_accepted_tokens_total"),
         )

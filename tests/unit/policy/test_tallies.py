@@ -3,7 +3,7 @@
 import pytest
 
 from modelyard.domain.signals import BOUNDS_S
-from modelyard.gateway.tallies import ReleaseTally
+from modelyard.policy.tallies import ReleaseTally
 from modelyard.policy.windows import bucket_of
 
 

@@ -11,10 +11,10 @@ starting point.
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 import msgspec
 
-from modelyard.clock import Clock
 from modelyard.domain.demand import EndpointDemand, Report
 from modelyard.domain.signals import ReleaseCounts, Window
 from modelyard.policy.windows import Sums, increase, total, went_back, window_of
@@ -28,6 +28,14 @@ COARSE = 6
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ReleaseCounts).decode
+
+
+class Clock(Protocol):
+    """Whatever tells the time: a policy has no clock of its own."""
+
+    def monotonic_s(self) -> float:
+        """Return seconds since some beginning."""
+        ...
 
 
 class _Series:

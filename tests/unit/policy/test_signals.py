@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modelyard.clock import ManualClock
-from modelyard.control.signals import KEPT_S, TICK_S, Signals
 from modelyard.domain.demand import EndpointDemand, Report
 from modelyard.domain.signals import ReleaseCounts
+from modelyard.policy.signals import KEPT_S, TICK_S, Signals
 
 
 class Room:

@@ -1,0 +1,151 @@
+"""The request level of the simulator: ``python -m bench.sim [PART …] [--seeds 3] [--json FILE]``.
+
+``accuracy``: simulated beside real vLLM, on requests whose times the fit has not seen. ``admission``: one replica on
+Azure's conversations, admitted in five ways. ``fairness``: two tenants, by tokens and by turns. ``speed``: events a
+second. Recordings are in ``tests/data``, traces in
+the folder that ``--traces`` or ``MODELYARD_TRACES`` names.
+"""
+
+import argparse
+import json
+import os
+import random
+import time
+from pathlib import Path
+from statistics import mean
+
+import msgspec
+
+from bench import tools
+from bench.sim import accuracy, admission, fair
+from modelyard.sim.report import summary
+from modelyard.sim.tasks import EngineSpec
+from modelyard.sim.traces import azure
+from modelyard.sim.world import ReleaseSpec, World, WorldSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT / "tests" / "data"
+FOLDER = ROOT.parent / "shared" / "traces"
+PARTS = ("accuracy", "admission", "fairness", "speed")
+
+
+def show_accuracy() -> list[object]:
+    """Print how far the simulator is off."""
+    fitted = accuracy.vllm(DATA / "llmservingsim")
+    names = list(fitted[0].held_out.errors)
+    print("\nSimulated against real vLLM 0.19, held-out half of the requests: relative errors\n")
+    print(f"| run | learned from | {' | '.join(names)} | worst | fit s |")
+    print(f"|---|---|{'---:|' * (len(names) + 2)}")
+    for one in fitted:
+        cells = " | ".join(f"{one.held_out.errors[name]:+.1%}" for name in names)
+        print(f"| {one.name} | {one.learned_from} | {cells} | {one.held_out.worst:.1%} | {one.fit_s:.1f} |")
+    print("\nReal values, held-out half, seconds\n")
+    print("| run | learned from | TTFT mean | p50 | p99 | TPOT mean | p50 | p99 | a ms | b µs | c µs | d ns |")
+    print("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+    for one in fitted:
+        ttft, tpot, speed = one.held_out.ttft_real, one.held_out.tpot_real, one.speed
+        print(
+            f"| {one.name} | {one.learned_from} | {ttft.mean:.3f} | {ttft.p50:.3f} | {ttft.p99:.2f} |"
+            f" {tpot.mean:.4f} | {tpot.p50:.4f} | {tpot.p99:.4f} | {speed.step_s * 1e3:.1f} |"
+            f" {speed.request_s * 1e6:.0f} | {speed.prefill_token_s * 1e6:.1f} | {speed.kv_token_s * 1e9:.1f} |"
+        )
+    print("\nThe same formula on Splitwise's measurements, every other row held out: relative errors\n")
+    print("| model | on | TP | rows | prompt mean | p90 | token mean | p90 |\n|---|---|---:|---:|---:|---:|---:|---:|")
+    rows = accuracy.measured(DATA / "splitwise" / "perf_model.csv")
+    for (model, hardware, ranks), (_, off) in rows.items():
+        print(
+            f"| {model} | {hardware} | {ranks} | {off.runs} | {off.prompt:.1%} | {off.prompt_p90:.1%} |"
+            f" {off.token:.1%} | {off.token_p90:.1%} |"
+        )
+    return [msgspec.to_builtins(one) for one in fitted]
+
+
+def show_admission(folder: Path, seed: int, count: int) -> dict[str, object]:
+    """Print what each way to admit comes to."""
+    path = folder / "azure_llm_2023_conv.csv"
+    if not path.is_file():
+        raise tools.fail(f"{path} is missing; save it from Azure/AzurePublicDataset, or name its folder by --traces")
+    arrivals, found = azure(path), {}
+    for requests_s in (1.9, 2.9, 4.0):
+        came = admission.rates(arrivals, count, requests_s)
+        ways = admission.ways(came, seed)
+        found[f"{requests_s} requests/s"] = msgspec.to_builtins(ways)
+        best = ways["11 at once (the source's formula)"].span_s
+        print(
+            f"\nAzure conversations at {requests_s} requests/s, {len(came):,} requests, one replica of 137 K tokens\n"
+        )
+        print(
+            "| admitted by | TTFT p50 s | p99 s | all done after s | × 11 at once | preemptions | recomputed tokens |"
+        )
+        print("|---|---:|---:|---:|---:|---:|---:|")
+        for name, seen in ways.items():
+            print(
+                f"| {name} | {seen.ttft_s.p50:.2f} | {seen.ttft_s.p99:.2f} | {seen.span_s:,.0f} |"
+                f" {best / seen.span_s:.2f} | {seen.preemptions} | {seen.recomputed_tokens:,} |"
+            )
+    return found
+
+
+def show_fairness(seeds: int) -> None:
+    """Print shares of two tenants, and what a quiet one feels of a flood."""
+    fronts = {"by tokens (ours: VTC)": None, "by turns (a request each)": fair.takes_turns}
+    print(f"\nTwo tenants that always wait, one with requests ten times as long; {seeds} seeds, means\n")
+    print("| served | long : short, tokens | most apart | bound | within it |")
+    print("|---|---:|---:|---:|---|")
+    for name, front in fronts.items():
+        rows = [fair.shares(front, seed) for seed in range(seeds)]
+        ratio = mean(row.long / row.short for row in rows)
+        kept = all(row.apart <= row.bound for row in rows)
+        print(
+            f"| {name} | {ratio:.2f} : 1 | {max(row.apart for row in rows):,} | {rows[0].bound:,} |"
+            f" {'yes' if kept else 'no'} |"
+        )
+    print(f"\nA quiet tenant beside one that asks for a hundred times as much; TTFT p99 in s, {seeds} seeds, means\n")
+    print("| served | alone | beside the flood | × | the flood itself |\n|---|---:|---:|---:|---:|")
+    for name, front in fronts.items():
+        found = [fair.isolation(front, seed) for seed in range(seeds)]
+        alone, beside = mean(one.alone_p99_s for one in found), mean(one.beside_p99_s for one in found)
+        flood = mean(one.flood_p99_s for one in found)
+        print(f"| {name} | {alone:.3f} | {beside:.3f} | {beside / alone:.2f} | {flood:.1f} |")
+
+
+def speed(folder: Path, seed: int) -> None:
+    """Print how fast the simulator is on this machine."""
+    arrivals = azure(folder / "azure_llm_2023_conv.csv")
+    for replicas in (4, 16, 64):
+        release = ReleaseSpec(engine=EngineSpec(speed=admission.SPEED), replicas=replicas)
+        world = World(WorldSpec(releases=(release,)), random.Random(seed))
+        began_s = time.perf_counter()
+        seen = summary(world, world.run(arrivals))
+        spent_s = time.perf_counter() - began_s
+        print(
+            f"{replicas} replicas: {seen.requests:,} requests and {seen.events:,} events in {spent_s:.1f} s,"
+            f" {seen.events / spent_s:,.0f} events/s, {seen.span_s / spent_s:,.0f} × real time"
+        )
+
+
+def main() -> None:
+    """Parse the command line, run, print."""
+    parser = argparse.ArgumentParser(prog="python -m bench.sim", description=__doc__.split("\n")[0])
+    parser.add_argument("part", choices=PARTS, nargs="*", help="default: all")
+    parser.add_argument("--traces", type=Path, default=Path(os.environ.get("MODELYARD_TRACES", FOLDER)))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=6000, help="of Azure's trace, for admission")
+    parser.add_argument("--json", type=Path, help="also write figures there")
+    options = parser.parse_args()
+    parts = options.part or PARTS
+    found: dict[str, object] = {}
+    if "accuracy" in parts:
+        found["accuracy"] = show_accuracy()
+    if "admission" in parts:
+        found["admission"] = show_admission(options.traces, 1, options.requests)
+    if "fairness" in parts:
+        show_fairness(options.seeds)
+    if "speed" in parts:
+        speed(options.traces, 1)
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, default=str), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""The live gateway and the simulated world decide alike: who starts where and when, who waits, who is refused.
+
+The same arrivals go through the gateway's own code, byte by byte (``live.py``), and through ``sim.world``. The
+difference is 0: not small, none.
+"""
+
+from math import inf
+from pathlib import Path
+from random import Random
+
+import pytest
+from tests.parity.live import Live, blocks_of, prompt_of
+
+from modelyard.policy.dispatch import DispatchRules
+from modelyard.policy.engine_model import Speed
+from modelyard.sim.requests import Arrival
+from modelyard.sim.tasks import EngineSpec
+from modelyard.sim.world import ReleaseSpec, World, WorldSpec
+
+SPEED = Speed(0.02, 0.0003, 0.0001, 1e-7)
+ENGINE = EngineSpec(speed=SPEED, max_num_seqs=16, hash_tokens=256)
+
+
+def load(
+    seed: int, count: int, rate: float, *, tenants: int = 3, longest: int = 1500
+) -> tuple[list[Arrival], list[str]]:
+    """Return requests of tenants of all plans, some of which begin alike."""
+    chance = Random(seed)
+    shared = [f"{root}" * 4 * chance.randrange(100, 900) for root in "abc"]
+    arrivals, prompts, at_s = [], [], 0.0
+    for number in range(count):
+        at_s += chance.expovariate(rate)
+        tenant = chance.randrange(tenants)
+        begin = chance.choice(["", *shared])
+        tokens = max(chance.randrange(20, longest), len(begin) // 4 + 5)
+        output = chance.randrange(2, 300)
+        prompt = prompt_of(begin, number, tokens)
+        prompts.append(prompt)
+        arrivals.append(
+            Arrival(
+                at_s=at_s,
+                prompt_tokens=tokens,
+                output_tokens=output,
+                output_max=chance.choice([output, output + 40, 500]),
+                tenant_id=f"ten_{tenant}",
+                weight=1.0 + tenant,
+                band=tenant % 3,
+                blocks=blocks_of(prompt, f"ten_{tenant}"),
+            )
+        )
+    return arrivals, prompts
+
+
+WORLDS = {
+    "one replica, few slots, a long line": (WorldSpec(releases=(ReleaseSpec(engine=ENGINE),), slots=3), 120, 1.2),
+    "four replicas and prompts that begin alike": (
+        WorldSpec(releases=(ReleaseSpec(engine=ENGINE, replicas=4),)),
+        250,
+        9.0,
+    ),
+    "memory decides": (
+        WorldSpec(releases=(ReleaseSpec(engine=EngineSpec(speed=SPEED, kv_blocks=400, hash_tokens=256), replicas=2),)),
+        200,
+        4.0,
+    ),
+    "a short line, and little patience": (
+        WorldSpec(
+            releases=(ReleaseSpec(engine=ENGINE, replicas=2),), slots=2, rules=DispatchRules(places=6), queue_wait_s=4.0
+        ),
+        150,
+        4.0,
+    ),
+    "a canary beside the stable release": (
+        WorldSpec(
+            releases=(
+                ReleaseSpec(engine=ENGINE, version_id="ver_1", weight=80, replicas=2),
+                ReleaseSpec(engine=ENGINE, version_id="ver_2", weight=20),
+            ),
+            slots=4,
+        ),
+        150,
+        5.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_live_gateway_does_what_the_simulated_one_does(name: str, seed: int, tmp_path: Path) -> None:
+    spec, count, rate = WORLDS[name]
+    arrivals, prompts = load(seed, count, rate)
+    simulated = World(spec, Random(seed)).run(arrivals)
+    live = Live(spec, tmp_path, seed).run(arrivals, prompts)
+    for ours, real in zip(simulated, live, strict=True):
+        assert (ours.replica_id, ours.dispatched_s) == (real.replica_id, real.dispatched_s), ours
+        assert (ours.first_s, ours.done_s) == (real.first_s, real.done_s), ours
+        assert ours.refused_s == real.refused_s, ours
+    waited = sum(one.waited_s > 0.05 for one in simulated if one.dispatched_s < inf)
+    refused = sum(one.refused_s < inf for one in simulated)
+    assert waited > 10 or "alike" in name, "nobody had to wait: this shows little"
+    assert refused > 10 or "patience" not in name, "nobody was refused: this shows little"
