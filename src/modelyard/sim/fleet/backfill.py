@@ -1,0 +1,47 @@
+"""Batches on what is idle: lines of a model fill the free capacity of its ready replicas, and give way at once.
+
+``policy/batch_pace.py`` finds the room line by line: it sends more while answers come soon, and less where lines wait
+or give way. Its steady state is what is used here: all capacity but ``MARGIN`` that nobody in real time uses. What is
+left at the end is charged as accelerators of its own, at the same speed, or a run could put all of it off.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from modelyard.sim.fleet.population import Population
+from modelyard.sim.fleet.scenario import DAY_S, Scenario
+
+if TYPE_CHECKING:
+    from modelyard.sim.fleet.columns import Columns
+    from modelyard.sim.fleet.recorder import Recorder
+
+MARGIN = 0.05
+"""Capacity that batches leave alone."""
+OWN_SHARE = 0.95
+"""How busy accelerators are that do batches only."""
+
+
+class Backfill:
+    """What batches still ask for, by deployment, in requests."""
+
+    def __init__(self, scenario: Scenario, population: Population) -> None:
+        rates = np.array([one.mean_rate if one.profile.is_llm else 0.0 for one in population.deployments])
+        self.per_s = rates * scenario.traffic.batch_share
+        self._tick_s = scenario.tick_s
+        self._is_on = scenario.measures.backfill
+        # A batch has a day: what came in the day before is there in the beginning, half of it still to be done.
+        self.left = self.per_s * DAY_S / 2
+        self.pace = np.zeros(len(rates))
+        """Requests/s of batches that run now."""
+
+    def fill(self, columns: "Columns", recorder: "Recorder") -> None:
+        """Do in one tick what there is room for."""
+        came = self.per_s * self._tick_s
+        self.left += came
+        if self._is_on:
+            free = columns.ready * columns.capacity * (1 - MARGIN) - columns.rate
+            done = np.minimum(np.maximum(free, 0.0) * self._tick_s, self.left)
+            self.left -= done
+            self.pace = done / self._tick_s
+        recorder.filled(came, self.pace)

@@ -1,0 +1,201 @@
+"""The models of a simulated fleet: their shapes, where they run, and how fast, all by the production's own sums.
+
+``policy/fit.py`` says what fits where and what to take, ``policy/roofline.py`` how fast it is, ``policy/admission.py``
+what a request reserves of the KV cache. What is ours here is only which models there are.
+"""
+
+import math
+from functools import cache
+
+import msgspec
+
+from modelyard.domain.facts import ModelFacts
+from modelyard.policy.admission import reservation
+from modelyard.policy.fit import Row, Targets, advise, cheapest
+from modelyard.policy.hardware import KINDS, Offer
+from modelyard.policy.job import Job
+from modelyard.policy.precisions import BF16, FP16, PRECISIONS, Purpose
+from modelyard.policy.roofline import Load, speed, weights_of
+from modelyard.sim.fleet.scenario import GIB
+
+STATIC_BATCH = 8
+"""Requests of a batch that starts and ends together (the source's own example)."""
+_STATIC_LONGEST = math.fsum(1 / one for one in range(1, STATIC_BATCH + 1))
+"""The longest of so many exponential lengths, in means: everybody's slot is taken until it ends."""
+_SEQUENCES_MOST = 256
+"""vLLM's ``--max-num-seqs`` on large accelerators."""
+_P90 = math.log(10)
+"""Of exponential lengths, in means: what admission reserves for an answer."""
+_OUTPUT_MAX = 4096
+SMALL_BYTES = 6 * GIB
+"""What needs no more may share an accelerator (four on an L4, as the source has it)."""
+_TARGETS = Targets(itl_ms=100.0, ttft_ms=1000.0)
+
+
+def _llm(name: str, billions: float, layers: int, heads: int, width: int, vocabulary: int) -> ModelFacts:
+    parameters, head_size, kv_heads = round(billions * 1e9), 128, 8
+    return ModelFacts(
+        format="safetensors",
+        architecture="LlamaForCausalLM",
+        name=name,
+        parameters=parameters,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        embedding_size=width,
+        vocabulary=vocabulary,
+        context_length=131_072,
+        quantisation="BF16",
+        weights_bytes=2 * parameters,
+        kv_bytes_per_token=2 * layers * kv_heads * head_size * 2,
+    )
+
+
+def _encoder(name: str, millions: float, layers: int, heads: int, width: int) -> ModelFacts:
+    parameters = round(millions * 1e6)
+    return ModelFacts(
+        format="safetensors", architecture="XLMRobertaModel", name=name, parameters=parameters, layers=layers,
+        heads=heads, kv_heads=heads, head_size=width // heads, embedding_size=width, vocabulary=250_002,
+        context_length=8192, quantisation="BF16", weights_bytes=2 * parameters,
+    )  # fmt: skip
+
+
+MODELS: dict[str, ModelFacts] = {
+    facts.name: facts
+    for facts in (
+        _llm("llama-3.2-3b", 3.21, 28, 24, 3072, 128_256),
+        _llm("llama-3.1-8b", 8.03, 32, 32, 4096, 128_256),
+        _llm("qwen3-32b", 32.8, 64, 64, 5120, 151_936),
+        _llm("llama-3.3-70b", 70.6, 80, 64, 8192, 128_256),
+        _llm("llama-3.1-405b", 405.9, 126, 128, 16_384, 128_256),
+        _encoder("bge-m3", 568, 24, 16, 1024),
+        _encoder("bge-large", 335, 24, 16, 1024),
+    )
+}
+"""Shapes as their makers' ``config.json`` has them."""
+MIX: tuple[tuple[str, float], ...] = (
+    ("llama-3.2-3b", 0.2),
+    ("llama-3.1-8b", 0.5),
+    ("qwen3-32b", 0.18),
+    ("llama-3.3-70b", 0.11),
+    ("llama-3.1-405b", 0.01),
+)
+"""LLMs by share: an assumption, most are of 8B."""
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """One model as it runs: a replica's place, and how long ``batch`` requests at once take.
+
+    A request takes ``fixed_s + batch * shared_s`` from its prompt to its end, and its prompt ``prompt_s`` alone.
+    """
+
+    name: str
+    kind: str
+    precision: str
+    accelerators: int
+    memory_bytes: int
+    """Of each accelerator that is held."""
+    weights_bytes: int
+    slots: int
+    fixed_s: float
+    shared_s: float
+    prompt_s: float
+    step_s: float
+    """From one token to the next, at half of the slots."""
+    completion_tokens: float
+    is_llm: bool = True
+    is_static: bool = False
+
+    @property
+    def requests_s(self) -> float:
+        """What one replica serves with all slots taken."""
+        return self.slots / (self.fixed_s + self.slots * self.shared_s)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it may share an accelerator."""
+        return self.accelerators == 1 and self.memory_bytes <= SMALL_BYTES
+
+
+@cache
+def profile(
+    name: str,
+    prompt_tokens: int,
+    completion_tokens: int,
+    kinds: tuple[tuple[str, int], ...],
+    *,
+    is_busy: bool,
+    is_exact: bool,
+    quantised: bool,
+    continuous: bool,
+    packing: bool,
+) -> Profile:
+    """Return how ``name`` runs on one of ``kinds`` (with the most of each on a node).
+
+    ``is_busy``: it serves much, so that the price of a token decides; else the price of an hour, since it mostly waits.
+    """
+    facts = MODELS[name]
+    is_llm = facts.kv_bytes_per_token > 0
+    offers = [
+        Offer(KINDS[kind], KINDS[kind].memory_bytes, most, round(KINDS[kind].price_usd * 1e9)) for kind, most in kinds
+    ]
+    load = Load(STATIC_BATCH if not continuous else 32 if is_busy else 16, prompt_tokens, completion_tokens)
+    purpose = Purpose.MATH if is_exact else Purpose.GENERAL
+    rows = [
+        row
+        for row in advise(facts, offers, load, targets=_TARGETS, purpose=purpose).rows
+        if quantised or row.precision in (BF16.name, FP16.name)
+    ]
+    row = _chosen(rows, is_busy=is_busy)
+    kind = KINDS[row.kind]
+    slots = _slots(row, prompt_tokens, completion_tokens) if continuous and is_llm else STATIC_BATCH
+    precision = next((one for one in (*PRECISIONS, FP16) if one.name == row.precision), None)
+    weights = weights_of(facts, precision)
+
+    def whole_s(batch: int) -> float:
+        at = Load(batch, prompt_tokens, completion_tokens)
+        return batch * completion_tokens / speed(facts, weights, precision, kind, row.count, at).output_tokens_s
+
+    shared_s = (whole_s(slots) - whole_s(1)) / (slots - 1)
+    fixed_s = whole_s(1) - shared_s
+    half = speed(facts, weights, precision, kind, row.count, Load(max(slots // 2, 1), prompt_tokens, completion_tokens))
+    prompt_s = speed(facts, weights, precision, kind, row.count, Load(1, prompt_tokens, 1)).ttft_ms / 1000
+    if not continuous and is_llm:
+        # Answers of a batch end with its longest; prompts are as many as before.
+        fixed_s, shared_s = fixed_s * _STATIC_LONGEST, (shared_s - prompt_s) * _STATIC_LONGEST + prompt_s
+    needed = row.memory.needed_bytes
+    is_shared = packing and row.count == 1 and needed <= SMALL_BYTES
+    return Profile(
+        name=name,
+        kind=row.kind,
+        precision=row.precision,
+        accelerators=row.count,
+        memory_bytes=needed if is_shared else kind.memory_bytes,
+        weights_bytes=weights.total_bytes,
+        slots=slots,
+        fixed_s=max(fixed_s, 1e-4),
+        shared_s=max(shared_s, 1e-6),
+        prompt_s=prompt_s,
+        step_s=half.itl_ms / 1000,
+        completion_tokens=float(completion_tokens if is_llm else 0),
+        is_llm=is_llm,
+        is_static=not continuous and is_llm,
+    )
+
+
+def _chosen(rows: list[Row], *, is_busy: bool) -> Row:
+    if is_busy:
+        found = cheapest(rows, is_tight_fine=True)
+    else:
+        able = [row for row in rows if row.fits and row.meets_targets and row.is_allowed]
+        found = min(able, key=lambda row: (row.usd_per_hour, row.usd_per_million_output), default=None)
+    if found is None:  # no target can be met: what fits and is fastest
+        found = min((row for row in rows if row.fits and row.is_allowed), key=lambda row: row.speed.itl_ms)
+    return found
+
+
+def _slots(row: Row, prompt_tokens: int, completion_tokens: int) -> int:
+    """Return the requests that admission lets onto a replica at once, by their mean length."""
+    expected = Job("", prompt_tokens=prompt_tokens, output_tokens=round(_P90 * completion_tokens), output_max=_OUTPUT_MAX)
+    return max(2, min(_SEQUENCES_MOST, int(0.97 * row.kv_tokens_max / reservation(expected))))
