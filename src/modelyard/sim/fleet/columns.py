@@ -23,8 +23,11 @@ class Columns:
             return np.array([float(getattr(one, name)) for one in profiles])
 
         self.number = number
-        self.slots, self.fixed_s, self.shared_s = of("slots"), of("fixed_s"), of("shared_s")
-        self.prompt_s, self.step_s, self.capacity = of("prompt_s"), of("step_s"), of("requests_s")
+        self.slots = of("slots")
+        self._alone = of("fixed_s"), of("shared_s"), of("prompt_s"), of("step_s"), of("requests_s")
+        self.fixed_s, self.shared_s, self.prompt_s, self.step_s, self.capacity = self._alone
+        self.is_shared = np.array([one.is_shared for one in profiles])
+        self.alone_requests_s = self._alone[4]
         self.accelerators, self.completion = of("accelerators"), of("completion_tokens")
         self.is_llm = np.array([one.is_llm for one in profiles])
         self.is_static = np.array([one.is_static for one in profiles])
@@ -57,6 +60,12 @@ class Columns:
         self.is_slow = np.zeros(number, dtype=bool)
         self.sleeps_s = np.full(number, np.inf)
         self.active_s = np.full(number, -np.inf)
+
+    def slow(self, times: Floats) -> None:
+        """Note by how much others on the same accelerators slow each deployment down."""
+        fixed_s, shared_s, prompt_s, step_s, capacity = self._alone
+        self.fixed_s, self.shared_s = fixed_s * times, shared_s * times
+        self.prompt_s, self.step_s, self.capacity = prompt_s * times, step_s * times, capacity / times
 
     @property
     def busy(self) -> Floats:

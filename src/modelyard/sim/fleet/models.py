@@ -11,12 +11,12 @@ import msgspec
 
 from modelyard.domain.facts import ModelFacts
 from modelyard.policy.admission import reservation
-from modelyard.policy.fit import Row, Targets, advise, cheapest
+from modelyard.policy.dispatch import DispatchRules
+from modelyard.policy.fit import MEMORY_SHARE, Row, Targets, advise, cheapest
 from modelyard.policy.hardware import KINDS, Offer
 from modelyard.policy.job import Job
 from modelyard.policy.precisions import BF16, FP16, PRECISIONS, Purpose
 from modelyard.policy.roofline import Load, speed, weights_of
-from modelyard.sim.fleet.scenario import GIB
 
 STATIC_BATCH = 8
 """Requests of a batch that starts and ends together (the source's own example)."""
@@ -27,8 +27,9 @@ _SEQUENCES_MOST = 256
 _P90 = math.log(10)
 """Of exponential lengths, in means: what admission reserves for an answer."""
 _OUTPUT_MAX = 4096
-SMALL_BYTES = 6 * GIB
-"""What needs no more may share an accelerator (four on an L4, as the source has it)."""
+KV_SHARE = DispatchRules().kv_share_max
+SHARED_MOST = 0.5
+"""What needs no more of an accelerator's memory may share it, unless it is busy enough to use one alone."""
 _TARGETS = Targets(itl_ms=100.0, ttft_ms=1000.0)
 
 
@@ -68,7 +69,7 @@ MODELS: dict[str, ModelFacts] = {
         _llm("llama-3.1-8b", 8.03, 32, 32, 4096, 128_256),
         _llm("qwen3-32b", 32.8, 64, 64, 5120, 151_936),
         _llm("llama-3.3-70b", 70.6, 80, 64, 8192, 128_256),
-        _llm("llama-3.1-405b", 405.9, 126, 128, 16_384, 128_256),
+        _llm("mistral-large-2", 122.6, 88, 96, 12_288, 32_768),
         _encoder("bge-m3", 568, 24, 16, 1024),
         _encoder("bge-large", 335, 24, 16, 1024),
     )
@@ -79,7 +80,7 @@ MIX: tuple[tuple[str, float], ...] = (
     ("llama-3.1-8b", 0.5),
     ("qwen3-32b", 0.18),
     ("llama-3.3-70b", 0.11),
-    ("llama-3.1-405b", 0.01),
+    ("mistral-large-2", 0.01),
 )
 """LLMs by share: an assumption, most are of 8B."""
 
@@ -106,16 +107,13 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: float
     is_llm: bool = True
     is_static: bool = False
+    is_shared: bool = False
+    """Others may be on its accelerator."""
 
     @property
     def requests_s(self) -> float:
         """What one replica serves with all slots taken."""
         return self.slots / (self.fixed_s + self.slots * self.shared_s)
-
-    @property
-    def is_small(self) -> bool:
-        """Whether it may share an accelerator."""
-        return self.accelerators == 1 and self.memory_bytes <= SMALL_BYTES
 
 
 @cache
@@ -147,9 +145,14 @@ def profile(
         for row in advise(facts, offers, load, targets=_TARGETS, purpose=purpose).rows
         if quantised or row.precision in (BF16.name, FP16.name)
     ]
-    row = _chosen(rows, is_busy=is_busy)
+    may_share = packing and not is_busy
+    row = _chosen(rows, is_busy=is_busy, may_share=may_share)
     kind = KINDS[row.kind]
-    slots = _slots(row, prompt_tokens, completion_tokens) if continuous and is_llm else STATIC_BATCH
+    is_shared = may_share and _share(row) <= SHARED_MOST
+    slots = STATIC_BATCH
+    if continuous and is_llm:
+        room = row.memory.kv_bytes // facts.kv_bytes_per_token if is_shared else row.kv_tokens_max
+        slots = _slots(room, prompt_tokens, completion_tokens)
     precision = next((one for one in (*PRECISIONS, FP16) if one.name == row.precision), None)
     weights = weights_of(facts, precision)
 
@@ -164,14 +167,12 @@ def profile(
     if not continuous and is_llm:
         # Answers of a batch end with its longest; prompts are as many as before.
         fixed_s, shared_s = fixed_s * _STATIC_LONGEST, (shared_s - prompt_s) * _STATIC_LONGEST + prompt_s
-    needed = row.memory.needed_bytes
-    is_shared = packing and row.count == 1 and needed <= SMALL_BYTES
     return Profile(
         name=name,
         kind=row.kind,
         precision=row.precision,
         accelerators=row.count,
-        memory_bytes=needed if is_shared else kind.memory_bytes,
+        memory_bytes=row.memory.needed_bytes if is_shared else kind.memory_bytes,
         weights_bytes=weights.total_bytes,
         slots=slots,
         fixed_s=max(fixed_s, 1e-4),
@@ -181,21 +182,35 @@ def profile(
         completion_tokens=float(completion_tokens if is_llm else 0),
         is_llm=is_llm,
         is_static=not continuous and is_llm,
+        is_shared=is_shared,
     )
 
 
-def _chosen(rows: list[Row], *, is_busy: bool) -> Row:
+def _share(row: Row) -> float:
+    """Return the share of its accelerators that a row needs, by memory; all of them where it needs several."""
+    memory = row.memory
+    whole = memory.usable_bytes / MEMORY_SHARE
+    return memory.needed_bytes / whole if row.count == 1 else 1.0
+
+
+def _chosen(rows: list[Row], *, is_busy: bool, may_share: bool) -> Row:
+    """Return what its owner takes: of what serves much the cheapest token, else the cheapest hour."""
+    able = [row for row in rows if row.fits and row.meets_targets and row.is_allowed]
     if is_busy:
         found = cheapest(rows, is_tight_fine=True)
     else:
-        able = [row for row in rows if row.fits and row.meets_targets and row.is_allowed]
-        found = min(able, key=lambda row: (row.usd_per_hour, row.usd_per_million_output), default=None)
+
+        def price(row: Row) -> tuple[float, float]:
+            share = _share(row) if may_share else 1.0
+            return row.usd_per_hour * (share if share <= SHARED_MOST else 1.0), row.usd_per_million_output
+
+        found = min(able, key=price, default=None)
     if found is None:  # no target can be met: what fits and is fastest
         found = min((row for row in rows if row.fits and row.is_allowed), key=lambda row: row.speed.itl_ms)
     return found
 
 
-def _slots(row: Row, prompt_tokens: int, completion_tokens: int) -> int:
-    """Return the requests that admission lets onto a replica at once, by their mean length."""
+def _slots(room: int, prompt_tokens: int, completion_tokens: int) -> int:
+    """Return the requests that admission lets onto a replica with ``room`` tokens of cache, by their mean length."""
     expected = Job("", prompt_tokens=prompt_tokens, output_tokens=round(_P90 * completion_tokens), output_max=_OUTPUT_MAX)
-    return max(2, min(_SEQUENCES_MOST, int(0.97 * row.kv_tokens_max / reservation(expected))))
+    return max(2, min(_SEQUENCES_MOST, int(KV_SHARE * room / reservation(expected))))

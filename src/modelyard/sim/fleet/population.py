@@ -21,7 +21,7 @@ DAYS_LEAST = 7
 """A client's trace has to cover more than so many days; how often it asks does not matter."""
 DAY = 144
 _BASES = MIX[:-1]
-"""Nobody adapts 405B for a customer."""
+"""The largest is nobody's shared base."""
 _SMALL = ("bge-m3", "bge-large")
 _PROMPT, _COMPLETION = 1024.0, 256.0
 """Of clients that do not say, and of clients' means that are not numbers."""

@@ -40,6 +40,7 @@ class Recorder:
         self.batch_done = np.zeros(len(self._capacity))
         self.activations = 0.0
         self.starts = self.refused = self.decisions = self.looks = self.gpus_most = 0
+        self.shared_looks = self.crowded = 0
         self.by_kind: dict[str, float] = {}
         self.series: dict[str, list[float]] = {
             name: [] for name in ("hours", "gpus", "online_busy", "total_busy", "rate", "late", "usd_per_hour")
@@ -151,6 +152,12 @@ class Recorder:
         for name, value in zip(self.series, points, strict=True):
             self.series[name].append(value)
 
+    def shared(self, loads: list[float]) -> None:
+        """Note how much is asked of each shared accelerator."""
+        if self.is_counting and loads:
+            self.shared_looks += len(loads)
+            self.crowded += sum(load > 1.0 for load in loads)
+
     # --- in the end ----------------------------------------------------------------------
 
     def outcome(self, world: "World") -> Outcome:
@@ -167,6 +174,7 @@ class Recorder:
             requests=self.requests,
             online_gpu_hours=self.gpu_s / 3600,
             batch_gpu_hours=own_s / 3600,
+            dedicated_gpu_hours=float(self._accelerators.sum()) * self._counted_s / 3600,
             usd=self.usd,
             gpus_most=self.gpus_most,
             online_busy=self.busy_s / held_s,
@@ -187,6 +195,7 @@ class Recorder:
             lost_nodes=world.events.failures,
             reclaimed=world.events.reclaims,
             crashes=world.events.crashes,
+            contention=self.crowded / max(self.shared_looks, 1),
             by_kind=self.by_kind,
             series=self.series,
         )

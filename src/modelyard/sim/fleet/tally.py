@@ -69,6 +69,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     online_gpu_hours: float
     batch_gpu_hours: float
     """Of accelerators that did nothing but batches."""
+    dedicated_gpu_hours: float
+    """Of one replica each, all the time, whatever is asked: the accelerators of every deployment once."""
     usd: float
     gpus_most: int
     online_busy: float

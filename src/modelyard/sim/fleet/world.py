@@ -33,6 +33,9 @@ from modelyard.sim.fleet.tally import Outcome
 
 DRAIN_S = 60.0
 """Longest that a replica that must go finishes what it has."""
+SHARING_S = 60.0
+"""How much those who share accelerators slow one another down is worked out this often."""
+SLOWED_MOST = 4.0
 RETRY_S = 10.0
 """What found no room is tried again."""
 
@@ -126,6 +129,8 @@ class World:
         if self.short and tick % round(RETRY_S / self.scenario.tick_s) == 0:
             for at in sorted(self.short):
                 self._fill(at, now_s)
+        if tick % round(SHARING_S / self.scenario.tick_s) == 0:
+            self._share()
         self.backfill.fill(columns, self.recorder)
         self.recorder.count(self, now_s)
 
@@ -190,6 +195,29 @@ class World:
             if gone:
                 self.recorder.turned_away(gone)
                 columns.waiting[at] = max(columns.waiting[at] - gone, 0.0)
+
+    def _share(self) -> None:
+        """Let those on one accelerator share its time: each has what the others leave.
+
+        A deployment is as slow as it is on average over its replicas.
+        """
+        columns, stock = self.columns, self.stock
+        load = columns.rate / (np.maximum(columns.ready, 1.0) * columns.alone_requests_s)
+        by_place: dict[tuple[str, int], float] = {}
+        mine: list[tuple[int, tuple[str, int]]] = []
+        for replica in stock.replicas.values():
+            if columns.is_shared[replica.deployment] and replica.state is State.READY:
+                part = replica.placement.parts[0]
+                place = part.node_id, part.accelerators[0]
+                by_place[place] = by_place.get(place, 0.0) + float(load[replica.deployment])
+                mine.append((replica.deployment, place))
+        times, number = np.zeros(columns.number), np.zeros(columns.number)
+        for at, place in mine:
+            others = by_place[place] - float(load[at])
+            times[at] += min(1.0 / max(1.0 - others, 1e-3), SLOWED_MOST)
+            number[at] += 1
+        columns.slow(np.where(number > 0, times / np.maximum(number, 1.0), 1.0))
+        self.recorder.shared(list(by_place.values()))
 
     # --- replicas ------------------------------------------------------------------------
 

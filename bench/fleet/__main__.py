@@ -1,0 +1,163 @@
+"""The scale claims: ``python -m bench.fleet [steps prewarm serve batch] [--endpoints 3000] [--hours 24] [--seeds 3]``.
+
+A fleet in virtual time on the rates of production clients (ServeGen), every decision by the production's policies.
+Each table has the baseline that it must beat in its first row. ``--json`` prints all outcomes.
+"""
+
+import argparse
+import json
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+
+import msgspec
+
+from bench import tools
+from bench.fleet.literal import Literal
+from bench.fleet.scenarios import scaled, steps
+from modelyard.sim.fleet import Scenario, simulate
+from modelyard.sim.fleet.scenario import Faults
+from modelyard.sim.fleet.tally import Outcome
+from modelyard.sim.rates import RATES_FILE, Client, servegen
+
+FOLDER = Path(__file__).resolve().parents[3] / "shared" / "traces"
+CALM = Faults(node_per_day=0.0, engine_per_day=0.0, reclaim_per_day=0.0)
+
+
+class Bench:
+    """Runs scenarios for every seed, and keeps what came out."""
+
+    def __init__(self, clients: list[Client], seeds: int) -> None:
+        self._clients = clients
+        self._seeds = seeds
+        self.found: dict[str, dict[str, list[Outcome]]] = {}
+
+    def run(self, table: str, name: str, scenario: Scenario, sizer: object = None) -> list[Outcome]:
+        """Run one scenario."""
+        outcomes = []
+        for seed in range(self._seeds):
+            begun = time.perf_counter()
+            outcomes.append(simulate(scenario, self._clients, random.Random(seed), sizer=sizer))
+            print(f"<!-- {table}: {name}, seed {seed}: {time.perf_counter() - begun:.0f} s -->", flush=True)
+        self.found.setdefault(table, {})[name] = outcomes
+        return outcomes
+
+
+def spread(outcomes: list[Outcome], value: Callable[[Outcome], float], form: str) -> str:
+    """Return a mean with its range over the seeds."""
+    values = [value(one) for one in outcomes]
+    text = format(mean(values), form)
+    return text if len(values) == 1 else f"{text} ({min(values):{form}} to {max(values):{form}})"
+
+
+def show_steps(bench: Bench, endpoints: int, hours: float) -> None:
+    """What each measure contributes."""
+    first: list[Outcome] = []
+    rows = []
+    for name, scenario in steps(endpoints, hours):
+        found = bench.run("steps", name, scenario)
+        first = first or found
+        times = [base.gpu_hours / one.gpu_hours for base, one in zip(first, found, strict=True)]
+        before = rows[-1][1] if rows else found
+        step = mean(one.gpu_hours / prior.gpu_hours for one, prior in zip(found, before, strict=True)) - 1
+        rows.append((name, found, times, step))
+    print(f"\n## GPU-hours of {hours:g} h, {endpoints:,} endpoints\n")
+    print("| | GPU-hours (range) | online | batch | this step | fewer than the first | online busy | late | dropped |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+    for name, found, times, step in rows:
+        print(
+            f"| {name} | {spread(found, lambda one: one.gpu_hours, ',.0f')} |"
+            f" {mean(one.online_gpu_hours for one in found):,.0f} | {mean(one.batch_gpu_hours for one in found):,.0f} |"
+            f" {step:+.0%} | {mean(times):.1f}x ({min(times):.1f} to {max(times):.1f}) |"
+            f" {mean(one.online_busy for one in found):.0%} | {mean(one.late for one in found):.2%} |"
+            f" {mean(one.dropped for one in found):.3%} |"
+        )
+
+
+def show_prewarm(bench: Bench, endpoints: int, hours: float) -> None:
+    """What the forecast is worth."""
+    base = scaled(endpoints, hours)
+    off = msgspec.structs.replace(base, measures=msgspec.structs.replace(base.measures, prewarm=False))
+    without = bench.run("prewarm", "without", off)
+    rows = [("idle time alone", without), ("pre-warmed", bench.run("prewarm", "with", base))]
+    print(f"\n## Cold starts of {hours:g} h, {endpoints:,} endpoints\n")
+    print("| | cold starts | fewer | GPU-hours | more | late |")
+    print("|---|---:|---:|---:|---:|---:|")
+    for name, found in rows:
+        fewer = [1 - one.activations / max(other.activations, 1) for one, other in zip(found, without, strict=True)]
+        more = [one.online_gpu_hours / other.online_gpu_hours - 1 for one, other in zip(found, without, strict=True)]
+        print(
+            f"| {name} | {spread(found, lambda one: one.activations, ',.0f')} | {mean(fewer):.0%}"
+            f" ({min(fewer):.0%} to {max(fewer):.0%}) | {spread(found, lambda one: one.online_gpu_hours, ',.0f')} |"
+            f" {mean(more):+.1%} ({min(more):+.1%} to {max(more):+.1%}) | {mean(one.late for one in found):.2%} |"
+        )
+
+
+def show_serve(bench: Bench, endpoints: int, hours: float) -> None:
+    """How callers fare."""
+    base = scaled(endpoints, hours)
+    calm = msgspec.structs.replace(base, faults=CALM)
+    rows = [
+        ("+1 a loop, to the letter", bench.run("serve", "literal", base, Literal())),
+        ("ours", bench.run("serve", "ours", base)),
+        ("ours, nothing breaks", bench.run("serve", "calm", calm)),
+    ]
+    print(f"\n## Callers over {hours:g} h, {endpoints:,} endpoints\n")
+    print("| | wait > 5 s | TTFT p50, warm LLM | p99 | dropped | available | GPU-hours |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    for name, found in rows:
+        print(
+            f"| {name} | {spread(found, lambda one: one.late, '.2%')} |"
+            f" {1000 * mean(one.ttft_p50_s for one in found):.0f} ms |"
+            f" {spread(found, lambda one: one.ttft_p99_s, '.2f')} s | {spread(found, lambda one: one.dropped, '.4%')} |"
+            f" {spread(found, lambda one: one.availability, '.4%')} |"
+            f" {mean(one.gpu_hours for one in found):,.0f} |"
+        )
+
+
+def show_batch(bench: Bench, endpoints: int, hours: float) -> None:
+    """How busy accelerators get."""
+    base = scaled(endpoints, hours)
+    rows = []
+    for share in (0.0, 0.29, 1.0, 2.0):
+        one = msgspec.structs.replace(base, traffic=msgspec.structs.replace(base.traffic, batch_share=share))
+        rows.append((share, bench.run("batch", f"{share:g}", one)))
+    print(f"\n## Utilisation over {hours:g} h, {endpoints:,} endpoints\n")
+    print("| batch requests for each online one | online | total | of them done on idle replicas | late |")
+    print("|---|---:|---:|---:|---:|")
+    for share, found in rows:
+        done = [one.batch_done / max(one.batch_requests, 1.0) for one in found]
+        print(
+            f"| {share:g} | {spread(found, lambda one: one.online_busy, '.0%')} |"
+            f" {spread(found, lambda one: one.total_busy, '.0%')} | {mean(min(one, 1.0) for one in done):.0%} |"
+            f" {mean(one.late for one in found):.2%} |"
+        )
+
+
+TABLES = {"steps": show_steps, "prewarm": show_prewarm, "serve": show_serve, "batch": show_batch}
+
+
+def main() -> None:
+    """Parse the command line, run, print."""
+    parser = argparse.ArgumentParser(prog="python -m bench.fleet", description=__doc__.split("\n")[0])
+    parser.add_argument("tables", nargs="*", choices=[*TABLES, []], help="all by default")
+    parser.add_argument("--endpoints", type=int, default=3000)
+    parser.add_argument("--hours", type=float, default=24.0)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--traces", type=Path, default=Path(os.environ.get("MODELYARD_TRACES", FOLDER)))
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if not (options.traces / RATES_FILE).is_file():
+        raise tools.fail(f"{options.traces} has no {RATES_FILE}; name its folder by --traces or MODELYARD_TRACES")
+    bench = Bench(servegen(options.traces), options.seeds)
+    for name in options.tables or list(TABLES):
+        TABLES[name](bench, options.endpoints, options.hours)
+    if options.json:
+        print(json.dumps(msgspec.to_builtins(bench.found)))
+
+
+if __name__ == "__main__":
+    main()
