@@ -65,7 +65,6 @@ def steady(spec: Scaling, memory: Memory, seen: Seen, rules: Autoscale) -> Stead
         demand_most = min(demand_most, memory.peak * max(seen.slots, 1))
     above, below = _side(seen.busy, rules)
     signal = signals(seen, rules)
-    may_sleep = spec.floor == 0 and current > 0 and rules.tier is not Tier.HOT and not seen.expected
     return Steady(
         until_s=until_s,
         demand_most=demand_most,
@@ -73,7 +72,7 @@ def steady(spec: Scaling, memory: Memory, seen: Seen, rules: Autoscale) -> Stead
         busy_below=below,
         is_slow=signal.latency_s is not None and signal.latency_s > latency_limit_s(rules),
         is_kv_full=signal.kv_use is not None and signal.kv_use * 100 > rules.up_kv,
-        sleeps_s=idle_limit_s(spec, rules) if may_sleep else NEVER_S,
+        sleeps_s=_sleeps_s(spec, memory, seen, rules),
         active_s=memory.active_s,
     )
 
@@ -100,8 +99,9 @@ def passed(memory: Memory, rules: Autoscale, *, asked_s: float, now_s: float, ev
     ``asked_s``: when the last request was, as seen at the last of these looks. Bounds held all the time.
     """
     period_s = math.ceil(rules.check_s / every_s) * every_s
-    checks = math.ceil((now_s - memory.checked_s) / period_s) - 1
-    checked_s = memory.checked_s + max(checks, 0) * period_s
+    checked_s = memory.checked_s
+    if math.isfinite(checked_s):  # never before its first check
+        checked_s += max(math.ceil((now_s - checked_s) / period_s) - 1, 0) * period_s
     known_s = memory.asked_s
     asked = known_s if not math.isfinite(asked_s) else asked_s if known_s is None else max(known_s, asked_s)
     active_s = max(memory.active_s, asked_s)
@@ -119,6 +119,16 @@ def _side(busy: float, rules: Autoscale) -> tuple[float, float]:
     if busy * 100 < rules.down_utilization:
         return -math.inf, low
     return low, math.nextafter(high, math.inf)
+
+
+def _sleeps_s(spec: Scaling, memory: Memory, seen: Seen, rules: Autoscale) -> float:
+    """Return the idle time from which on it must be asked; a learned one that runs already is a moment instead."""
+    if spec.floor or not memory.replicas or rules.tier is Tier.HOT or seen.expected:
+        return NEVER_S
+    fixed_s = idle_limit_s(spec, rules)
+    if rules.idle is not IdleTime.LEARNED or memory.asked_s is None:
+        return fixed_s
+    return NEVER_S if seen.demand == 0 else min(fixed_s, awake(memory.gaps, fixed_s).sleep_s)
 
 
 def _until_learned(spec: Scaling, memory: Memory, seen: Seen, rules: Autoscale) -> float:
