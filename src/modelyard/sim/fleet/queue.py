@@ -2,11 +2,12 @@
 
 A deployment is one line before ``ready`` replicas of ``slots`` each. A request takes T(b) = fixed + b · shared seconds
 on a replica with b requests at once (``models.Profile``); lengths are taken as exponential, so that of n requests
-n · (1 − e^(−dt/T)) end within a tick. What comes is admitted while slots are free, the rest waits in order of arrival.
+n · (1 − e^(−dt/T)) end within a tick, give or take a binomial spread (without it lines before busy replicas come out
+half as long). What comes is admitted while slots are free, the rest waits in order of arrival.
 
 Three approximations, held against a simulation of every request in ``tests/unit/sim/fleet/test_queue.py``:
 
-* within a tick requests come evenly, and the batch is that of its end;
+* within a tick requests come evenly, and the batch is the mean of its two ends;
 * while nobody stands in line at either end of a tick, some wait within it: as in a queue of as many servers as slots
   (Sakasegawa's formula, which is exact for one server and close for many);
 * the first token takes the prompt, slowed by others' prompts as in a processor shared by them, and two steps.
@@ -40,18 +41,24 @@ def step(
     fixed_s: Floats,
     shared_s: Floats,
     tick_s: float,
+    luck: Floats | None = None,
 ) -> Step:
-    """Serve one tick."""
+    """Serve one tick; ``luck`` are standard normal numbers, by which more or fewer requests end than on average."""
     room = ready * slots
     offered = waiting + arrived
     some = np.maximum(ready, 1.0)
-    # The batch that the offered load leads to, at most all slots.
-    light_s = fixed_s + np.minimum(running / some, slots) * shared_s
-    batch = np.minimum((running + offered * np.minimum(1.0, light_s / tick_s)) / some, slots)
+    # The batch halfway: from what runs now to what would at the end, at the pace of now.
+    before = np.minimum(running / some, slots)
+    light_s = fixed_s + before * shared_s
+    stay = np.exp(-tick_s / light_s)
+    end = np.minimum((running * stay + offered * light_s * (1.0 - stay) / tick_s) / some, slots)
+    batch = (before + end) / 2
     service_s = fixed_s + batch * shared_s
     stay = np.exp(-tick_s / service_s)
     gone = 1.0 - stay
     rest = running * stay
+    if luck is not None:
+        rest = np.clip(rest + luck * np.sqrt(rest * gone), 0.0, running)
     # With arrivals at an even pace, in the end pace · T · (1 − e^(−dt/T)) of them still run.
     kept = service_s * gone / tick_s
     most = np.maximum(room - rest, 0.0) / kept
@@ -63,7 +70,7 @@ def step(
 def wait_within(pace: Floats, servers: Floats, service_s: Floats, burst: Floats) -> tuple[Floats, Floats]:
     """Return the share of requests that wait for a slot within a tick without a line, and for how long those do.
 
-    ``pace`` is requests/s, ``burst`` the variance of their counts over the mean (1: Poisson).
+    ``pace`` is requests/s of the last minute (that of one tick would take every cluster for a steady load), ``burst`` the variance of their counts over the mean (1: Poisson).
     """
     servers = np.maximum(servers, 1.0)
     load = np.minimum(pace * service_s / servers, 0.99)

@@ -85,7 +85,8 @@ class World:
         self.begin_s = scenario.start_day * DAY_S - scenario.warmup_s
         self.columns = Columns(population, scenario.tick_s)
         self.lines = Lines()
-        seeds = [chance.getrandbits(63) for _ in range(3)]
+        seeds = [chance.getrandbits(63) for _ in range(4)]
+        self._luck = np.random.Generator(np.random.PCG64(seeds[3]))
         self.arrivals = Arrivals(population, seed=seeds[0], begin_s=self.begin_s, tick_s=scenario.tick_s)
         profiles = [one.profile for one in population.deployments]
         self.stock = Stock.of(scenario.nodes, scenario.loading, profiles, random.Random(seeds[1]))
@@ -155,7 +156,7 @@ class World:
         had_line = columns.waiting > 0
         done = step(
             columns.running, columns.waiting, arrived, columns.ready, columns.slots, columns.fixed_s, columns.shared_s,
-            tick_s,
+            tick_s, self._luck.standard_normal(columns.number),
         )  # fmt: skip
         columns.running, columns.waiting = done.running, done.waiting
         has_line = (done.waiting > 1e-6) | had_line
@@ -165,7 +166,7 @@ class World:
         smooth = np.flatnonzero(~has_line & (done.admitted > 0))
         burst = np.ones(len(smooth))
         share, mean_s = wait_within(
-            pace[smooth], (columns.ready * columns.slots)[smooth], done.service_s[smooth], burst
+            columns.rate[smooth], (columns.ready * columns.slots)[smooth], done.service_s[smooth], burst
         )
         # Whoever meets a batch that starts and ends together waits for its end, half of it on average.
         held = columns.is_static[smooth] & (columns.running[smooth] >= 1.0)
