@@ -18,6 +18,7 @@ import msgspec
 from bench import tools
 from bench.fleet.literal import Literal
 from bench.fleet.scenarios import scaled, steps
+from modelyard.domain.endpoints import IdleTime
 from modelyard.sim.fleet import Scenario, simulate
 from modelyard.sim.fleet.scenario import Faults
 from modelyard.sim.fleet.tally import Outcome
@@ -65,24 +66,40 @@ def show_steps(bench: Bench, endpoints: int, hours: float) -> None:
         step = mean(one.gpu_hours / prior.gpu_hours for one, prior in zip(found, before, strict=True)) - 1
         rows.append((name, found, times, step))
     print(f"\n## GPU-hours of {hours:g} h, {endpoints:,} endpoints\n")
-    print("| | GPU-hours (range) | online | batch | this step | fewer than the first | online busy | late | dropped |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+    fixed = mean(one.dedicated_gpu_hours for one in first)
+    print(f"One replica each and never more, whatever is asked, would hold {fixed:,.0f}.\n")
+    print(
+        "| | GPU-hours (range) | online | batch | this step | fewer than the first | than one each | online busy |"
+        " total busy | late | dropped |"
+    )
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     for name, found, times, step in rows:
         print(
             f"| {name} | {spread(found, lambda one: one.gpu_hours, ',.0f')} |"
             f" {mean(one.online_gpu_hours for one in found):,.0f} | {mean(one.batch_gpu_hours for one in found):,.0f} |"
             f" {step:+.0%} | {mean(times):.1f}x ({min(times):.1f} to {max(times):.1f}) |"
-            f" {mean(one.online_busy for one in found):.0%} | {mean(one.late for one in found):.2%} |"
+            f" {mean(base.dedicated_gpu_hours / one.gpu_hours for base, one in zip(first, found, strict=True)):.1f}x |"
+            f" {mean(one.online_busy for one in found):.0%} | {mean(one.total_busy for one in found):.0%} |"
+            f" {mean(one.late for one in found):.2%} |"
             f" {mean(one.dropped for one in found):.3%} |"
         )
 
 
 def show_prewarm(bench: Bench, endpoints: int, hours: float) -> None:
-    """What the forecast is worth."""
+    """What the forecast, and a learned idle time, are worth."""
     base = scaled(endpoints, hours)
-    off = msgspec.structs.replace(base, measures=msgspec.structs.replace(base.measures, prewarm=False))
-    without = bench.run("prewarm", "without", off)
-    rows = [("idle time alone", without), ("pre-warmed", bench.run("prewarm", "with", base))]
+    off = msgspec.structs.replace(base.measures, prewarm=False)
+    learned = msgspec.structs.replace(base.rules, idle=IdleTime.LEARNED)
+    rows = [
+        (name, bench.run("prewarm", name, msgspec.structs.replace(base, **changes)))
+        for name, changes in (
+            ("idle time alone", {"measures": off}),
+            ("pre-warmed", {}),
+            ("learned idle time", {"measures": off, "rules": learned}),
+            ("learned, and pre-warmed", {"rules": learned}),
+        )
+    ]
+    without = rows[0][1]
     print(f"\n## Cold starts of {hours:g} h, {endpoints:,} endpoints\n")
     print("| | cold starts | fewer | GPU-hours | more | late |")
     print("|---|---:|---:|---:|---:|---:|")
@@ -124,15 +141,19 @@ def show_batch(bench: Bench, endpoints: int, hours: float) -> None:
     rows = []
     for share in (0.0, 0.29, 1.0, 2.0):
         one = msgspec.structs.replace(base, traffic=msgspec.structs.replace(base.traffic, batch_share=share))
-        rows.append((share, bench.run("batch", f"{share:g}", one)))
+        rows.append((f"{share:g}", bench.run("batch", f"{share:g}", one)))
+    demand = msgspec.structs.replace(base.measures, batch_is_demand=True)
+    one = msgspec.structs.replace(base, measures=demand)
+    rows.append(("0.29, its lines counted as demand", bench.run("batch", "demand", one)))
     print(f"\n## Utilisation over {hours:g} h, {endpoints:,} endpoints\n")
-    print("| batch requests for each online one | online | total | of them done on idle replicas | late |")
-    print("|---|---:|---:|---:|---:|")
+    print("| batch requests for each online one | online | total | of them done on idle replicas | GPU-hours | late |")
+    print("|---|---:|---:|---:|---:|---:|")
     for share, found in rows:
         done = [one.batch_done / max(one.batch_requests, 1.0) for one in found]
         print(
-            f"| {share:g} | {spread(found, lambda one: one.online_busy, '.0%')} |"
+            f"| {share} | {spread(found, lambda one: one.online_busy, '.0%')} |"
             f" {spread(found, lambda one: one.total_busy, '.0%')} | {mean(min(one, 1.0) for one in done):.0%} |"
+            f" {spread(found, lambda one: one.gpu_hours, ',.0f')} |"
             f" {mean(one.late for one in found):.2%} |"
         )
 

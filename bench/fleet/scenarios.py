@@ -9,7 +9,7 @@ NOTHING = Measures(
 )
 """One dedicated replica an endpoint, weights in 16 bits, batches that start and end together."""
 STEPS: tuple[tuple[str, dict[str, bool]], ...] = (
-    ("one dedicated replica each, 16 bits, static batches", {}),
+    ("one dedicated replica each, 16 bits, batches of 8 that end together", {}),
     ("+ scale to zero, pre-warmed", {"scale_to_zero": True, "prewarm": True}),
     ("+ adapters pooled on their bases", {"pooling": True}),
     ("+ small models packed", {"packing": True}),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from modelyard.sim.fleet.population import Population
-from modelyard.sim.fleet.scenario import DAY_S, Scenario
+from modelyard.sim.fleet.scenario import Scenario
 
 if TYPE_CHECKING:
     from modelyard.sim.fleet.columns import Columns
@@ -30,10 +30,12 @@ class Backfill:
         self.per_s = rates * scenario.traffic.batch_share
         self._tick_s = scenario.tick_s
         self._is_on = scenario.measures.backfill
-        # A batch has a day: what came in the day before is there in the beginning, half of it still to be done.
-        self.left = self.per_s * DAY_S / 2
+        self._is_demand = scenario.measures.batch_is_demand
+        self.left = np.zeros(len(rates))
         self.pace = np.zeros(len(rates))
         """Requests/s of batches that run now."""
+        self.beside = np.zeros(len(rates))
+        """Lines of batches on each replica."""
 
     def fill(self, columns: "Columns", recorder: "Recorder") -> None:
         """Do in one tick what there is room for."""
@@ -44,4 +46,12 @@ class Backfill:
             done = np.minimum(np.maximum(free, 0.0) * self._tick_s, self.left)
             self.left -= done
             self.pace = done / self._tick_s
+            # Of the lines that run at this pace on each replica, at the speed of a full one.
+            full_s = columns.fixed_s + columns.slots * columns.shared_s
+            self.beside = self.pace * full_s / np.maximum(columns.ready, 1.0)
+            if self._is_demand:
+                # While there is more to do than room, every slot that is free has a line.
+                some = np.floor(columns.ready * columns.slots - columns.running)
+                columns.batched = np.where(self.left > 0, np.maximum(some, 0.0), 0.0)
+                columns.batched[(self.left > 0) & (columns.ready == 0)] = 1.0
         recorder.filled(came, self.pace)

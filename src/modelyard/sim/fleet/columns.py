@@ -40,6 +40,8 @@ class Columns:
         self.waiting = np.zeros(number)
         self.flying = np.zeros(number)
         """Whole requests on replicas, as a gateway counts them."""
+        self.batched = np.zeros(number)
+        """Lines of batches on replicas that count as demand; they are among ``flying``."""
         self.arrived = np.zeros(number)
         self.rate = np.zeros(number)
         """Requests/s of the last minute."""
@@ -89,7 +91,7 @@ class Columns:
         """Round what is left, and note who has requests."""
         self.running[self.running < _LITTLE] = 0.0
         self.waiting[self.waiting < 1e-6] = 0.0
-        self.flying = np.ceil(self.running - _LITTLE)
+        self.flying = np.ceil(self.running - _LITTLE) + self.batched
         self.before_s = self.asked_s.copy()
         self.asked_s[(self.flying + self.waiting > 0) | (self.arrived > 0)] = now_s
 

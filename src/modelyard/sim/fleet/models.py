@@ -18,10 +18,8 @@ from modelyard.policy.job import Job
 from modelyard.policy.precisions import BF16, FP16, PRECISIONS, Purpose
 from modelyard.policy.roofline import Load, speed, weights_of
 
-STATIC_BATCH = 8
-"""Requests of a batch that starts and ends together (the source's own example)."""
-_STATIC_LONGEST = math.fsum(1 / one for one in range(1, STATIC_BATCH + 1))
-"""The longest of so many exponential lengths, in means: everybody's slot is taken until it ends."""
+_SMALL_BATCH = 8
+"""Texts that an encoder takes at once."""
 _SEQUENCES_MOST = 256
 """vLLM's ``--max-num-seqs`` on large accelerators."""
 _P90 = math.log(10)
@@ -126,19 +124,20 @@ def profile(
     is_busy: bool,
     is_exact: bool,
     quantised: bool,
-    continuous: bool,
+    static_batch: int,
     packing: bool,
 ) -> Profile:
     """Return how ``name`` runs on one of ``kinds`` (with the most of each on a node).
 
-    ``is_busy``: it serves much, so that the price of a token decides; else the price of an hour, since it mostly waits.
+    ``static_batch``: requests that start and end together, 0 for continuous batching. ``is_busy``: it serves much, so that the price of a token decides; else the price of an hour, since it mostly waits.
     """
     facts = MODELS[name]
     is_llm = facts.kv_bytes_per_token > 0
     offers = [
         Offer(KINDS[kind], KINDS[kind].memory_bytes, most, round(KINDS[kind].price_usd * 1e9)) for kind, most in kinds
     ]
-    load = Load(STATIC_BATCH if not continuous else 32 if is_busy else 16, prompt_tokens, completion_tokens)
+    is_static = static_batch > 0 and is_llm
+    load = Load(static_batch if is_static else 32 if is_busy else 16, prompt_tokens, completion_tokens)
     purpose = Purpose.MATH if is_exact else Purpose.GENERAL
     rows = [
         row
@@ -149,8 +148,8 @@ def profile(
     row = _chosen(rows, is_busy=is_busy, may_share=may_share)
     kind = KINDS[row.kind]
     is_shared = may_share and _share(row) <= SHARED_MOST
-    slots = STATIC_BATCH
-    if continuous and is_llm:
+    slots = static_batch if is_static else _SMALL_BATCH
+    if is_llm and not is_static:
         room = row.memory.kv_bytes // facts.kv_bytes_per_token if is_shared else row.kv_tokens_max
         slots = _slots(room, prompt_tokens, completion_tokens)
     precision = next((one for one in (*PRECISIONS, FP16) if one.name == row.precision), None)
@@ -164,9 +163,10 @@ def profile(
     fixed_s = whole_s(1) - shared_s
     half = speed(facts, weights, precision, kind, row.count, Load(max(slots // 2, 1), prompt_tokens, completion_tokens))
     prompt_s = speed(facts, weights, precision, kind, row.count, Load(1, prompt_tokens, 1)).ttft_ms / 1000
-    if not continuous and is_llm:
-        # Answers of a batch end with its longest; prompts are as many as before.
-        fixed_s, shared_s = fixed_s * _STATIC_LONGEST, (shared_s - prompt_s) * _STATIC_LONGEST + prompt_s
+    if is_static:
+        # Answers of a batch end with its longest, of exponential lengths; prompts are as many as before.
+        longest = math.fsum(1 / one for one in range(1, static_batch + 1))
+        fixed_s, shared_s = fixed_s * longest, (shared_s - prompt_s) * longest + prompt_s
     return Profile(
         name=name,
         kind=row.kind,
@@ -181,7 +181,7 @@ def profile(
         step_s=half.itl_ms / 1000,
         completion_tokens=float(completion_tokens if is_llm else 0),
         is_llm=is_llm,
-        is_static=not continuous and is_llm,
+        is_static=is_static,
         is_shared=is_shared,
     )
 

@@ -195,7 +195,7 @@ def _profile(
     def of(*, is_busy: bool) -> Profile:
         return profile(
             kind.model, prompt, answer, kinds, is_busy=is_busy, is_exact=kind.is_exact, quantised=measures.quantised,
-            continuous=measures.continuous, packing=measures.packing,
+            static_batch=0 if measures.continuous else measures.static_batch, packing=measures.packing,
         )  # fmt: skip
 
     cheap = of(is_busy=False)

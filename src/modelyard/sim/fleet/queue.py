@@ -41,19 +41,25 @@ def step(
     fixed_s: Floats,
     shared_s: Floats,
     tick_s: float,
+    *,
     luck: Floats | None = None,
+    beside: Floats | float = 0.0,
 ) -> Step:
-    """Serve one tick; ``luck`` are standard normal numbers, by which more or fewer requests end than on average."""
+    """Serve one tick.
+
+    ``luck`` are standard normal numbers, by which more or fewer requests end than on average; ``beside`` are lines of
+    batches on each replica, which slow the others down and hold no slot that somebody else wants.
+    """
     room = ready * slots
     offered = waiting + arrived
     some = np.maximum(ready, 1.0)
     # The batch halfway: from what runs now to what would at the end, at the pace of now.
     before = np.minimum(running / some, slots)
-    light_s = fixed_s + before * shared_s
+    light_s = fixed_s + np.minimum(before + beside, slots) * shared_s
     stay = np.exp(-tick_s / light_s)
     end = np.minimum((running * stay + offered * light_s * (1.0 - stay) / tick_s) / some, slots)
     batch = (before + end) / 2
-    service_s = fixed_s + batch * shared_s
+    service_s = fixed_s + np.minimum(batch + beside, slots) * shared_s
     stay = np.exp(-tick_s / service_s)
     gone = 1.0 - stay
     rest = running * stay

@@ -83,11 +83,13 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     """The precision and hardware that ``policy/fit.py`` recommends, where the model's purpose allows fewer bits."""
     continuous: bool = True
     """Continuous batching; else batches that start and end together."""
+    static_batch: int = 8
+    """Requests of such a batch: the source's own example."""
     backfill: bool = True
     """Batches run on what is idle, and on spot; else on accelerators of their own."""
     prewarm: bool = True
-    literal: bool = False
-    """Sizes by the source to the letter: one replica more or fewer each loop."""
+    batch_is_demand: bool = False
+    """Lines of batches count as demand, so that replicas are started for them too."""
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):

@@ -156,7 +156,7 @@ class World:
         had_line = columns.waiting > 0
         done = step(
             columns.running, columns.waiting, arrived, columns.ready, columns.slots, columns.fixed_s, columns.shared_s,
-            tick_s, self._luck.standard_normal(columns.number),
+            tick_s, luck=self._luck.standard_normal(columns.number), beside=self.backfill.beside,
         )  # fmt: skip
         columns.running, columns.waiting = done.running, done.waiting
         has_line = (done.waiting > 1e-6) | had_line
