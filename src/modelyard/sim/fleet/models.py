@@ -212,5 +212,7 @@ def _chosen(rows: list[Row], *, is_busy: bool, may_share: bool) -> Row:
 
 def _slots(room: int, prompt_tokens: int, completion_tokens: int) -> int:
     """Return the requests that admission lets onto a replica with ``room`` tokens of cache, by their mean length."""
-    expected = Job("", prompt_tokens=prompt_tokens, output_tokens=round(_P90 * completion_tokens), output_max=_OUTPUT_MAX)
+    expected = Job(
+        "", prompt_tokens=prompt_tokens, output_tokens=round(_P90 * completion_tokens), output_max=_OUTPUT_MAX
+    )
     return max(2, min(_SEQUENCES_MOST, int(KV_SHARE * room / reservation(expected))))

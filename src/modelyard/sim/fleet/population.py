@@ -177,7 +177,9 @@ def _tokens(clients: Sequence[Client], weights: Sequence[float]) -> tuple[int, i
     """Return mean tokens of prompt and answer, in steps of a half octave: profiles are worked out once a step."""
     total = math.fsum(weights) or 1.0
     prompt = math.fsum(w * (one.prompt_tokens or _PROMPT) for one, w in zip(clients, weights, strict=True)) / total
-    answer = math.fsum(w * (one.completion_tokens or _COMPLETION) for one, w in zip(clients, weights, strict=True)) / total
+    answer = (
+        math.fsum(w * (one.completion_tokens or _COMPLETION) for one, w in zip(clients, weights, strict=True)) / total
+    )
     return _step(prompt, 64, 16_384), _step(answer, 16, 2048)
 
 

@@ -318,7 +318,10 @@ class World:
     def _start(self, at: int, now_s: float) -> bool:
         """Start one replica, or take back one that drains; say whether there was room."""
         for one in self.stock.of_deployment.get(at, ()):
-            if one.state is State.DRAINING and self.stock.nodes[one.placement.node_id].id not in self.stock.cluster.closed:
+            if (
+                one.state is State.DRAINING
+                and self.stock.nodes[one.placement.node_id].id not in self.stock.cluster.closed
+            ):
                 one.state, one.since_s = State.READY, now_s
                 self._changed(at)
                 return True

@@ -47,7 +47,17 @@ def by_ticks(rate, ready, slots, fixed_s, shared_s, *, seconds, seed):
     for _ in range(int(seconds / TICK_S)):
         had = waiting[0] > 0
         arrived = of([float(chance.poisson(rate * TICK_S))])
-        done = step(running, waiting, arrived, of([float(ready)]), of([float(slots)]), of([fixed_s]), of([shared_s]), TICK_S, luck=chance.standard_normal(1))
+        done = step(
+            running,
+            waiting,
+            arrived,
+            of([float(ready)]),
+            of([float(slots)]),
+            of([fixed_s]),
+            of([shared_s]),
+            TICK_S,
+            luck=chance.standard_normal(1),
+        )
         running, waiting = done.running, done.waiting
         area += running[0]
         served += done.admitted[0]

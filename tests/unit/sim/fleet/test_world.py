@@ -31,7 +31,12 @@ CLIENTS = [
     client("night", 0.2, busy=range(0, 30)),
 ]
 SMALL = Scenario(
-    nodes=NODES, traffic=Traffic(endpoints=40, rate=6000.0, bases=3), hours=1.0, warmup_s=600.0, faults=CALM, start_day=7.0
+    nodes=NODES,
+    traffic=Traffic(endpoints=40, rate=6000.0, bases=3),
+    hours=1.0,
+    warmup_s=600.0,
+    faults=CALM,
+    start_day=7.0,
 )
 
 
