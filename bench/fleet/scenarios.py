@@ -1,4 +1,4 @@
-"""The scenarios that are compared: each measure on top of the ones before, and the fleet with and without parts of it."""
+"""The scenarios that are compared: each measure on top of the ones before, and the fleet without parts of it."""
 
 import msgspec
 
@@ -32,7 +32,7 @@ def nodes(share: float) -> tuple[Nodes, ...]:
 
 
 def steps(endpoints: int, hours: float) -> list[tuple[str, Scenario]]:
-    """Return the scenarios by name, each with one measure more; nodes enough that the first finds room as well."""
+    """Return the scenarios by name, each with one measure more, and nodes enough for the first as well."""
     measures, found = NOTHING, []
     for name, more in STEPS:
         measures = msgspec.structs.replace(measures, **more)

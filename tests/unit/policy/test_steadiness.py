@@ -31,12 +31,12 @@ RULES = st.builds(
 
 
 def looks(steps, spec, rules, *, skips):
-    """Fold over a story in which replicas follow decisions two looks later; return all sizes, and how many were asked."""
+    """Fold over a story in which replicas follow two looks later; return all sizes, and how many were asked."""
     memory: Memory | None = None
     bounds, sizes, asked = None, [], 0
     replicas, ready, target, last_s, before_s, now_s = 1, 1, 1, -math.inf, -math.inf, 1000.0
     history = [1, 1, 1]
-    changed = True
+    changed, last_expected = True, 0
     for number, requests, p99, expected in steps:
         for _ in range(number):
             now_s += EVERY_S

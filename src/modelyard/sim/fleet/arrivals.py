@@ -36,7 +36,8 @@ class Arrivals:
         slot = int((self._begin_s + tick * self._tick_s) // SLOT_S)
         if slot != self._slot:
             self._draw(slot, tick)
-        return self._rows[tick - self._first]
+        row: NDArray[np.int64] = self._rows[tick - self._first]
+        return row
 
     def _draw(self, slot: int, tick: int) -> None:
         # A generator of its own for each slot: what is drawn does not depend on where a run began.

@@ -53,6 +53,11 @@ class Columns:
         self._recent = np.zeros((max(1, round(WINDOW_S / tick_s)), number))
         self._at = 0
 
+        self._unbounded()
+
+    def _unbounded(self) -> None:
+        """Begin without a decision, so that everybody is asked."""
+        number = self.number
         self.must = np.ones(number, dtype=bool)
         """Something happened that bounds know nothing of."""
         self.until_s = np.full(number, -np.inf)

@@ -16,7 +16,7 @@ from modelyard.policy.fit import MEMORY_SHARE, Row, Targets, advise, cheapest
 from modelyard.policy.hardware import KINDS, Offer
 from modelyard.policy.job import Job
 from modelyard.policy.precisions import BF16, FP16, PRECISIONS, Purpose
-from modelyard.policy.roofline import Load, speed, weights_of
+from modelyard.policy.roofline import Load, Speed, speed, weights_of
 
 _SMALL_BATCH = 8
 """Texts that an encoder takes at once."""
@@ -114,58 +114,50 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         return self.slots / (self.fixed_s + self.slots * self.shared_s)
 
 
-@cache
-def profile(
-    name: str,
-    prompt_tokens: int,
-    completion_tokens: int,
-    kinds: tuple[tuple[str, int], ...],
-    *,
-    is_busy: bool,
-    is_exact: bool,
-    quantised: bool,
-    static_batch: int,
-    packing: bool,
-) -> Profile:
-    """Return how ``name`` runs on one of ``kinds`` (with the most of each on a node).
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """On what terms a model runs.
 
-    ``static_batch``: requests that start and end together, 0 for continuous batching. ``is_busy``: it serves much, so that the price of a token decides; else the price of an hour, since it mostly waits.
+    ``is_busy``: it serves much, so that the price of a token decides; else the price of an hour, since it mostly waits.
+    ``is_exact``: it must keep its bits. ``static_batch``: requests that start and end together, 0: continuous batching.
     """
+
+    prompt_tokens: int
+    completion_tokens: int
+    kinds: tuple[tuple[str, int], ...]
+    """Accelerators that there are, with the most of each on a node."""
+    is_busy: bool = False
+    is_exact: bool = False
+    quantised: bool = True
+    static_batch: int = 0
+    packing: bool = True
+
+
+@cache
+def profile(name: str, terms: Terms) -> Profile:
+    """Return how ``name`` runs on ``terms``."""
     facts = MODELS[name]
     is_llm = facts.kv_bytes_per_token > 0
-    offers = [
-        Offer(KINDS[kind], KINDS[kind].memory_bytes, most, round(KINDS[kind].price_usd * 1e9)) for kind, most in kinds
-    ]
-    is_static = static_batch > 0 and is_llm
-    load = Load(static_batch if is_static else 32 if is_busy else 16, prompt_tokens, completion_tokens)
-    purpose = Purpose.MATH if is_exact else Purpose.GENERAL
-    rows = [
-        row
-        for row in advise(facts, offers, load, targets=_TARGETS, purpose=purpose).rows
-        if quantised or row.precision in (BF16.name, FP16.name)
-    ]
-    may_share = packing and not is_busy
-    row = _chosen(rows, is_busy=is_busy, may_share=may_share)
-    kind = KINDS[row.kind]
-    is_shared = may_share and _share(row) <= SHARED_MOST
-    slots = static_batch if is_static else _SMALL_BATCH
-    if is_llm and not is_static:
+    batch = terms.static_batch if is_llm else 0
+    row = _chosen(_rows(facts, terms, batch), terms)
+    is_shared = terms.packing and not terms.is_busy and _share(row) <= SHARED_MOST
+    slots = batch or _SMALL_BATCH
+    if is_llm and not batch:
         room = row.memory.kv_bytes // facts.kv_bytes_per_token if is_shared else row.kv_tokens_max
-        slots = _slots(room, prompt_tokens, completion_tokens)
+        slots = _slots(room, terms)
     precision = next((one for one in (*PRECISIONS, FP16) if one.name == row.precision), None)
-    weights = weights_of(facts, precision)
+    weights, kind = weights_of(facts, precision), KINDS[row.kind]
 
-    def whole_s(batch: int) -> float:
-        at = Load(batch, prompt_tokens, completion_tokens)
-        return batch * completion_tokens / speed(facts, weights, precision, kind, row.count, at).output_tokens_s
+    def at(number: int, answer: int = terms.completion_tokens) -> Speed:
+        return speed(facts, weights, precision, kind, row.count, Load(number, terms.prompt_tokens, answer))
+
+    def whole_s(number: int) -> float:
+        return number * terms.completion_tokens / at(number).output_tokens_s
 
     shared_s = (whole_s(slots) - whole_s(1)) / (slots - 1)
-    fixed_s = whole_s(1) - shared_s
-    half = speed(facts, weights, precision, kind, row.count, Load(max(slots // 2, 1), prompt_tokens, completion_tokens))
-    prompt_s = speed(facts, weights, precision, kind, row.count, Load(1, prompt_tokens, 1)).ttft_ms / 1000
-    if is_static:
+    fixed_s, prompt_s = whole_s(1) - shared_s, at(1, 1).ttft_ms / 1000
+    if batch:
         # Answers of a batch end with its longest, of exponential lengths; prompts are as many as before.
-        longest = math.fsum(1 / one for one in range(1, static_batch + 1))
+        longest = math.fsum(1 / one for one in range(1, batch + 1))
         fixed_s, shared_s = fixed_s * longest, (shared_s - prompt_s) * longest + prompt_s
     return Profile(
         name=name,
@@ -178,12 +170,24 @@ def profile(
         fixed_s=max(fixed_s, 1e-4),
         shared_s=max(shared_s, 1e-6),
         prompt_s=prompt_s,
-        step_s=half.itl_ms / 1000,
-        completion_tokens=float(completion_tokens if is_llm else 0),
+        step_s=at(max(slots // 2, 1)).itl_ms / 1000,
+        completion_tokens=float(terms.completion_tokens if is_llm else 0),
         is_llm=is_llm,
-        is_static=is_static,
+        is_static=batch > 0,
         is_shared=is_shared,
     )
+
+
+def _rows(facts: ModelFacts, terms: Terms, static_batch: int) -> list[Row]:
+    """Return what the production advises of the accelerators that there are."""
+    offers = [
+        Offer(KINDS[kind], KINDS[kind].memory_bytes, most, round(KINDS[kind].price_usd * 1e9))
+        for kind, most in terms.kinds
+    ]
+    load = Load(static_batch or (32 if terms.is_busy else 16), terms.prompt_tokens, terms.completion_tokens)
+    purpose = Purpose.MATH if terms.is_exact else Purpose.GENERAL
+    rows = advise(facts, offers, load, targets=_TARGETS, purpose=purpose).rows
+    return [row for row in rows if terms.quantised or row.precision in (BF16.name, FP16.name)]
 
 
 def _share(row: Row) -> float:
@@ -193,26 +197,25 @@ def _share(row: Row) -> float:
     return memory.needed_bytes / whole if row.count == 1 else 1.0
 
 
-def _chosen(rows: list[Row], *, is_busy: bool, may_share: bool) -> Row:
+def _chosen(rows: list[Row], terms: Terms) -> Row:
     """Return what its owner takes: of what serves much the cheapest token, else the cheapest hour."""
-    able = [row for row in rows if row.fits and row.meets_targets and row.is_allowed]
-    if is_busy:
+
+    def price(row: Row) -> tuple[float, float]:
+        share = _share(row) if terms.packing else 1.0
+        return row.usd_per_hour * (share if share <= SHARED_MOST else 1.0), row.usd_per_million_output
+
+    if terms.is_busy:
         found = cheapest(rows, is_tight_fine=True)
     else:
-
-        def price(row: Row) -> tuple[float, float]:
-            share = _share(row) if may_share else 1.0
-            return row.usd_per_hour * (share if share <= SHARED_MOST else 1.0), row.usd_per_million_output
-
+        able = [row for row in rows if row.fits and row.meets_targets and row.is_allowed]
         found = min(able, key=price, default=None)
     if found is None:  # no target can be met: what fits and is fastest
         found = min((row for row in rows if row.fits and row.is_allowed), key=lambda row: row.speed.itl_ms)
     return found
 
 
-def _slots(room: int, prompt_tokens: int, completion_tokens: int) -> int:
+def _slots(room: int, terms: Terms) -> int:
     """Return the requests that admission lets onto a replica with ``room`` tokens of cache, by their mean length."""
-    expected = Job(
-        "", prompt_tokens=prompt_tokens, output_tokens=round(_P90 * completion_tokens), output_max=_OUTPUT_MAX
-    )
+    output = round(_P90 * terms.completion_tokens)
+    expected = Job("", prompt_tokens=terms.prompt_tokens, output_tokens=output, output_max=_OUTPUT_MAX)
     return max(2, min(_SEQUENCES_MOST, int(KV_SHARE * room / reservation(expected))))

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from modelyard.sim.fleet.models import MIX, Profile, profile
-from modelyard.sim.fleet.scenario import Measures, Scenario, Traffic
+from modelyard.sim.fleet.models import MIX, Profile, Terms, profile
+from modelyard.sim.fleet.scenario import Scenario, Traffic
 from modelyard.sim.rates import Client
 
 DAYS_LEAST = 7
@@ -69,12 +69,14 @@ class Population:
     def rate(self, slot: int) -> Floats:
         """Return the requests/s of every endpoint in a slot of ten minutes, counted from the trace's begin."""
         at = (slot + self.shift) % self.rates.shape[1]
-        return self.rates[self.client, at] * self.factor
+        found: Floats = self.rates[self.client, at] * self.factor
+        return found
 
     def burst(self, slot: int) -> Floats:
         """Return the variance of counts over their mean."""
         at = (slot + self.shift) % self.rates.shape[1]
-        return self.bursts[self.client, at]
+        found: Floats = self.bursts[self.client, at]
+        return found
 
 
 def populate(scenario: Scenario, clients: Sequence[Client], chance: random.Random) -> Population:
@@ -190,15 +192,22 @@ def _step(tokens: float, least: int, most: int) -> int:
 def _profile(
     scenario: Scenario, kind: _Kind, tokens: tuple[int, int], rate: float, *, is_host: bool = False
 ) -> Profile:
-    measures: Measures = scenario.measures
+    measures = scenario.measures
     kinds = tuple((nodes.kind, nodes.accelerators) for nodes in scenario.nodes)
     prompt, answer = _SMALL_TOKENS if kind.model in _SMALL else tokens
 
     def of(*, is_busy: bool) -> Profile:
-        return profile(
-            kind.model, prompt, answer, kinds, is_busy=is_busy, is_exact=kind.is_exact, quantised=measures.quantised,
-            static_batch=0 if measures.continuous else measures.static_batch, packing=measures.packing,
-        )  # fmt: skip
+        terms = Terms(
+            prompt_tokens=prompt,
+            completion_tokens=answer,
+            kinds=kinds,
+            is_busy=is_busy,
+            is_exact=kind.is_exact,
+            quantised=measures.quantised,
+            static_batch=0 if measures.continuous else measures.static_batch,
+            packing=measures.packing,
+        )
+        return profile(kind.model, terms)
 
     cheap = of(is_busy=False)
     return of(is_busy=True) if is_host or rate > _LEADING_SHARE * cheap.requests_s else cheap

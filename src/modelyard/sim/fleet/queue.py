@@ -32,24 +32,33 @@ class Step(NamedTuple):
     batch: Floats
 
 
+class Line(NamedTuple):
+    """What there is at the begin of a tick: requests that run, that wait, and that come within it."""
+
+    running: Floats
+    waiting: Floats
+    arrived: Floats
+
+
+class Replicas(NamedTuple):
+    """What serves: replicas that are ready, the slots of each, and how long requests take there."""
+
+    ready: Floats
+    slots: Floats
+    fixed_s: Floats
+    shared_s: Floats
+
+
 def step(
-    running: Floats,
-    waiting: Floats,
-    arrived: Floats,
-    ready: Floats,
-    slots: Floats,
-    fixed_s: Floats,
-    shared_s: Floats,
-    tick_s: float,
-    *,
-    luck: Floats | None = None,
-    beside: Floats | float = 0.0,
+    line: Line, replicas: Replicas, tick_s: float, *, luck: Floats | None = None, beside: Floats | float = 0.0
 ) -> Step:
     """Serve one tick.
 
     ``luck`` are standard normal numbers, by which more or fewer requests end than on average; ``beside`` are lines of
     batches on each replica, which slow the others down and hold no slot that somebody else wants.
     """
+    running, waiting, arrived = line
+    ready, slots, fixed_s, shared_s = replicas
     room = ready * slots
     offered = waiting + arrived
     some = np.maximum(ready, 1.0)
@@ -76,7 +85,8 @@ def step(
 def wait_within(pace: Floats, servers: Floats, service_s: Floats, burst: Floats) -> tuple[Floats, Floats]:
     """Return the share of requests that wait for a slot within a tick without a line, and for how long those do.
 
-    ``pace`` is requests/s of the last minute (that of one tick would take every cluster for a steady load), ``burst`` the variance of their counts over the mean (1: Poisson).
+    ``pace`` is requests/s of the last minute (that of one tick would take every cluster for a steady load), ``burst``
+    the variance of their counts over the mean (1: Poisson).
     """
     servers = np.maximum(servers, 1.0)
     load = np.minimum(pace * service_s / servers, 0.99)

@@ -83,7 +83,7 @@ class Recorder:
     def served(
         self, at: NDArray[np.int64], number: Floats, share: Floats, mean_s: Floats, held_s: Floats, first_s: Floats
     ) -> None:
-        """Note requests that met a ready replica without a line; ``share`` of them waited ``mean_s`` within the tick."""
+        """Note requests that met a ready replica and no line; ``share`` of them waited ``mean_s`` within the tick."""
         if not self.is_counting:
             return
         self.requests += float(number.sum())

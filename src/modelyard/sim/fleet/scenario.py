@@ -35,7 +35,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     """How often things break. Rates are of one node for a day."""
 
     node_per_day: float = 0.0038
-    """Llama 3 405B's training lost 419 times in 54 days on 16,384 GPUs of 2,048 nodes ("The Llama 3 Herd of Models")."""
+    """Llama 3 405B's training stopped 419 times in 54 days on 2,048 nodes of 8 GPUs ("The Llama 3 Herd of Models")."""
     repair_s: float = 4 * 3600.0
     """An assumption."""
     engine_per_day: float = 0.03

@@ -25,7 +25,7 @@ from modelyard.sim.fleet.events import Events
 from modelyard.sim.fleet.lines import Lines
 from modelyard.sim.fleet.population import Floats, Population
 from modelyard.sim.fleet.prewarm import Prewarm
-from modelyard.sim.fleet.queue import first_token_s, step, wait_within
+from modelyard.sim.fleet.queue import Line, Replicas, first_token_s, step, wait_within
 from modelyard.sim.fleet.recorder import Recorder
 from modelyard.sim.fleet.scenario import DAY_S, Scenario
 from modelyard.sim.fleet.stock import Replica, State, Stock
@@ -141,7 +141,7 @@ class World:
         """Return the requests of each deployment in this tick."""
         counts = self.arrivals.at(tick)
         where = self.population.deployment[self.arrivals.active]
-        arrived = np.bincount(where, weights=counts, minlength=self.columns.number)
+        arrived: Floats = np.bincount(where, weights=counts, minlength=self.columns.number).astype(np.float64)
         cold = (self.columns.ready == 0) & (self.columns.waiting == 0) & (arrived > 0)
         if cold.any():
             came = np.bincount(where, weights=counts > 0, minlength=self.columns.number)
@@ -155,9 +155,12 @@ class World:
         columns.arrive(arrived)
         had_line = columns.waiting > 0
         done = step(
-            columns.running, columns.waiting, arrived, columns.ready, columns.slots, columns.fixed_s, columns.shared_s,
-            tick_s, luck=self._luck.standard_normal(columns.number), beside=self.backfill.beside,
-        )  # fmt: skip
+            Line(columns.running, columns.waiting, arrived),
+            Replicas(columns.ready, columns.slots, columns.fixed_s, columns.shared_s),
+            tick_s,
+            luck=self._luck.standard_normal(columns.number),
+            beside=self.backfill.beside,
+        )
         columns.running, columns.waiting = done.running, done.waiting
         has_line = (done.waiting > 1e-6) | had_line
         pace = done.admitted / tick_s

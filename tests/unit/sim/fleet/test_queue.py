@@ -8,9 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelyard.sim.fleet.queue import first_token_s, step, wait_within
+from modelyard.sim.fleet.queue import Line, Replicas, first_token_s, step, wait_within
 
 TICK_S = 2.0
+
+
+def replicas_of(ready, slots, fixed_s, shared_s):
+    return Replicas(*(np.array([float(one)]) for one in (ready, slots, fixed_s, shared_s)))
 
 
 def every_request(rate, ready, slots, fixed_s, shared_s, *, seconds, seed):
@@ -47,17 +51,8 @@ def by_ticks(rate, ready, slots, fixed_s, shared_s, *, seconds, seed):
     for _ in range(int(seconds / TICK_S)):
         had = waiting[0] > 0
         arrived = of([float(chance.poisson(rate * TICK_S))])
-        done = step(
-            running,
-            waiting,
-            arrived,
-            of([float(ready)]),
-            of([float(slots)]),
-            of([fixed_s]),
-            of([shared_s]),
-            TICK_S,
-            luck=chance.standard_normal(1),
-        )
+        line = Line(running, waiting, arrived)
+        done = step(line, replicas_of(ready, slots, fixed_s, shared_s), TICK_S, luck=chance.standard_normal(1))
         running, waiting = done.running, done.waiting
         area += running[0]
         served += done.admitted[0]
@@ -106,10 +101,8 @@ NUMBER = st.floats(0, 1000)
 def test_nobody_is_lost_and_no_slot_is_taken_twice(running, waiting, arrived, ready, slots, fixed_s, shared_s) -> None:
     of = np.array
     running = min(running, ready * slots)
-    done = step(
-        of([running]), of([waiting]), of([arrived]), of([float(ready)]), of([float(slots)]), of([fixed_s]),
-        of([shared_s]), TICK_S,
-    )  # fmt: skip
+    line = Line(of([running]), of([waiting]), of([arrived]))
+    done = step(line, replicas_of(ready, slots, fixed_s, shared_s), TICK_S)
     offered = waiting + arrived
     assert done.admitted[0] + done.waiting[0] == pytest.approx(offered)
     assert running + done.admitted[0] == pytest.approx(done.done[0] + done.running[0])

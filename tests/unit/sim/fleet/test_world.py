@@ -28,7 +28,7 @@ CLIENTS = [
     client("steady", 1.0),
     client("office", 0.5, busy=range(54, 102)),
     client("rare", 0.01, busy=range(60, 66)),
-    client("night", 0.2, busy=range(0, 30)),
+    client("night", 0.2, busy=range(30)),
 ]
 SMALL = Scenario(
     nodes=NODES,
