@@ -1,4 +1,4 @@
-"""The scale claims: ``python -m bench.fleet [steps prewarm serve batch] [--endpoints 3000] [--hours 24] [--seeds 3]``.
+"""The scale claims: ``python -m bench.fleet [seats steps prewarm serve batch] [--endpoints N] [--hours 24]``.
 
 A fleet in virtual time on the rates of production clients (ServeGen), every decision by the production's policies.
 Each table has the baseline that it must beat in its first row. ``--json`` prints all outcomes.
@@ -6,20 +6,23 @@ Each table has the baseline that it must beat in its first row. ``--json`` print
 
 import argparse
 import json
+import math
 import os
 import random
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
 import msgspec
 
 from bench import tools
 from bench.fleet.literal import Literal
 from bench.fleet.scenarios import scaled, steps
+from bench.fleet.seats import burden
 from modelyard.domain.endpoints import IdleTime
 from modelyard.sim.fleet import Scenario, simulate
+from modelyard.sim.fleet.population import populate
 from modelyard.sim.fleet.scenario import Faults
 from modelyard.sim.fleet.tally import Outcome
 from modelyard.sim.rates import RATES_FILE, Client, servegen
@@ -32,16 +35,16 @@ class Bench:
     """Runs scenarios for every seed, and keeps what came out."""
 
     def __init__(self, clients: list[Client], seeds: int) -> None:
-        self._clients = clients
-        self._seeds = seeds
+        self.clients = clients
+        self.seeds = seeds
         self.found: dict[str, dict[str, list[Outcome]]] = {}
 
     def run(self, table: str, name: str, scenario: Scenario, sizer: object = None) -> list[Outcome]:
         """Run one scenario."""
         outcomes = []
-        for seed in range(self._seeds):
+        for seed in range(self.seeds):
             begun = time.perf_counter()
-            outcomes.append(simulate(scenario, self._clients, random.Random(seed), sizer=sizer))
+            outcomes.append(simulate(scenario, self.clients, random.Random(seed), sizer=sizer))
             print(f"<!-- {table}: {name}, seed {seed}: {time.perf_counter() - begun:.0f} s -->", flush=True)
         self.found.setdefault(table, {})[name] = outcomes
         return outcomes
@@ -158,7 +161,31 @@ def show_batch(bench: Bench, endpoints: int, hours: float) -> None:
         )
 
 
-TABLES = {"steps": show_steps, "prewarm": show_prewarm, "serve": show_serve, "batch": show_batch}
+def show_seats(bench: Bench, endpoints: int, hours: float) -> None:
+    """How evenly guests burden the replicas of their host, at ten in the morning of the first day."""
+    scenario = scaled(endpoints, hours)
+    found = []
+    for seed in range(bench.seeds):
+        population = populate(scenario, bench.clients, random.Random(seed))
+        rate = population.rate(round(scenario.start_day * 144) + 60)
+        for at, one in enumerate(population.deployments):
+            rates = rate[population.deployment == at].tolist()
+            replicas = math.ceil(sum(rates) / one.profile.requests_s / 0.6)
+            if one.is_host and replicas > 1:
+                found.append((one, replicas, max(rates) / sum(rates), burden(rates, replicas)))
+    found.sort(key=lambda row: -row[3].most)
+    print(f"\n## Guests on {len(found)} hosts of several replicas, {endpoints:,} endpoints\n")
+    print("| the most uneven | guests | replicas | its largest guest | busiest replica, mean = 1 | seats a guest |")
+    print("|---|---:|---:|---:|---:|---:|")
+    for one, replicas, largest, how in found[:5]:
+        print(
+            f"| {one.name}, {one.profile.name} | {one.guests} | {replicas} | {largest:.0%} | {how.most:.2f} |"
+            f" {how.seats:.2f} |"
+        )
+    print(f"\nMedian of all hosts: {median(row[3].most for row in found):.2f}.")
+
+
+TABLES = {"seats": show_seats, "steps": show_steps, "prewarm": show_prewarm, "serve": show_serve, "batch": show_batch}
 
 
 def main() -> None:

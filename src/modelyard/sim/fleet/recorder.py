@@ -188,6 +188,7 @@ class Recorder:
             activations=round(self.activations),
             starts=self.starts,
             no_room=self.refused,
+            evicted=world.room.evicted,
             decisions=self.decisions,
             looks=self.looks,
             batch_requests=float(self.batch_came.sum()),

@@ -90,6 +90,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Endpoints that had a request while nothing was ready for them."""
     starts: int
     no_room: int
+    evicted: int
     decisions: int
     looks: int
     """Endpoints times ticks: the decisions that would have been made without skipping."""

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from modelyard.domain.endpoints import Autoscale, Scaling
@@ -27,6 +28,7 @@ from modelyard.sim.fleet.population import Floats, Population
 from modelyard.sim.fleet.prewarm import Prewarm
 from modelyard.sim.fleet.queue import Line, Replicas, first_token_s, step, wait_within
 from modelyard.sim.fleet.recorder import Recorder
+from modelyard.sim.fleet.room import Room
 from modelyard.sim.fleet.scenario import DAY_S, Scenario
 from modelyard.sim.fleet.stock import Replica, State, Stock
 from modelyard.sim.fleet.tally import Outcome
@@ -96,6 +98,8 @@ class World:
         self.recorder = Recorder(scenario, population)
         self.memories: list[Memory | None] = [None] * self.columns.number
         self.targets = [0] * self.columns.number
+        self.kinds = {at: one.profile.kind for at, one in enumerate(population.deployments)}
+        self.room = Room()
         self.short: set[int] = set()
         """Deployments with fewer replicas than they should have."""
         self.expected = [0] * self.columns.number
@@ -331,11 +335,25 @@ class World:
         deployment = self.population.deployments[at]
         replica = self.stock.start(at, deployment.profile, deployment.name, now_s)
         if replica is None:
+            for victim in self.room.make(self, at, now_s):
+                self._evict(victim, now_s)
+                replica = self.stock.start(at, deployment.profile, deployment.name, now_s)
+        if replica is None:
             return False
+        self.room.found(at)
         self.events.load(replica, now_s)
         self._changed(at)
         self.recorder.started()
         return True
+
+    def _evict(self, replica: Replica, now_s: float) -> None:
+        """Stop an idle replica for somebody who waits; its deployment has one less, as ``control/flow.py`` has it."""
+        at = replica.deployment
+        self.stock.stop(replica)
+        self._changed(at)
+        self.targets[at] = int(self.columns.live[at])
+        if (memory := self.memories[at]) is not None:
+            self.memories[at] = msgspec.structs.replace(memory, replicas=self.targets[at])
 
     def _drain(self, replica: Replica, now_s: float) -> None:
         at = replica.deployment

@@ -82,6 +82,17 @@ def test_faults_cost_requests_and_replicas_come_back() -> None:
     assert shaky.requests == pytest.approx(outcome().requests, rel=0.02)
 
 
+def test_on_a_full_fleet_idle_replicas_go_for_those_that_are_waited_for() -> None:
+    full = msgspec.structs.replace(
+        measured(pooling=False, packing=False, prewarm=False),
+        nodes=(Nodes(kind="h100", count=1, accelerators=4), Nodes(kind="l4", count=1, accelerators=4)),
+        traffic=Traffic(endpoints=40, rate=60.0, share_pooled=0.0),
+    )
+    found = outcome(full)
+    assert found.no_room > 0
+    assert found.evicted > 0
+
+
 class Counting(Production):
     """The production's policy; every size is noted, and it is asked in every tick where ``skips`` is False."""
 
