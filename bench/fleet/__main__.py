@@ -18,7 +18,7 @@ import msgspec
 
 from bench import tools
 from bench.fleet.literal import Literal
-from bench.fleet.scenarios import scaled, steps
+from bench.fleet.scenarios import TUNED, scaled, steps
 from bench.fleet.seats import burden
 from modelyard.domain.endpoints import IdleTime
 from modelyard.sim.fleet import Scenario, simulate
@@ -123,6 +123,7 @@ def show_serve(bench: Bench, endpoints: int, hours: float) -> None:
     rows = [
         ("+1 a loop, to the letter", bench.run("serve", "literal", base, Literal())),
         ("ours", bench.run("serve", "ours", base)),
+        ("ours, settings of the search", bench.run("serve", "tuned", msgspec.structs.replace(base, rules=TUNED))),
         ("ours, nothing breaks", bench.run("serve", "calm", calm)),
     ]
     print(f"\n## Callers over {hours:g} h, {endpoints:,} endpoints\n")

@@ -2,12 +2,15 @@
 
 import msgspec
 
+from modelyard.domain.endpoints import Autoscale, IdleTime
 from modelyard.sim.fleet.scenario import NODES, Measures, Nodes, Scenario, Traffic
 
 NOTHING = Measures(
     scale_to_zero=False, pooling=False, packing=False, quantised=False, continuous=False, backfill=False, prewarm=False
 )
 """One dedicated replica an endpoint, weights in 16 bits, batches that start and end together."""
+TUNED = Autoscale(idle=IdleTime.LEARNED, down_utilization=60.0, down_utilization_s=300.0)
+"""What ``bench.fleet.search`` found, as far as few settings say it."""
 STEPS: tuple[tuple[str, dict[str, bool]], ...] = (
     ("one dedicated replica each, 16 bits, batches of 8 that end together", {}),
     ("+ scale to zero, pre-warmed", {"scale_to_zero": True, "prewarm": True}),
@@ -38,4 +41,5 @@ def steps(endpoints: int, hours: float) -> list[tuple[str, Scenario]]:
         measures = msgspec.structs.replace(measures, **more)
         one = scaled(endpoints, hours, measures=measures)
         found.append((name, msgspec.structs.replace(one, nodes=nodes(8 * endpoints / Traffic().endpoints))))
+    found.append(("+ settings that the search found", msgspec.structs.replace(found[-1][1], rules=TUNED)))
     return found

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from modelyard.domain.nodes import Accelerator, Node, NodeSeen, Placement
-from modelyard.policy.asks import Ask
+from modelyard.policy.asks import Ask, crowded
 from modelyard.policy.cluster import Cluster
 from modelyard.policy.fragmentation import Mix, Typical, mix_of
 from modelyard.policy.hardware import KINDS
@@ -144,6 +144,7 @@ class Stock:
             digest=digest,
             # As ``control/asking.py`` has it: what others can replace may be on a node that is taken away.
             may_use_spot=any(other.state is State.READY and not other.is_spot for other in mine),
+            avoid=crowded((other.placement for other in mine), self.nodes),
         )
         placement = find(ask, self.cluster, self.mix)
         if placement is None:
