@@ -9,7 +9,7 @@ NOTHING = Measures(
     scale_to_zero=False, pooling=False, packing=False, quantised=False, continuous=False, backfill=False, prewarm=False
 )
 """One dedicated replica an endpoint, weights in 16 bits, batches that start and end together."""
-TUNED = Autoscale(idle=IdleTime.LEARNED, down_utilization=60.0, down_utilization_s=300.0)
+TUNED = Autoscale(batch_scales=False, idle=IdleTime.LEARNED, down_utilization=60.0, down_utilization_s=300.0)
 """What ``bench.fleet.search`` found, as far as few settings say it."""
 STEPS: tuple[tuple[str, dict[str, bool]], ...] = (
     ("one dedicated replica each, 16 bits, batches of 8 that end together", {}),

@@ -30,7 +30,7 @@ class Backfill:
         self.per_s = rates * scenario.traffic.batch_share
         self._tick_s = scenario.tick_s
         self._is_on = scenario.measures.backfill
-        self._is_demand = scenario.measures.batch_is_demand
+        self._is_demand = scenario.rules.batch_scales
         self.left = np.zeros(len(rates))
         self.pace = np.zeros(len(rates))
         """Requests/s of batches that run now."""

@@ -88,8 +88,6 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     backfill: bool = True
     """Batches run on what is idle, and on spot; else on accelerators of their own."""
     prewarm: bool = True
-    batch_is_demand: bool = False
-    """Lines of batches count as demand, so that replicas are started for them too."""
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +118,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[Nodes, ...] = NODES
     traffic: Traffic = Traffic()
     measures: Measures = Measures()
-    rules: Autoscale = Autoscale()
+    rules: Autoscale = Autoscale(batch_scales=False)
+    """As shipped, but that lines of batches run on what is idle; with ``batch_scales`` they count as demand."""
     faults: Faults = Faults()
     loading: Loading = Loading()
     idle_s: float = 300.0

@@ -128,3 +128,8 @@ def test_a_client_of_one_day_says_nothing_of_a_week() -> None:
         simulate(SMALL, [brief], random.Random(1))
     assert brief.days == 1
     assert math.isclose(client("steady", 1.0).mean_rate, 1.0)
+
+
+def test_lines_of_batches_that_count_as_demand_start_what_they_were_to_fill() -> None:
+    counted = msgspec.structs.replace(SMALL, rules=msgspec.structs.replace(SMALL.rules, batch_scales=True))
+    assert outcome(counted).online_gpu_hours > 1.1 * outcome().online_gpu_hours
