@@ -2,6 +2,7 @@
 
 import math
 import random
+import sys
 
 import msgspec
 import pytest
@@ -133,3 +134,11 @@ def test_a_client_of_one_day_says_nothing_of_a_week() -> None:
 def test_lines_of_batches_that_count_as_demand_start_what_they_were_to_fill() -> None:
     counted = msgspec.structs.replace(SMALL, rules=msgspec.structs.replace(SMALL.rules, batch_scales=True))
     assert outcome(counted).online_gpu_hours > 1.1 * outcome().online_gpu_hours
+
+
+def test_without_numpy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("modelyard.sim.fleet.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    with pytest.raises(ImportError, match=r"modelyard\[sim\]"):
+        simulate(SMALL, CLIENTS, random.Random(1))
