@@ -60,6 +60,11 @@ def spread(outcomes: list[Outcome], value: Callable[[Outcome], float], form: str
     return text if len(values) == 1 else f"{text} ({min(values):{form}} to {max(values):{form}})"
 
 
+def strictly(base: Outcome) -> float:
+    """Return the GPU-hours of one replica each and never more, and of accelerators for the batches."""
+    return base.dedicated_gpu_hours + base.batch_gpu_hours
+
+
 def show_steps(bench: Bench, endpoints: int, hours: float) -> None:
     """What each measure contributes."""
     first: list[Outcome] = []
@@ -73,7 +78,7 @@ def show_steps(bench: Bench, endpoints: int, hours: float) -> None:
         rows.append((name, found, times, step))
     print(f"\n## GPU-hours of {hours:g} h, {endpoints:,} endpoints\n")
     fixed = mean(one.dedicated_gpu_hours for one in first)
-    print(f"One replica each and never more, whatever is asked, would hold {fixed:,.0f}.\n")
+    print(f"One replica each and never more, whatever is asked, would hold {fixed:,.0f}, without batches.\n")
     print(
         "| | GPU-hours (range) | online | batch | this step | fewer than the first | than one each | online busy |"
         " total busy | late | dropped |"
@@ -84,7 +89,7 @@ def show_steps(bench: Bench, endpoints: int, hours: float) -> None:
             f"| {name} | {spread(found, lambda one: one.gpu_hours, ',.0f')} |"
             f" {mean(one.online_gpu_hours for one in found):,.0f} | {mean(one.batch_gpu_hours for one in found):,.0f} |"
             f" {step:+.0%} | {mean(times):.1f}x ({min(times):.1f} to {max(times):.1f}) |"
-            f" {mean(base.dedicated_gpu_hours / one.gpu_hours for base, one in zip(first, found, strict=True)):.1f}x |"
+            f" {mean(strictly(base) / one.gpu_hours for base, one in zip(first, found, strict=True)):.1f}x |"
             f" {mean(one.online_busy for one in found):.0%} | {mean(one.total_busy for one in found):.0%} |"
             f" {mean(one.late for one in found):.2%} |"
             f" {mean(one.dropped for one in found):.3%} |"

@@ -13,9 +13,15 @@ from bench import tools
 from bench.fleet.__main__ import FOLDER
 from bench.fleet.scenarios import scaled
 from modelyard.sim.fleet import Scenario, simulate
-from modelyard.sim.fleet.search import SPACE, Days, Verdict, drawn, halved, judged
+from modelyard.sim.fleet.search import SPACE, Days, Value, Verdict, drawn, halved, judged
 from modelyard.sim.fleet.tally import Outcome
 from modelyard.sim.rates import RATES_FILE, servegen
+
+FEW: tuple[dict[str, Value], ...] = (
+    {"idle": "learned"},
+    {"idle": "learned", "down_utilization": 60.0, "down_utilization_s": 300.0},
+)
+"""Settings that candidates which won have in common, judged alone: few are easier to explain than all."""
 
 
 def show(verdict: Verdict) -> None:
@@ -51,13 +57,17 @@ def main() -> None:
         return simulate(scenario, clients, random.Random(seed))
 
     base, days = scaled(options.endpoints, options.held_out_hours), Days()
-    candidates = [{}, *drawn(SPACE, options.candidates - 1, random.Random(7))]
-    trials = halved(base, candidates, days, run, hours=options.hours)
-    print("| rank | loss by round | settings |\n|---:|---|---|")
-    for rank, trial in enumerate(trials, 1):
-        print(f"| {rank} | {', '.join(f'{one:.0f}' for one in trial.losses)} | {trial.settings or 'as shipped'} |")
-    best = next((trial for trial in trials if trial.settings), trials[0])
-    show(judged(base, best.settings, days, run, range(1, 1 + options.seeds)))
+    seeds = range(1, 1 + options.seeds)
+    if options.candidates > 1:
+        candidates = [{}, *drawn(SPACE, options.candidates - 1, random.Random(7))]
+        trials = halved(base, candidates, days, run, hours=options.hours)
+        print("| rank | loss by round | settings |\n|---:|---|---|")
+        for rank, trial in enumerate(trials, 1):
+            print(f"| {rank} | {', '.join(f'{one:.0f}' for one in trial.losses)} | {trial.settings or 'as shipped'} |")
+        best = next((trial for trial in trials if trial.settings), trials[0])
+        show(judged(base, best.settings, days, run, seeds))
+    for few in FEW:
+        show(judged(base, few, days, run, seeds))
 
 
 if __name__ == "__main__":
