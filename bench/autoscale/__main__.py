@@ -19,6 +19,7 @@ from bench.autoscale.queue_model import Outcome, World, replay
 from bench.autoscale.sizers import SIZERS
 from modelyard.domain.endpoints import Autoscale, Scaling
 from modelyard.policy.backtest import Backtest, backtest
+from modelyard.sim.rates import SLOT_S, servegen
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "traces"
 WORLD = World()
@@ -66,13 +67,13 @@ def show(name: str, seeds: list[dict[str, Outcome]]) -> None:
 def forecasts(folder: Path, seeds: int) -> dict[str, list[Backtest]]:
     """Return backtests of public rates (each client an endpoint) and of generated offices."""
     found: dict[str, list[Backtest]] = {"ServeGen clients (public, 14 days)": [], "offices (generated, 28 days)": []}
-    for _, rates in traces.servegen(folder):
-        history = {slot: number for slot, rate in enumerate(rates) if (number := round(rate * traces.SLOT_S))}
+    for client in servegen(folder):
+        history = {slot: number for slot, rate in enumerate(client.rates) if (number := round(rate * SLOT_S))}
         if any(slot < 1008 for slot in history) and any(slot >= 1008 for slot in history):
             found["ServeGen clients (public, 14 days)"].append(_backtest(history, 2016))
     for seed in range(10 * seeds):
         rates = traces.office(4, random.Random(seed))
-        history = {slot: number for slot, rate in enumerate(rates) if (number := round(rate * traces.SLOT_S))}
+        history = {slot: number for slot, rate in enumerate(rates) if (number := round(rate * SLOT_S))}
         found["offices (generated, 28 days)"].append(_backtest(history, 4032))
     return found
 

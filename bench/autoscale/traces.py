@@ -1,42 +1,15 @@
 """Arrivals to replay: public rates by ten minutes, a public trace of requests, and generated ones.
 
-ServeGen's rates are of 422 production clients (alibaba/ServeGen, Apache-2.0), fourteen days; the Azure trace is one
-hour of one service (Azure/AzurePublicDataset, CC-BY 4.0). Neither is in this repository.
+The Azure trace is one hour of one service (Azure/AzurePublicDataset, CC-BY 4.0). It is not in this repository, nor are
+ServeGen's rates, which ``modelyard.sim.rates`` reads.
 """
 
-import ast
-import math
 import random
-import struct
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from modelyard.sim import traces as sim_traces
-
-SLOT_S = 600
-
-
-def servegen(folder: Path) -> list[tuple[str, list[float]]]:
-    """Return name and requests/s by ten minutes of each client."""
-    with zipfile.ZipFile(folder / "servegen_rates_10min.npz") as archive:
-        (rows, columns), rates = _numbers(archive.read("rate.npy"))
-        (_,), names = _numbers(archive.read("names.npy"))
-    return [(str(names[row]), [float(x) for x in rates[row * columns : (row + 1) * columns]]) for row in range(rows)]
-
-
-def _numbers(page: bytes) -> tuple[tuple[int, ...], list[float] | list[str]]:
-    """Read a numpy file of version 1, C order, of floats (f4) or text (U)."""
-    if page[:8] != b"\x93NUMPY\x01\x00":
-        raise ValueError("not a numpy file of version 1.0")
-    (length,) = struct.unpack_from("<H", page, 8)
-    header = ast.literal_eval(page[10 : 10 + length].decode("ascii"))
-    shape, kind, body = header["shape"], header["descr"], page[10 + length :]
-    number = math.prod(shape)
-    if kind == "<f4":
-        return shape, list(struct.unpack_from(f"<{number}f", body))
-    width = 4 * int(kind[2:])
-    return shape, [body[at * width : (at + 1) * width].decode("utf-32-le").rstrip("\0") for at in range(number)]
+from modelyard.sim.rates import SLOT_S
 
 
 def azure(folder: Path, name: str) -> list[float]:

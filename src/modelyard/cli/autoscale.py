@@ -11,7 +11,7 @@ from modelyard.cli.output import Item
 
 _WORDS = {"true": True, "false": False, "null": None}
 _TEXTS = {"tier", "idle", "burst_pool", "node_pool"}
-_FLAGS = {"prewarm"}
+_FLAGS = {"prewarm", "batch_scales"}
 AUTO = "auto"
 """The tier that the traffic has it be in; null to the API."""
 

@@ -17,12 +17,18 @@ RATE_IDLE_MIN_S = 30.0
 
 
 def ask_of(
-    endpoint: Endpoint, offer: Offer, kinds: frozenset[str], *, failed: Iterable[Replica] = (), is_spare: bool = False
+    endpoint: Endpoint,
+    offer: Offer,
+    kinds: frozenset[str],
+    *,
+    failed: Iterable[Replica] = (),
+    crowded: frozenset[str] = frozenset(),
+    is_spare: bool = False,
 ) -> Ask:
     """Return what a replica needs of a fleet that has accelerators of ``kinds``.
 
-    ``failed`` are earlier ones of its place, whose nodes come last. ``is_spare``: others are kept that can replace it,
-    so that it may run on a node that can be taken away.
+    ``failed`` are earlier ones of its place, whose nodes come last, as ``crowded`` ones do. ``is_spare``: others are
+    kept that can replace it, so that it may run on a node that can be taken away.
     """
     version, engine, settings = offer.version, offer.engine, offer.settings
     kind, count = version.gpu_type, version.gpu_count
@@ -38,7 +44,7 @@ def ask_of(
         pool="default" if engine.is_remote else endpoint.autoscale.node_pool,
         may_use_spot=is_spare,
         may_be_simulated=not engine.needs_artifact,
-        avoid=frozenset(replica.placement.node_id for replica in failed if replica.placement.parts),
+        avoid=crowded | {replica.placement.node_id for replica in failed if replica.placement.parts},
         tenant_id=endpoint.tenant_id,
         tier=endpoint.autoscale.tier,
     )

@@ -26,7 +26,7 @@ from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.engines import Settings
 from modelyard.policy import scaling
 from modelyard.policy.actions import Action, StartReplica, Wait
-from modelyard.policy.asks import Ask, NoRoom
+from modelyard.policy.asks import Ask, NoRoom, crowded
 from modelyard.policy.eviction import Resident
 from modelyard.policy.progress import Fetch, View
 from modelyard.policy.reconcile import LIVE, crashes, plan
@@ -183,7 +183,14 @@ class Starts:
         try:
             offer = tools.supplies.offer(version)
             is_spare = replica.ordinal >= max(self.endpoint.scaling.floor, 1)
-            ask = ask_of(self.endpoint, offer, tools.placer.kinds, failed=self._failed(replica), is_spare=is_spare)
+            ask = ask_of(
+                self.endpoint,
+                offer,
+                tools.placer.kinds,
+                failed=self._failed(replica),
+                crowded=self._crowded(replica),
+                is_spare=is_spare,
+            )
             if await self._take(replica, version, ask):
                 return True
             placed = tools.bursts.place(
@@ -252,6 +259,16 @@ class Starts:
 
     def _residents(self) -> list[Resident]:
         return residents_of(self.world, self.tools.loads.known(), but=self.endpoint.id)
+
+    def _crowded(self, replica: Replica) -> frozenset[str]:
+        """Return the nodes where replicas of the same version share accelerators, which more of it would slow down."""
+        nodes = {node_id: seen.node for node_id, seen in self.tools.placer.nodes.items()}
+        others = (
+            one.placement
+            for one in self.records.values()
+            if one.version_id == replica.version_id and one.id != replica.id and one.state in LIVE
+        )
+        return crowded(others, nodes)
 
     def _failed(self, replica: Replica) -> list[Replica]:
         """Return the crash history of a replica's place."""

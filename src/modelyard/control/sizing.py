@@ -20,6 +20,7 @@ from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.signals import Window
 from modelyard.engines import EngineLoad, Settings
 from modelyard.policy import prewarming, scaling
+from modelyard.policy.batch_demand import without_batches
 from modelyard.policy.engine_model import Capacity, Look, capacity_of, utilization_of
 from modelyard.policy.releases import main_release
 from modelyard.policy.rollouts import beside
@@ -67,6 +68,9 @@ class Sizing:
             capacity=capacity,
             load_s=load_s,
         )
+        if not endpoint.autoscale.batch_scales:
+            demand = world.demand(endpoint.id)
+            seen = without_batches(seen, queued=demand.batch_queued, running=demand.batch_running)
         return self._with_forecast(endpoint, world, seen, memory)
 
     def note(self, endpoint_id: str, seen: scaling.Seen, decision: scaling.Decision) -> None:

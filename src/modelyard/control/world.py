@@ -33,6 +33,8 @@ class Demand(NamedTuple):
     idle_s: float | None = None
     wait_s: float = 0.0
     """The longest wait that a gateway predicts."""
+    batch_queued: int = 0
+    batch_running: int = 0
 
 
 _NO_DEMAND = Demand()
@@ -119,16 +121,9 @@ def demands_of(reports: Iterable[Report]) -> Mapping[str, Demand]:
     found: dict[str, Demand] = {}
     for report in reports:
         for row in report.endpoints:
+            one = Demand(row.queued, row.in_flight, row.idle_s, row.wait_s, row.batch_queued, row.batch_running)
             so_far = found.get(row.endpoint_id)
-            if so_far is None or so_far.idle_s is None:
-                found[row.endpoint_id] = Demand(row.queued, row.in_flight, row.idle_s, row.wait_s)
-            else:
-                found[row.endpoint_id] = Demand(
-                    queued=so_far.queued + row.queued,
-                    in_flight=so_far.in_flight + row.in_flight,
-                    idle_s=min(so_far.idle_s, row.idle_s),
-                    wait_s=max(so_far.wait_s, row.wait_s),
-                )
+            found[row.endpoint_id] = one if so_far is None else _added(so_far, one)
     return found
 
 
@@ -155,6 +150,8 @@ def _added(one: Demand, other: Demand) -> Demand:
         in_flight=one.in_flight + other.in_flight,
         idle_s=min(idle, default=None),
         wait_s=max(one.wait_s, other.wait_s),
+        batch_queued=one.batch_queued + other.batch_queued,
+        batch_running=one.batch_running + other.batch_running,
     )
 
 

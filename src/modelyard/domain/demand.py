@@ -17,6 +17,9 @@ class EndpointDemand(msgspec.Struct, frozen=True, array_like=True):
     """Requests since the gateway started; only differences mean something."""
     wait_s: float = 0.0
     """How long a request that came now would wait, as the gateway predicts it."""
+    batch_queued: int = 0
+    """Lines of batches among ``queued``, and in ``batch_running`` those on replicas among ``in_flight``."""
+    batch_running: int = 0
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, array_like=True):

@@ -164,6 +164,9 @@ class Autoscale(msgspec.Struct, frozen=True, omit_defaults=True):
     prewarm_cold_cost_s: float = 900.0
     """What one avoided cold start is worth, in seconds of the accelerators of a replica."""
 
+    batch_scales: bool = True
+    """Lines of batches are demand as requests are. Off, they run on what is idle, and one replica stays for them."""
+
     burst_pool: str = ""
     """Node pool that may be used when all others are full and callers would wait too long; "": none."""
 

@@ -21,6 +21,7 @@ from modelyard.policy.breaker import Tolerance
 from modelyard.policy.dispatch import Dispatcher, DispatchRules, ReplicaLoad, Waiter
 from modelyard.policy.engine_model import Speed
 from modelyard.policy.pricelist import NEVER, Sheet, most_of, sheet
+from modelyard.policy.queueing import BATCH_BAND
 from modelyard.policy.seats import Seats
 from modelyard.policy.tallies import TOLD_S, ReleaseTally
 
@@ -253,7 +254,14 @@ class Catalog(Generic[W]):
             idle_s = 0.0 if queued or endpoint.in_flight else now_s - endpoint.last_request_s
             endpoints.append(
                 EndpointDemand(
-                    endpoint.route.id, queued, endpoint.in_flight, idle_s, endpoint.arrivals, endpoint.wait_s(now_s)
+                    endpoint.route.id,
+                    queued,
+                    endpoint.in_flight,
+                    idle_s,
+                    endpoint.arrivals,
+                    endpoint.wait_s(now_s),
+                    endpoint.dispatcher.line.depths[BATCH_BAND] if queued else 0,
+                    len(endpoint.batch_lines),
                 )
             )
             replicas += [_report_on(load) for load in endpoint.dispatcher.replicas]

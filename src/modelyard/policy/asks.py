@@ -1,8 +1,11 @@
 """What is asked of a packer, and what it answers when nothing fits."""
 
+from collections.abc import Iterable, Mapping
+
 import msgspec
 
 from modelyard.domain.endpoints import Tier
+from modelyard.domain.nodes import Node, Placement
 from modelyard.policy.cluster import Shape
 
 
@@ -78,6 +81,23 @@ def refused(ask: Ask, shape: Shape) -> str:
     if shape.is_simulated and not ask.may_be_simulated:
         return "simulated"
     return "" if ask.memory_bytes <= shape.memory_bytes else "too small"
+
+
+def crowded(placements: Iterable[Placement], nodes: Mapping[str, Node]) -> frozenset[str]:
+    """Return the nodes where such replicas share accelerators: two of one model on one are no faster than one.
+
+    What holds more than half of an accelerator cannot meet its like there.
+    """
+    found = set()
+    for placement in placements:
+        if placement.is_exclusive or not placement.parts:
+            continue
+        (part,) = placement.parts
+        node = nodes.get(part.node_id)
+        sizes = [one.memory_bytes for one in node.accelerators if one.index in part.accelerators] if node else []
+        if any(2 * part.memory_bytes <= size for size in sizes):
+            found.add(part.node_id)
+    return frozenset(found)
 
 
 def gib(size_bytes: int) -> str:

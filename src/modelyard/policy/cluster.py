@@ -138,6 +138,20 @@ class Cluster:
         """Undo ``take``."""
         self._change(placement, -1)
 
+    def close(self, node_id: str, reason: str) -> None:
+        """Place nothing more on a node; what is there stays counted."""
+        self.closed[node_id] = reason
+        for block in self.blocks_of(node_id):
+            block.is_open = False
+            self._sort_out(block)
+
+    def open(self, node_id: str) -> None:
+        """Undo ``close``."""
+        self.closed.pop(node_id, None)
+        for block in self.blocks_of(node_id):
+            block.is_open = True
+            self._sort_in(block)
+
     def blocks_of(self, node_id: str) -> list[Block]:
         """Return the blocks of a node."""
         return self._of_node.get(node_id, [])
@@ -199,13 +213,19 @@ class Cluster:
             )
         if block.klass is klass:
             return
-        if block.klass is not None:
-            members = self.classes[block.klass]
-            members.discard(block.order)
-            if not members:
-                del self.classes[block.klass]
+        self._sort_out(block)
         block.klass = klass
         self.classes.setdefault(klass, set()).add(block.order)
+
+    def _sort_out(self, block: Block) -> None:
+        """Take a block out of its class."""
+        if block.klass is None:
+            return
+        members = self.classes[block.klass]
+        members.discard(block.order)
+        if not members:
+            del self.classes[block.klass]
+        block.klass = None
 
 
 def quantum(slot: Slot, memory_bytes: int) -> int:

@@ -13,7 +13,7 @@ each of ten thousand endpoints, so it is packed: 9 KB, less when stored.
 import math
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -144,6 +144,38 @@ def observe(profile: Profile, slot: int, requests: int) -> Profile:
     _RATE.pack_into(recent, _RATE.size * (slot % DAY), rate)
     return msgspec.structs.replace(
         profile, hits=bytes(hits), seen=bytes(seen), rates=bytes(rates), recent=bytes(recent), last_slot=slot
+    )
+
+
+def learned(profile: Profile, first: int, counts: Sequence[int]) -> Profile:
+    """Return ``profile`` after whole slots from ``first`` on with so many requests each, as ``observe`` for each would.
+
+    Weeks at once: what is packed is unpacked once.
+    """
+    if not counts:
+        return profile
+    hits, seen = list(_COUNTS.unpack(profile.hits)), list(_COUNTS.unpack(profile.seen))
+    rates, recent = list(_RATES.unpack(profile.rates)), list(_RECENT.unpack(profile.recent))
+    for missed in range(max(profile.last_slot + 1, first - DAY + 1), first):
+        recent[missed % DAY] = _UNKNOWN
+    for slot, requests in enumerate(counts, first):
+        at, rate = slot % WEEK, requests / SLOT_S
+        if seen[at] == 0:
+            rates[at], seen[at] = rate, _UNIT
+            hits[at] += _UNIT if requests else 0
+        else:
+            mean = _RATE.unpack(_RATE.pack(rates[at]))[0]  # kept as a float of 32 bits between two weeks
+            rates[at] = mean + FADE * (rate - mean)
+            hits[at] = round(hits[at] * (1 - FADE)) + (_UNIT if requests else 0)
+            seen[at] = round(seen[at] * (1 - FADE)) + _UNIT
+        recent[slot % DAY] = rate
+    return msgspec.structs.replace(
+        profile,
+        hits=_COUNTS.pack(*hits),
+        seen=_COUNTS.pack(*seen),
+        rates=_RATES.pack(*rates),
+        recent=_RECENT.pack(*recent),
+        last_slot=first + len(counts) - 1,
     )
 
 

@@ -34,7 +34,7 @@ class Rule(msgspec.Struct, frozen=True):
     loads_at_once: int = 4
     """Loads that a replica does at the same time."""
     hot_share: float = 0.1
-    """A guest with less of the traffic sits on one replica only."""
+    """A guest with less of the traffic sits on one replica only, unless it is half of what a replica has of it."""
 
 
 STANDARD = Rule()
@@ -285,7 +285,9 @@ class _Table:
         traffic = sum(one.rate for one in self.wanted.values())
         if len(self.hosts) < 2 or traffic <= 0:
             return
-        hot = [one for one in self.wanted.values() if one.rate / traffic >= self.rule.hot_share and one.is_supplied]
+        # On many replicas a small share of the traffic is more than one of them bears.
+        share = min(self.rule.hot_share, 0.5 / len(self.hosts))
+        hot = [one for one in self.wanted.values() if one.rate / traffic >= share and one.is_supplied]
         for guest in sorted(hot, key=lambda one: (-one.rate, one.key)):
             able = [
                 host

@@ -324,7 +324,7 @@ def _raise(memory: Memory, seen: Seen, wanted: _Size, current: int) -> Decision:
 def _sleep(spec: Scaling, memory: Memory, seen: Seen, rules: Autoscale, current: int) -> Decision | None:
     """Return the decision to sleep or to wake by learned gaps; None: neither is due."""
     quiet_s = seen.now_s - memory.active_s
-    fixed_s = _fixed_idle_s(spec, rules)
+    fixed_s = idle_limit_s(spec, rules)
     is_learned = rules.idle is IdleTime.LEARNED and memory.asked_s is not None
     learned = awake(memory.gaps, fixed_s) if is_learned else None
     unasked_s = quiet_s if memory.asked_s is None else seen.now_s - memory.asked_s
@@ -348,7 +348,7 @@ def _sleep(spec: Scaling, memory: Memory, seen: Seen, rules: Autoscale, current:
     return _settle(memory, 0, f"no request for {unasked_s if learned else quiet_s:.0f} s{why}")
 
 
-def _fixed_idle_s(spec: Scaling, rules: Autoscale) -> float:
+def idle_limit_s(spec: Scaling, rules: Autoscale) -> float:
     """Return the idle time after which it sleeps where none is learned."""
     return min(spec.idle_s, COLD_IDLE_S) if rules.tier is Tier.COLD else spec.idle_s
 
@@ -413,7 +413,7 @@ def _reason_to_stay(current: int, seen: Seen, spec: Scaling, rules: Autoscale, m
     if current <= 1 and rules.tier is Tier.HOT:
         return "pinned hot: one replica stays"
     if seen.demand == 0 and current == 1:
-        awake_s = _fixed_idle_s(spec, rules) - (seen.now_s - memory.active_s)
+        awake_s = idle_limit_s(spec, rules) - (seen.now_s - memory.active_s)
         return f"no request; asleep in {max(awake_s, 0):.0f} s unless one comes"
     left_s = gate.calm_left_s(memory.gates, rules, seen.now_s)
     if left_s is None:

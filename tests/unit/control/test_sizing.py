@@ -10,10 +10,10 @@ from msgspec import structs
 from modelyard.clock import ManualClock
 from modelyard.control.forecasts import Forecasts
 from modelyard.control.sizing import Sizing
-from modelyard.control.world import Demand, World
+from modelyard.control.world import World, demands_of
 from modelyard.domain.catalog import Artifact, ModelVersion
 from modelyard.domain.demand import EndpointDemand, Report
-from modelyard.domain.endpoints import Endpoint, EndpointStatus, Release, Scaling
+from modelyard.domain.endpoints import Autoscale, Endpoint, EndpointStatus, Release, Scaling
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.signals import Window
 from modelyard.domain.tenants import Tenant
@@ -69,7 +69,7 @@ def world(
         reports={"g": Report([demand] if demand else [], [])},
         known_to_drain=frozenset(),
         are_gateways_known=True,
-        demands={"ep-1": Demand(demand.queued, demand.in_flight, demand.idle_s, demand.wait_s)} if demand else {},
+        demands=demands_of([Report([demand], [])] if demand else []),
     )
 
 
@@ -97,6 +97,18 @@ def test_gateways_predict_the_wait_and_signals_tell_the_rest() -> None:
     assert seen.capacity is not None
     assert seen.capacity.requests_s == 2.0  # four slots, two seconds a request
     assert seen.capacity.tokens_s == 40.0
+
+
+def test_lines_of_batches_are_no_demand_where_they_run_on_what_is_idle() -> None:
+    pages = Pages({"a": (99.0, EngineLoad(4, 0, 0.5))})
+    demand = EndpointDemand("ep-1", 5, 9, 0.0, 9, batch_queued=5, batch_running=3)
+    idle = structs.replace(ENDPOINT, autoscale=Autoscale(batch_scales=False))
+    counted, not_counted = (
+        Sizing(pages).look(endpoint, world(replica("a"), demand=demand), SETTINGS, 2.0, None)  # type: ignore[arg-type]
+        for endpoint in (ENDPOINT, idle)
+    )
+    assert (counted.queued, counted.in_flight, counted.utilization) == (5, 4, 1.0)
+    assert (not_counted.queued, not_counted.in_flight, not_counted.utilization) == (0, 1, 0.25)
 
 
 def test_a_busy_engine_teaches_its_speed() -> None:

@@ -156,6 +156,17 @@ def test_one_with_much_of_the_traffic_sits_on_several_replicas() -> None:
     assert sorted(done(found)) == [("Load", "r2", "hot"), ("Load", "r3", "hot")]
 
 
+def test_on_many_replicas_a_small_share_is_too_much_for_one() -> None:
+    hosts = [host("r00", 40, seat("hot"), *(seat(f"g{number}") for number in range(19)))]
+    hosts += [host(f"r{number:02}", 40) for number in range(1, 20)]
+    others = [guest(f"g{number}", rate=1.0, idle_s=0.0) for number in range(19)]
+    # 5 % of the traffic, on one replica of twenty, is all that it can do.
+    found = done(planned(hosts, guest("hot", rate=1.0, idle_s=0.0), *others))
+    assert [one for one in found if one[2] == "hot"], "it sits on two"
+    few = [host("r1", 40, seat("mild"), seat("much")), host("r2", 40)]
+    assert not done(planned(few, guest("mild", rate=0.05, idle_s=0.0), guest("much", rate=0.95, idle_s=0.0)))[1:]
+
+
 def test_copies_take_no_seat_from_anybody() -> None:
     hosts = [host("r1", 1, seat("hot")), host("r2", 1, seat("cold"))]
     assert done(planned(hosts, guest("hot", rate=9.0, idle_s=0.0), guest("cold", idle_s=900.0))) == []

@@ -97,6 +97,12 @@ class AutoscaleBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prewarm_cold_cost_s: Annotated[
         _Float, msgspec.Meta(description="What an avoided cold start is worth (s of a replica).")
     ] = msgspec.UNSET
+    batch_scales: Annotated[
+        bool | msgspec.UnsetType,
+        msgspec.Meta(
+            description="Lines of batches start replicas; false: they run on what is idle, one stays for them."
+        ),
+    ] = msgspec.UNSET
     burst_pool: Annotated[
         str | msgspec.UnsetType, msgspec.Meta(description="Node pool to use when all others are full; '': none.")
     ] = msgspec.UNSET

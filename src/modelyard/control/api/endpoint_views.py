@@ -112,6 +112,7 @@ class AutoscaleView(msgspec.Struct, frozen=True, kw_only=True):
     prewarm_s: float
     prewarm_budget: float
     prewarm_cold_cost_s: float
+    batch_scales: bool
     burst_pool: str
 
 
