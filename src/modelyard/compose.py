@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from modelyard.clock import Clock, SystemClock
 from modelyard.config import Config, DataDirectory, FetchConfig, FleetConfig
-from modelyard.domain.usage import MICRO_PER_UNIT
 from modelyard.errors import StartupError
 
 if TYPE_CHECKING:
@@ -127,6 +126,7 @@ def run_gateway_plane(
     from modelyard.gateway.app import Rates, Shift, run_gateway
     from modelyard.gateway.cors import check_origins
     from modelyard.gateway.tls import tls_context
+    from modelyard.metering.prices import micro_of
     from modelyard.observe.logs import setup_logging
     from modelyard.stores.feed import FeedClient
 
@@ -152,7 +152,7 @@ def run_gateway_plane(
             journal_root=data.journal,
             last_table=data.last_table,
             caller_socket=data.caller_socket(name),
-            rates=Rates(config.billing.currency, round(config.batch.price_factor * MICRO_PER_UNIT)),
+            rates=Rates(config.billing.currency, micro_of(config.batch.price_factor)),
             clock=SystemClock(),
             fetcher=_fetcher(config.fetch) if config.gateway.image_links else None,
         )
@@ -186,20 +186,18 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
         SqlUploadStore,
         SqlUsageStore,
         SqlWebhookStore,
-        open_database,
     )
 
     setup_logging("control", data.logs / "control.log", level)
     shared = load_secrets(data)
     clock = SystemClock()
-    url = config.control.database_url or f"sqlite:///{data.database}"
 
     fence = Fence()
     fetcher = _fetcher(config.fetch)
     fleet = _fleet(config.fleet, data, clock, fence)
 
     # Opening blocks and may migrate, so it comes before the loop; what it refuses becomes one line of ``up``.
-    database = open_database(url, timeout_s=config.control.database_timeout_s, clock=clock)
+    database = _database(config, data, clock)
 
     books = _books(config, data, database, clock)
 
@@ -233,6 +231,13 @@ def run_control_plane(config: Config, data: DataDirectory, *, level: str) -> Non
         await run_control(given, stop)
 
     _run(serve)
+
+
+def _database(config: Config, data: DataDirectory, clock: Clock) -> "Database":
+    from modelyard.stores.sql import open_database
+
+    url = config.control.database_url or f"sqlite:///{data.database}"
+    return open_database(url, timeout_s=config.control.database_timeout_s, clock=clock)
 
 
 def _leadership(config: Config, database: "Database", fence: "Fence", clock: Clock) -> "Leadership":
@@ -270,13 +275,11 @@ def run_batch_plane(config: Config, data: DataDirectory, *, name: str, level: st
         SqlControlStore,
         SqlFileStore,
         SqlUsageStore,
-        open_database,
     )
 
     shared = load_secrets(data)
     clock = SystemClock()
-    url = config.control.database_url or f"sqlite:///{data.database}"
-    database = open_database(url, timeout_s=config.control.database_timeout_s, clock=clock)
+    database = _database(config, data, clock)
     store = SqlBatchStore(database)
     sight = Sight(
         store=store,

@@ -6,7 +6,6 @@ when, nobody ever sees half a file, and what is left of one is swept away.
 """
 
 import asyncio
-import errno
 import hashlib
 import logging
 from collections.abc import AsyncIterator, Iterator
@@ -19,9 +18,10 @@ import msgspec
 from modelyard import errors
 from modelyard.clock import Clock
 from modelyard.config import Config
+from modelyard.control.artifacts.disk import is_full
 from modelyard.control.file_forms import FileForm, FileOrder, SizeLimits
 from modelyard.control.tasks import boundary
-from modelyard.domain.files import ID_PREFIX, File, FilePurpose, is_file_id
+from modelyard.domain.files import FORM_BYTES_MAX, ID_PREFIX, File, FilePurpose, is_file_id
 from modelyard.errors import ApiError
 from modelyard.ids import new_id
 from modelyard.policy.file_room import Bounds, FileRoom, Refusal
@@ -33,15 +33,12 @@ SILENCE_S_MAX = 60.0
 OPEN_MAX = 16
 """Uploads of one tenant at the same time; each holds up to two blocks in memory."""
 OPEN_RETRY_S = 2.0
-FORM_BYTES_MAX = 64 * 1024
-"""What a form may take around its file."""
 SWEEP_S = 60.0
 ORPHANS_S = 3600.0
 """Pause between two looks for content that belongs to no file."""
 SETTLED_S = 600.0
 """Age of content that must have a row by now, if it ever gets one."""
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _log = logging.getLogger(__name__)
 
 
@@ -324,7 +321,7 @@ def _fingerprint(order: FileOrder, digest: str) -> str:
 
 
 def _refusal_of(error: OSError, file_id: str) -> ApiError:
-    if error.errno in _FULL:
+    if is_full(error):
         return errors.file_storage_full(needed=1, free=0)
     _log.error("%s: its content cannot be stored: %s", file_id, error)
     return errors.storage_unavailable()

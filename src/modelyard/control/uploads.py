@@ -7,7 +7,6 @@ does too, since nothing else would ever let go of it.
 """
 
 import asyncio
-import errno
 import logging
 import threading
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from modelyard.clock import Clock
 from modelyard.config import ControlConfig
 from modelyard.control.artifacts import ArtifactError
 from modelyard.control.artifacts.contents import manifest_digest
+from modelyard.control.artifacts.disk import is_full
 from modelyard.control.part_files import BLOCK_BYTES, PartDraft, PartFiles, PartMissingError, StoppedError
 from modelyard.control.tasks import boundary
 from modelyard.domain.catalog import Artifact, ArtifactFile
@@ -38,7 +38,6 @@ LOOK_TIMEOUT_S = 30.0
 """Longest that reading the headers of a folder may take."""
 SWEEP_S_MAX = 60.0
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _log = logging.getLogger(__name__)
 
 
@@ -433,7 +432,7 @@ def _ranges(numbers: list[int], most: int = 10) -> str:
 
 
 def _refusal_of(error: OSError, upload: Upload) -> ApiError:
-    if error.errno in _FULL:
+    if is_full(error):
         return errors.upload_storage_full(needed=upload.size_bytes, free=0)
     _log.error("%s: its bytes cannot be stored: %s", upload.id, error)
     return errors.storage_unavailable()

@@ -8,6 +8,8 @@ import msgspec
 FILES_PATH = "/v1/files"
 ID_PREFIX = "file-"
 BATCH_FILE_ENDING = ".jsonl"
+FORM_BYTES_MAX = 64 * 1024
+"""What a form may take around its file, at the gateway and behind it."""
 EXPIRES_AFTER_S_MIN = 3_600
 EXPIRES_AFTER_S_MAX = 2_592_000
 

@@ -74,6 +74,10 @@ class KeyState:
         """Say whether any quota bounds its requests."""
         return bool(self.quotas or self.quotas_by_model)
 
+    def quotas_for(self, model: str) -> tuple[Quota, ...]:
+        """Return the quotas that bound a request for a model."""
+        return self.quotas_by_model.get(model, self.quotas) if self.quotas_by_model else self.quotas
+
 
 class Reservation:
     """What one request holds of its key's and tenant's limits, from its admission to its end.
@@ -204,9 +208,9 @@ class Accounts:
                 if end is not None and end <= latest_unix_s:
                     self._lapsed.add((record.id, end))
 
-    def arrival(self, key: KeyState, now_unix_s: float) -> float:
+    def arrival(self, key: KeyState, model: str, now_unix_s: float) -> float:
         """Return the time to bill a request by that arrives now: it has the price of that time, too."""
-        return self.quotas.arrival(now_unix_s) if key.quotas else now_unix_s
+        return self.quotas.arrival(now_unix_s) if key.quotas_for(model) else now_unix_s
 
     def by_id(self, key_id: str) -> KeyState | None:
         """Return the key of this id, whoever asks."""
@@ -266,7 +270,7 @@ class Accounts:
         """
         allowances = key.by_model.get(model, key.allowances) if key.by_model else key.allowances
         tokens = prompt_tokens + output_tokens
-        quotas = key.quotas_by_model.get(model, key.quotas) if key.quotas_by_model else key.quotas
+        quotas = key.quotas_for(model)
         hold = None
         quota_tokens = quota_nanousd = 0
         if quotas:

@@ -232,7 +232,7 @@ class Gateway:
         output, output_max = worst_case.output_tokens(call, prompt, context_length, self.settings.max_tokens_default)
         job = self._job(request, key, call, endpoint, prompt, output)
         now_s, now_unix_s = self.clock.monotonic_s(), self.clock.unix_s()
-        arrived_at = self.catalog.accounts.arrival(key, now_unix_s)
+        arrived_at = self.catalog.accounts.arrival(key, endpoint.route.name, now_unix_s)
         if request.caller is None:
             prices = endpoint.sheet(key.record.tenant_id, arrived_at)
         else:

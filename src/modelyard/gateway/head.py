@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from modelyard import errors
 from modelyard.config import GatewayConfig
 from modelyard.domain.batches import Caller
-from modelyard.domain.files import FILES_PATH
+from modelyard.domain.files import FILES_PATH, FORM_BYTES_MAX
 from modelyard.domain.tenants import Scope
 from modelyard.domain.uploads import PART_BYTES_MAX, UPLOADS_PATH
 from modelyard.gateway import cors
@@ -30,9 +30,6 @@ _CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 _WATCHED = _CREDENTIALS | NAMES | {
     b"host", b"content-length", b"content-encoding", b"transfer-encoding", b"expect", b"origin",
 }  # fmt: skip
-FORM_BYTES_MAX = 64 * 1024
-"""What a form may take around its file."""
-
 _PART = re.compile(rf"{UPLOADS_PATH}/[^/?]+/parts/[^/?]+")
 _HOST_BYTES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_:[]%~"
 

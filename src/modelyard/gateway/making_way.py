@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from modelyard.gateway import memory, waiting
 from modelyard.policy.dispatch import ReplicaLoad, Verdict
+from modelyard.policy.job import NEVER_S
 
 if TYPE_CHECKING:
     from modelyard.gateway.exchange import Exchange
@@ -21,7 +22,6 @@ CUTS_OF_LINE_MAX = 8
 them, and what is always cut off would only heat the room."""
 CUTS_MAX = 8
 """Most lines that are cut off for one request: more memory than theirs would not come free at once anyway."""
-NEVER_S = float("inf")
 
 
 def make_way(exchange: "Exchange") -> None:

@@ -9,7 +9,7 @@ from tests.unit.gateway.test_fallbacks import ANSWER, Fallen, asked
 
 from modelyard.domain.prices import Tariff
 from modelyard.domain.routing_table import RoutingTable, Spent, Tidings
-from modelyard.domain.tenants import Limits
+from modelyard.domain.tenants import Limits, model_subject
 from modelyard.domain.usage import Intent, Price
 from modelyard.policy.utc import day_name, day_of, month_name
 
@@ -43,8 +43,10 @@ class Priced(Fallen):
         accounts.take(table.tenants, [msgspec.structs.replace(key, limits=limits)], now_s=self.clock.monotonic_s())
         source, position, now = accounts.quotas.source, self.journal.position, self.clock.unix_s()
         assert position is not None
-        spent = Spent(key.id, day_name(day_of(now)), month_name(day_of(now)), 0, 0, 0, 0, source)
-        accounts.hear(Tidings(spent=(spent,), delivered={source: position}), now_unix_s=now)
+        subjects = (key.id, *(model_subject(key.id, model) for model in limits.model_budgets))
+        day, month = day_name(day_of(now)), month_name(day_of(now))
+        spent = tuple(Spent(subject, day, month, 0, 0, 0, 0, source) for subject in subjects)
+        accounts.hear(Tidings(spent=spent, delivered={source: position}), now_unix_s=now)
 
     def billed(self) -> list[Price]:
         return [one.price for one in self.records() if isinstance(one, Intent)]
@@ -102,11 +104,12 @@ def test_lines_of_batches_pay_their_share_which_is_made_once_while_a_price_holds
     assert bench.endpoint.batch_sheet("other", float(bench.at) + 2, 500_000).most == half
 
 
-def test_a_request_is_billed_at_the_price_of_the_day_on_which_it_is_booked(bench: Priced) -> None:
+@pytest.mark.parametrize("limits", [Limits(tokens_per_day=10**9), Limits(model_budgets={"m": 10**15})])
+def test_a_request_is_billed_at_the_price_of_the_day_on_which_it_is_booked(bench: Priced, limits: Limits) -> None:
     """A quota's day never begins twice: behind a clock that was set back, requests count on the new day."""
     midnight = (int(bench.clock.unix_s()) // 86_400 + 1) * 86_400
     bench.price(Tariff("", "", midnight, 0, DEAR), Tariff("", "", 0, 0, CHEAP))
-    bench.bound(Limits(tokens_per_day=10**9))
+    bench.bound(limits)
     bench.clock.advance(midnight + 5 - bench.clock.unix_s())
     asked(bench)
     bench.pool.opened[-1][0].data_received(ANSWER)

@@ -9,10 +9,11 @@ from tests.unit.gateway.test_control_proxy import Client, Wire
 
 from modelyard.clock import ManualClock
 from modelyard.config import GatewayConfig
+from modelyard.domain.files import FORM_BYTES_MAX
 from modelyard.domain.uploads import PART_BYTES_MAX
 from modelyard.errors import ApiError
 from modelyard.gateway.control_proxy import ANSWER_TIMEOUT_S, ControlProxy
-from modelyard.gateway.head import FORM_BYTES_MAX, Request, check_headers
+from modelyard.gateway.head import Request, check_headers
 from modelyard.gateway.streamed_body import StreamedExchange
 
 FILE_BYTES_MAX = GatewayConfig().file_bytes_max + FORM_BYTES_MAX

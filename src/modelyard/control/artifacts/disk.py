@@ -51,7 +51,7 @@ class Disk:
 
 def as_error(error: OSError, what: str) -> ArtifactError:
     """Return what to tell people of a disk that fails."""
-    if error.errno in _FULL:
+    if is_full(error):
         return ArtifactError(
             f"{what} does not fit: the disk of the data directory is full. Free some, or bound what is kept with "
             "control.artifact_cache_bytes"
