@@ -246,7 +246,7 @@ async def test_a_process_that_cannot_be_started_is_an_answer_and_no_end(tmp_path
 async def test_requests_beyond_slots_and_queue_are_refused_at_once(tmp_path: Path) -> None:
     async with running(tmp_path, {"slots": 1, "context_length": 512, "max_adapters": 1}) as llama:
         # One runs and eight wait; the first goes on until the last was refused.
-        calls = [asyncio.create_task(llama.chat(text="Tell me a story", max_tokens=120, ignore_eos=True))]
+        calls = [asyncio.create_task(llama.chat(text="Tell me a story", max_tokens=400, ignore_eos=True))]
 
         async def waits(count: int) -> bool:
             load, _ = await llama.page()

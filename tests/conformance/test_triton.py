@@ -236,7 +236,7 @@ def test_a_request_goes_through_the_platform_and_is_metered(yard: Yard) -> None:
     assert reply.json()["outputs"][0]["data"] == [2, 4, 6, 8]
     row = yard.row_of(reply.headers["x-request-id"])
     assert (row["status"], row["http_status"]) == ("success", 200)
-    eventually(lambda: yard.open_requests() == 0, 5, "every intent is settled")
+    eventually(yard.is_booked, 5, "every intent is settled")
 
 
 def test_an_outside_client_of_the_protocol_works_with_the_gateway(yard: Yard) -> None:

@@ -307,7 +307,7 @@ def test_the_command_line_says_what_a_batch_will_take_and_where_its_answers_go(y
     client = client_of(yard)
     for _ in range(6):
         client.chat.completions.create(model="sim", messages=[{"role": "user", "content": "hi"}], max_tokens=4)
-    eventually(lambda: yard.open_requests() == 0, 10, "all that was begun is settled")
+    eventually(yard.is_booked, 10, "all that was begun is settled")
     file = tmp_path / "file-of-requests.jsonl"  # a name like an id
     lines = [chat_line(f"line-{at}", "[[sim: tokens=40 slow=10]]") for at in range(60)]
     file.write_text("\n".join(lines))

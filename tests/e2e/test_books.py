@@ -56,7 +56,7 @@ def serve_some(yard: Yard) -> None:
             headers = {"authorization": f"Bearer {yard.admin_key}", "content-type": "application/json"}
             connection.request("POST", "/v1/chat/completions", body, headers)
             assert connection.getresponse().readline()
-    eventually(lambda: yard.open_requests() == 0, 20.0, "all of them are settled")
+    eventually(yard.is_booked, 20.0, "all of them are settled")
 
 
 def test_all_books_of_a_running_platform_agree(books: Yard, kafka: MockKafka) -> None:

@@ -47,7 +47,7 @@ def wait_ended(yard: Yard, model: str) -> dict[str, Any]:
     """Wait until the book has a replica of this model that ended, and say which."""
     ended = f"SELECT * FROM replica_lives WHERE model_name = '{model}' AND ended_at IS NOT NULL"
     life: dict[str, Any] = eventually(lambda: yard.query(ended), WITHIN_S, f"a replica of {model} ended")[0]
-    eventually(lambda: yard.open_requests() == 0, 20.0, "all is settled")
+    eventually(yard.is_booked, 20.0, "all is settled")
     return life
 
 
@@ -95,7 +95,7 @@ def test_down_and_up_is_no_difference(yard: Yard) -> None:
     yard.start()
     yard.wait_ready("killed")
     serve(yard, "killed", 5)
-    eventually(lambda: yard.open_requests() == 0, 20.0, "all is settled")
+    eventually(yard.is_booked, 20.0, "all is settled")
     assert_balanced(yard)
 
 

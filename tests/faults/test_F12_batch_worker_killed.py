@@ -39,7 +39,7 @@ def test_a_batch_of_a_thousand_lines_survives_ten_kills_with_each_line_once_and_
         assert errors == []
         assert [line["custom_id"] for line in output] == ids, "answers stand in the order of the questions"
         assert len({line["response"]["request_id"] for line in output}) == LINES
-        eventually(lambda: yard.open_requests() == 0, 10, "all that was begun is settled")
+        eventually(yard.is_booked, 10, "all that was begun is settled")
         charged = yard.query("SELECT * FROM inference_requests WHERE cost_nanousd > 0")
         assert len(charged) == LINES, "one charge a line, however often it was run"
         used = sum(row["completion_tokens"] for row in charged)
@@ -71,7 +71,7 @@ def test_a_batch_goes_on_though_gateway_and_controller_are_killed(tmp_path: Path
         assert not plan, f"never killed: {plan}"
         assert over.status == "completed"
         assert check_whole(client, over, ids)[1] == []
-        eventually(lambda: yard.open_requests() == 0, 15, "all that was begun is settled")
+        eventually(yard.is_booked, 15, "all that was begun is settled")
         charged = yard.query("SELECT count(*) AS n FROM inference_requests WHERE cost_nanousd > 0")
         assert charged[0]["n"] == len(ids)
 

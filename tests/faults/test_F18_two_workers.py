@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.support.load import Load
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, eventually_async
 from tests.support.yard import Yard
 
 SETTINGS = {"gateway.workers": 2}
@@ -66,12 +66,16 @@ async def test_a_budget_holds_over_both_workers_and_their_lives(pair: Yard) -> N
     body = BODY | {"prompt": "!" * 1000}
     worst = len(json.dumps(body).encode()) + 1
     key = pair.new_key(limits={"tokens_per_day": 10 * worst})
-    spent = 0
     async with Load(pair.port, key) as load:
-        for turn in range(3):
-            for _ in range(60):
-                load.start(body, path="/v1/completions", label=f"{turn}")
+
+        async def storm() -> bool:
+            """Say whether both workers knew the key, and what is spent: until then they let nobody in."""
+            asked = [load.start(body, path="/v1/completions") for _ in range(60)]
             await load.finish(30)
+            return all(one.status in {200, 429} for one in asked)
+
+        for turn in range(3):
+            await eventually_async(storm, 20, "both workers judge by the budget")
             if turn == 0:
                 victim = pair.plane_pids("gateway")[0]
                 pair.kill(victim)

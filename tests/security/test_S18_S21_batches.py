@@ -62,7 +62,7 @@ def test_a_budget_holds_for_the_lines_of_a_batch(yard: Yard) -> None:
         client.chat.completions.create(
             model="sim", messages=[{"role": "user", "content": PROMPT * 10}], max_tokens=OUTPUT
         )
-    eventually(lambda: yard.open_requests() == 0, 10, "all is settled")
+    eventually(yard.is_booked, 10, "all is settled")
     rows = yard.query(f"SELECT sum(total_tokens) AS n FROM inference_requests WHERE api_key_id = '{key[3:11]}'")
     assert rows[0]["n"] == used, "what is billed is what was answered"
 

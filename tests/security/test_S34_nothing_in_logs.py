@@ -50,7 +50,7 @@ async def test_prompts_answers_and_keys_are_in_no_file(yard: Yard, model: str) -
     assert {exchange.outcome for exchange in load.exchanges} >= {Outcome.COMPLETE, Outcome.REFUSED, Outcome.ERROR_EVENT}
     exchange(yard.port, request_bytes("GET", f"/v1/models?api_key={key}"))
     exchange(yard.port, request_bytes("GET", f"/{CANARY}?q={CANARY}", headers=[("Authorization", f"Bearer {key}")]))
-    eventually(lambda: yard.open_requests() == 0, 10, "everything is settled")
+    eventually(yard.is_booked, 10, "everything is settled")
 
     assert files_with(yard.folder, CANARY) == []
     assert files_with(yard.folder, secret) == []

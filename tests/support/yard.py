@@ -21,6 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from modelyard.metering.delivery import undelivered
+from modelyard.metering.journal import read_records
+from modelyard.stores import JournalPosition
 from tests.support import processes
 from tests.support.ledger import Row, as_row
 from tests.support.waiting import eventually
@@ -277,6 +280,13 @@ class Yard:
     def open_requests(self) -> int:
         """Return how many intents are not settled."""
         return int(self.query("SELECT count(*) AS n FROM usage_open")[0]["n"])
+
+    def is_booked(self) -> bool:
+        """Say whether all that gateways wrote down is in the ledger, and settled: rows come after answers."""
+        read = {str(row["source"]): JournalPosition(**row) for row in self.query("SELECT * FROM journal_positions")}
+        # Of a gateway that was killed an unfinished record may stay, which nobody reads.
+        tails = undelivered(self.data / "journal", read)
+        return not any(read_records(tail.path, tail.offset)[0] for tail in tails) and self.open_requests() == 0
 
     def rolled_up(self) -> dict[str, int]:
         """Return the totals of the hourly roll-ups, which bills are made from."""

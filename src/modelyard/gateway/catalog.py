@@ -67,6 +67,8 @@ class EndpointState(Generic[W]):
     last_request_s: float
     arrivals: int = 0
     in_flight: int = 0
+    wanted_until_s: float = 0.0
+    """Until when it is wanted awake by somebody who came while it slept, though a fallback answered, or they left."""
     is_gone: bool = False
     """Whether the last table has no such endpoint."""
     chars_per_token: float = CHARS_PER_TOKEN
@@ -250,7 +252,8 @@ class Catalog(Generic[W]):
         endpoints = []
         replicas = []
         for endpoint in self._endpoints.values():
-            queued = len(endpoint.dispatcher.line)
+            # One request may come and go between two looks of the controller.
+            queued = len(endpoint.dispatcher.line) or int(now_s < endpoint.wanted_until_s)
             idle_s = 0.0 if queued or endpoint.in_flight else now_s - endpoint.last_request_s
             endpoints.append(
                 EndpointDemand(
@@ -313,6 +316,8 @@ class Catalog(Generic[W]):
                 now_s=now_s,
                 fallbacks={r.version_id: r.fallback for r in releases if r.fallback},
             )
+            if not state.dispatcher.is_asleep:
+                state.wanted_until_s = 0.0
         if self._seats.news:
             # A guest came to a replica that others wait for already, and whose own route is as it was.
             self._seats.news = False

@@ -336,6 +336,7 @@ class Gateway:
         verdict = endpoint.dispatcher.arrive(exchange, now_s=now_s, deadline_s=now_s + wait_s)
         if endpoint.dispatcher.is_asleep:
             # Also where a fallback answers: those that it stands in for must wake.
+            endpoint.wanted_until_s = now_s + self.settings.queue_wait_s
             self.presence.report_now()
         self._follow(exchange, verdict, is_cold=is_cold)
 

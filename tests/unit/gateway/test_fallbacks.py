@@ -137,6 +137,28 @@ def test_who_sleeps_hears_of_what_a_fallback_answers(bench: Fallen) -> None:
     client.connection_lost(None)
 
 
+def test_who_was_answered_by_a_fallback_is_told_of_until_the_sleeper_is_awake(bench: Fallen) -> None:
+    """The answer may be over before the controller looks: it would sleep on, and the fallback be paid for."""
+
+    def wanted() -> int:
+        (endpoint,) = bench.gateway.catalog.report(now_s=bench.clock.monotonic_s()).endpoints
+        return endpoint.queued
+
+    bench.offer(own=0)
+    assert wanted() == 0
+    asked(bench).connection_lost(None)
+    assert wanted() == 1
+    bench.clock.advance(29.0)
+    assert wanted() == 1
+    bench.offer(own=1)
+    assert wanted() == 0
+    bench.offer(own=0)
+    assert wanted() == 0, "it went to sleep again, and nobody has come since"
+    asked(bench).connection_lost(None)
+    bench.clock.advance(31.0)
+    assert wanted() == 0, "it cannot be had, and nobody asks for it any more"
+
+
 def test_an_answer_that_has_begun_is_not_gone_on_with_by_somebody_else(bench: Fallen) -> None:
     bench.offer(own=2)
     client, wire = bench.client()
