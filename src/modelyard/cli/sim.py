@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from modelyard.cli.exits import Exit, Failure
-from modelyard.cli.output import Item, formats, remark, show_json, show_table
+from modelyard.cli.output import Item, formats, show_json, show_table
 from modelyard.cli.sim_output import Asked, Progress, output_options, show
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _decoded(text: str, file: Path) -> Item:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Failure(f"{file} is not valid TOML: {error or 'it is nested too deeply'}.", Exit.USAGE) from error
+        raise Failure(f"{file} is not valid TOML: {str(error) or 'it is nested too deeply'}.", Exit.USAGE) from error
 
 
 def _listed(faults: "Sequence[Fault]", text: str) -> str:
