@@ -23,9 +23,7 @@ def arrivals(seed: int, *, tenants: int = 1) -> list[Arrival]:
     for number in range(400):
         at_s += chance.expovariate(5.0)
         tokens, output = chance.randrange(50, 900), chance.randrange(5, 300)
-        found.append(
-            Arrival(at_s=at_s, prompt_tokens=tokens, output_tokens=output, tenant_id=f"t{number % tenants}")
-        )
+        found.append(Arrival(at_s=at_s, prompt_tokens=tokens, output_tokens=output, tenant_id=f"t{number % tenants}"))
     return found
 
 
@@ -92,9 +90,7 @@ def test_tenants_have_figures_of_their_own_where_there_are_several() -> None:
 
 def test_progress_tells_the_share_of_the_time_that_has_passed() -> None:
     told: list[tuple[str, int, float]] = []
-    run_all(
-        [Variant(name="a", spec=PLAIN, arrivals=arrivals)], [7], progress=lambda *news: told.append(tuple(news))
-    )
+    run_all([Variant(name="a", spec=PLAIN, arrivals=arrivals)], [7], progress=lambda *news: told.append(tuple(news)))
     shares = [share for _, _, share in told]
     assert {(name, seed) for name, seed, _ in told} == {("a", 7)}
     assert shares == sorted(shares)

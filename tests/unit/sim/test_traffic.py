@@ -1,5 +1,6 @@
 """Made-up requests come as often as asked for, in the pattern that was named, and conversations grow."""
 
+from itertools import pairwise
 from random import Random
 from statistics import mean, pstdev
 
@@ -26,7 +27,7 @@ def test_requests_come_in_order_at_the_rate_that_was_asked_for(pattern: Pattern)
 @pytest.mark.parametrize(("pattern", "variation"), [("constant", 0.0), ("poisson", 1.0), ("bursty", 4.0)])
 def test_gaps_vary_as_their_pattern_says(pattern: str, variation: float) -> None:
     moments = [one.at_s for one in made(pattern=Pattern(pattern), seconds=40_000.0)]
-    gaps = [later - before for before, later in zip(moments, moments[1:], strict=False)]
+    gaps = [later - before for before, later in pairwise(moments)]
     assert pstdev(gaps) / mean(gaps) == pytest.approx(variation, rel=0.1, abs=1e-6)
 
 
@@ -38,15 +39,13 @@ def test_a_day_begins_at_its_quietest_and_is_busiest_in_the_middle() -> None:
 
 def test_a_turn_begins_with_all_that_was_said_before() -> None:
     lengths = {"input_tokens": lengths_of("300"), "output_tokens": lengths_of("200")}
-    found = made(
-        pattern=Pattern.SESSIONS, rate=0.01, turns=6.0, shared_prefix_tokens=512, shared_prefixes=2, **lengths
-    )
+    found = made(pattern=Pattern.SESSIONS, rate=0.01, turns=6.0, shared_prefix_tokens=512, shared_prefixes=2, **lengths)
     by_own: dict[int, list[Arrival]] = {}
     for one in found:
         by_own.setdefault(one.blocks[2], []).append(one)
     longest = max(by_own.values(), key=len)
     assert len(longest) >= 3, "nobody spoke for long: this shows little"
-    for before, after in zip(longest, longest[1:], strict=False):
+    for before, after in pairwise(longest):
         assert after.blocks[: len(before.blocks)] == before.blocks
         assert after.prompt_tokens == before.prompt_tokens + 200 + 300
         assert len(after.blocks) == after.prompt_tokens // HASH_TOKENS
