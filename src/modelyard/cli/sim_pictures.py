@@ -139,8 +139,7 @@ def _drawing(results: "Results", panel: Panel) -> Drawing:
             styles.append(f"{what} ({word})")
             for place, (tried, column) in enumerate(zip(results.tried, columns, strict=True)):
                 axes.plot(
-                    _floats(tried.runs[0].series["hours"], 1 / hours),
-                    _floats(column, scale),
+                    *_corners(_floats(tried.runs[0].series["hours"], 1 / hours), _floats(column, scale)),
                     style,
                     color=_COLOURS[place % len(_COLOURS)],
                     linewidth=1.3,
@@ -173,6 +172,16 @@ def _unit(results: "Results") -> tuple[str, float]:
     """Return in what time is told, and how many hours one of it is."""
     hours = results.tried[0].runs[0].series["hours"]
     return ("minutes", 1 / 60) if not hours or (hours[-1] or 0.0) < 3.0 else ("hours", 1.0)
+
+
+def _corners(xs: list[float], ys: list[float]) -> tuple[list[float], list[float]]:
+    """Leave out points between two of the same height: most of a line that seldom changes."""
+    kept = [
+        at
+        for at, y in enumerate(ys)
+        if at in (0, len(ys) - 1) or not ys[at - 1] == y == ys[at + 1]
+    ]  # fmt: skip
+    return [xs[at] for at in kept], [ys[at] for at in kept]
 
 
 def _floats(column: "Column", scale: float) -> list[float]:
