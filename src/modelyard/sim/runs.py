@@ -135,7 +135,8 @@ def figures_of(variant: Variant, world: World, requests: Sequence[Request]) -> d
         found["cold_starts"] = float(sum(one.ready_s > one.began_s for one, _ in lived))
     if usd:
         found["usd_per_hour"] = usd / hours
-        found["usd_per_million"] = usd / max(tokens, 1) * 1e6
+        if tokens:
+            found["usd_per_million"] = usd / tokens * 1e6
     return {
         **found,
         **_by("tenant", requests, lambda one: one.arrival.tenant_id, variant.slo_s),
