@@ -89,29 +89,56 @@ def weights_of(facts: ModelFacts, precision: Precision | None) -> Weights:
     return Weights(total, parameters, min(active, parameters), facts.experts, facts.experts_used)
 
 
+class Pace(msgspec.Struct, frozen=True):
+    """What the accelerators of one replica reach together: bytes read and operations computed in a second."""
+
+    bytes_s: float
+    operations_s: float
+
+
+def pace_of(facts: ModelFacts, precision: Precision | None, kind: Kind, count: int) -> Pace:
+    """Return what ``count`` accelerators of ``kind`` reach on a model in ``precision``."""
+    is_gguf = precision.is_gguf if precision else facts.format == "gguf"
+    together = 1.0 if is_gguf else count * (TENSOR_SHARE_LINKED if kind.link_gb_s else TENSOR_SHARE_PCIE)[count]
+    own = Arithmetic.FP8 if facts.quantisation == "fp8" else Arithmetic.SIXTEEN
+    share = GGUF_COMPUTE_SHARE if is_gguf else COMPUTE_SHARE
+    return Pace(
+        kind.bandwidth_gb_s * 1e9 * BANDWIDTH_SHARE * together, _operations(kind, precision, own) * share * together
+    )
+
+
+def decoding_s(facts: ModelFacts, weights: Weights, pace: Pace, batch: float, context: int) -> tuple[float, float]:
+    """Return the seconds in which a step of ``batch`` requests reads, and computes; it takes the longer of both.
+
+    ``context`` are the tokens that each holds, a mean.
+    """
+    read_s = (weights.read_bytes(batch) + batch * kv_bytes(facts, context)) / pace.bytes_s
+    computed_s = batch * (2 * weights.active + _attention_operations(facts, context)) / pace.operations_s
+    return read_s, computed_s
+
+
+def prompt_s(facts: ModelFacts, weights: Weights, pace: Pace, tokens: int) -> float:
+    """Return the seconds that one prompt takes."""
+    computed_s = tokens * (2 * weights.active + _attention_operations(facts, tokens // 2)) / pace.operations_s
+    return max(computed_s, weights.read_bytes(tokens) / pace.bytes_s)
+
+
 def speed(
     facts: ModelFacts, weights: Weights, precision: Precision | None, kind: Kind, count: int, load: Load
 ) -> Speed:
     """Return the speed of one replica on ``count`` accelerators of ``kind``."""
-    is_gguf = precision.is_gguf if precision else facts.format == "gguf"
-    together = 1.0 if is_gguf else count * (TENSOR_SHARE_LINKED if kind.link_gb_s else TENSOR_SHARE_PCIE)[count]
-    bandwidth = kind.bandwidth_gb_s * 1e9 * BANDWIDTH_SHARE * together
-    own = Arithmetic.FP8 if facts.quantisation == "fp8" else Arithmetic.SIXTEEN
-    compute = _operations(kind, precision, own) * (GGUF_COMPUTE_SHARE if is_gguf else COMPUTE_SHARE) * together
-    batch, mean_context = load.concurrency, load.input_tokens + load.output_tokens // 2
-    read_s = (weights.read_bytes(batch) + batch * kv_bytes(facts, mean_context)) / bandwidth
-    computed_s = batch * (2 * weights.active + _attention_operations(facts, mean_context)) / compute
-    step_s = max(read_s, computed_s)
-    prompt_s = load.input_tokens * (2 * weights.active + _attention_operations(facts, load.input_tokens // 2)) / compute
-    prompt_s = max(prompt_s, weights.read_bytes(load.input_tokens) / bandwidth)
+    pace = pace_of(facts, precision, kind, count)
+    batch = load.concurrency
+    read_s, computed_s = decoding_s(facts, weights, pace, batch, load.input_tokens + load.output_tokens // 2)
+    step_s, own_s = max(read_s, computed_s), prompt_s(facts, weights, pace, load.input_tokens)
     # While a request is answered, every other one is admitted once: prompts and steps share the accelerators.
-    whole_s = load.output_tokens * step_s + batch * prompt_s
+    whole_s = load.output_tokens * step_s + batch * own_s
     return Speed(
         output_tokens_s=batch * load.output_tokens / whole_s,
         total_tokens_s=batch * load.context / whole_s,
         itl_ms=1000 * whole_s / load.output_tokens,
-        ttft_ms=1000 * (prompt_s + step_s),
-        bound=_bound(read_s, computed_s, load.output_tokens * step_s, batch * prompt_s),
+        ttft_ms=1000 * (own_s + step_s),
+        bound=_bound(read_s, computed_s, load.output_tokens * step_s, batch * own_s),
     )
 
 
