@@ -10,6 +10,7 @@ import msgspec
 
 from modelyard.domain.attention import kv_bytes
 from modelyard.domain.facts import ModelFacts
+from modelyard.policy.engine_model import Speed as Iteration
 from modelyard.policy.hardware import Kind
 from modelyard.policy.precisions import OWN_BITS, Arithmetic, Precision
 
@@ -25,6 +26,8 @@ TENSOR_SHARE_LINKED = {1: 1.0, 2: 0.9, 4: 0.8, 8: 0.65}
 TENSOR_SHARE_PCIE = {1: 1.0, 2: 0.75, 4: 0.55, 8: 0.4}
 """The same over PCIe; an assumption."""
 WEIGHT_16 = 2
+_BATCH = 32
+"""Requests at once, up to which what a mixture of experts reads is taken for a line."""
 
 
 class Weights(msgspec.Struct, frozen=True):
@@ -93,11 +96,7 @@ def speed(
     facts: ModelFacts, weights: Weights, precision: Precision | None, kind: Kind, count: int, load: Load
 ) -> Speed:
     """Return the speed of one replica on ``count`` accelerators of ``kind``."""
-    is_gguf = precision.is_gguf if precision else facts.format == "gguf"
-    together = 1.0 if is_gguf else count * (TENSOR_SHARE_LINKED if kind.link_gb_s else TENSOR_SHARE_PCIE)[count]
-    bandwidth = kind.bandwidth_gb_s * 1e9 * BANDWIDTH_SHARE * together
-    own = Arithmetic.FP8 if facts.quantisation == "fp8" else Arithmetic.SIXTEEN
-    compute = _operations(kind, precision, own) * (GGUF_COMPUTE_SHARE if is_gguf else COMPUTE_SHARE) * together
+    bandwidth, compute = _reached(facts, precision, kind, count)
     batch, mean_context = load.concurrency, load.input_tokens + load.output_tokens // 2
     read_s = (weights.read_bytes(batch) + batch * kv_bytes(facts, mean_context)) / bandwidth
     computed_s = batch * (2 * weights.active + _attention_operations(facts, mean_context)) / compute
@@ -115,16 +114,58 @@ def speed(
     )
 
 
+def iteration(
+    facts: ModelFacts, weights: Weights, precision: Precision | None, kind: Kind, count: int, context: int
+) -> Iteration:
+    """Return the four numbers of an engine's iteration by the same sums; ``context`` are tokens of a usual request.
+
+    What a step waits for is a maximum and here a sum: too slow by what it computes while it reads, which is little as
+    long as it decodes.
+    """
+    bandwidth, compute = _reached(facts, precision, kind, count)
+    read_s = weights.read_bytes(1) / bandwidth
+    # Of a mixture of experts more are met by a larger batch.
+    more_s = (weights.read_bytes(_BATCH) / bandwidth - read_s) / (_BATCH - 1)
+    token_s = (2 * weights.active + _attention_operations(facts, context // 2)) / compute
+    return Iteration(read_s, token_s + more_s, token_s, kv_bytes(facts, context) / max(context, 1) / bandwidth)
+
+
+def moved(speed: Iteration, old: Kind, new: Kind, count: int, arithmetic: Arithmetic = Arithmetic.SIXTEEN) -> Iteration:
+    """Return a speed that was measured on ``count`` of one kind as it is to be expected on as many of another.
+
+    What waits for memory (the step, tokens held) goes by the bandwidth, what computes (requests, prompts) by the
+    arithmetic, both with what is left where layers are divided.
+    """
+    memory = _together(old, count) * old.bandwidth_gb_s / (_together(new, count) * new.bandwidth_gb_s)
+    compute = _together(old, count) * _tops(old, arithmetic) / (_together(new, count) * _tops(new, arithmetic))
+    return Iteration(
+        speed.step_s * memory, speed.request_s * compute, speed.prefill_token_s * compute, speed.kv_token_s * memory
+    )
+
+
 def _bound(read_s: float, computed_s: float, steps_s: float, prompts_s: float) -> str:
     if prompts_s > steps_s:
         return "prompts"
     return "memory" if read_s >= computed_s else "compute"
 
 
-def _operations(kind: Kind, precision: Precision | None, own: Arithmetic) -> float:
-    arithmetic = precision.arithmetic if precision else own
+def _reached(facts: ModelFacts, precision: Precision | None, kind: Kind, count: int) -> tuple[float, float]:
+    """Return the bytes and the operations a second that ``count`` accelerators reach together."""
+    is_gguf = precision.is_gguf if precision else facts.format == "gguf"
+    together = 1.0 if is_gguf else _together(kind, count)
+    own = Arithmetic.FP8 if facts.quantisation == "fp8" else Arithmetic.SIXTEEN
+    tops = _tops(kind, precision.arithmetic if precision else own)
+    compute = tops * 1e12 * (GGUF_COMPUTE_SHARE if is_gguf else COMPUTE_SHARE) * together
+    return kind.bandwidth_gb_s * 1e9 * BANDWIDTH_SHARE * together, compute
+
+
+def _together(kind: Kind, count: int) -> float:
+    return count * (TENSOR_SHARE_LINKED if kind.link_gb_s else TENSOR_SHARE_PCIE)[count]
+
+
+def _tops(kind: Kind, arithmetic: Arithmetic) -> float:
     tops = {Arithmetic.FP8: kind.tops_fp8, Arithmetic.INT8: kind.tops_int8}.get(arithmetic, kind.tops_16)
-    return (tops or kind.tops_16) * 1e12
+    return tops or kind.tops_16
 
 
 def _attention_operations(facts: ModelFacts, tokens: int) -> float:
