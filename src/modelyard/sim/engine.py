@@ -88,6 +88,10 @@ class Engine:
         done = self._iterations_by(now_s) if self._planned else 0.0
         return Totals(*(past + more for past, more in zip(self._sums, self._done_by(done), strict=True)))
 
+    def busy_by(self, now_s: float) -> float:
+        """Return the seconds in which it computed, by ``now_s``."""
+        return self.busy_s + (max(0.0, min(now_s, self.next_s) - self._begin_s) if self._planned else 0.0)
+
     def generated(self, task: Task) -> int:
         """Return how many tokens of an answer there are."""
         if task._finish != NEVER:

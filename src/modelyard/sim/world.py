@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import Protocol
 
 import msgspec
 
@@ -90,6 +91,19 @@ class Replica:
 FrontFactory = Callable[[int, Floor, random.Random], Front]
 
 
+class Watch(Protocol):
+    """Who looks at a world now and then, and changes nothing in it."""
+
+    @property
+    def next_s(self) -> float:
+        """When it wants to look; each look moves it on."""
+        ...
+
+    def look(self, world: "World") -> None:
+        """See the world as it is at ``next_s``."""
+        ...
+
+
 @dataclass(eq=False)
 class World:
     """Replicas, gateways and requests. ``front`` makes another gateway than the production one."""
@@ -97,6 +111,7 @@ class World:
     spec: WorldSpec
     chance: random.Random
     front: FrontFactory | None = None
+    watch: Watch | None = None
     events: Events = field(default_factory=Events)
     replicas: dict[str, Replica] = field(default_factory=dict)
     gone: list[Replica] = field(default_factory=list)
@@ -134,7 +149,8 @@ class World:
         for number, arrival in enumerate(arrivals, base):
             self.requests.append(Request(arrival, number))
         self._next(base, spread)
-        while self.left and self.events.step():
+        step = self.events.step if self.watch is None else self._watched_step
+        while self.left and step():
             pass
         assert not self.left, f"{self.left} requests were forgotten"
         return self.requests[base:]
@@ -182,6 +198,14 @@ class World:
         }
 
     # --- what happens ---
+
+    def _watched_step(self) -> bool:
+        """Let the next event happen, once all was seen that is due before it: looks are not in the calendar."""
+        next_s = self.events.next_s
+        if self.watch is not None and next_s < inf:
+            while self.watch.next_s < next_s:
+                self.watch.look(self)
+        return self.events.step()
 
     def _next(self, number: int, spread: random.Random) -> None:
         # One event for the arrival that is next, so that the calendar stays small.
