@@ -39,7 +39,7 @@ class Learned(msgspec.Struct, frozen=True):
 class Size(msgspec.Struct, frozen=True):
     """What an engine takes at once."""
 
-    slots: int
+    slots: int = 8
     chunk_tokens: int = 2048
     kv_tokens: int = 0
     """0: not known, and taken for enough."""

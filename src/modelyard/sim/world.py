@@ -155,6 +155,14 @@ class World:
         assert not self.left, f"{self.left} requests were forgotten"
         return self.requests[base:]
 
+    def stay(self, until_s: float) -> None:
+        """Let the world go on until then, though all requests have ended: replicas that wait are there, too."""
+        self.left += 1
+        self.events.at(until_s, self._leave)
+
+    def _leave(self) -> None:
+        self.left -= 1
+
     # --- what gateways do ---
 
     def start(self, request: Request, replica_id: str, version_id: str) -> None:

@@ -1,0 +1,119 @@
+"""What was recorded of an endpoint: what callers saw, what its replicas cost, what its requests brought."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from modelyard.domain.books import ReplicaLife
+from modelyard.domain.prices import PriceEntry
+from modelyard.policy.pricelist import best, line_price
+from modelyard.policy.pricing import cost, micro_units
+from modelyard.sim.comparison import spread
+from modelyard.sim.recorded import Asked, Stretch
+
+LATE_S = 5.0
+"""Whoever waits longer for a first token waits too long (the source's figure)."""
+
+
+class PriceList(msgspec.Struct, frozen=True, kw_only=True):
+    """What requests cost. ``entries``: configured ones first; ``labels`` are of versions by their ids."""
+
+    entries: tuple[PriceEntry, ...]
+    factor_micro: int
+    labels: Mapping[str, str] = {}
+
+    def cost(self, asked: Asked) -> int:
+        """Return nano-dollars of a request, by the entry that was in force when it came."""
+        if not asked.is_charged:
+            return 0
+        subject = {
+            "tenant_id": asked.tenant_id,
+            "model": asked.model,
+            "version": self.labels.get(asked.version_id, ""),
+            "now_unix_s": asked.at_s,
+        }
+        if asked.is_batch:
+            price = line_price(self.entries, factor_micro=self.factor_micro, **subject)  # type: ignore[arg-type]
+        else:
+            entry = best(self.entries, **subject)  # type: ignore[arg-type]
+            if entry is None:
+                return 0
+            price = entry.price
+        return cost(
+            price, asked.prompt_tokens, asked.cached_tokens, asked.completion_tokens, micro_units(asked.units)
+        )
+
+
+def with_prices(prices: PriceList, others: Sequence[PriceEntry]) -> PriceList:
+    """Return a list in which ``others`` come before all that prices the same or less."""
+    if not others:
+        return prices
+    subjects = {one.subject for one in others}
+    kept = tuple(one for one in prices.entries if one.subject not in subjects)
+    return msgspec.structs.replace(prices, entries=(*kept, *others))
+
+
+class Held(msgspec.Struct, frozen=True):
+    """What replicas held over some time: hours of them, of accelerators, and nano-dollars; how many were started."""
+
+    replica_hours: float = 0.0
+    gpu_hours: float = 0.0
+    nanousd: int = 0
+    started: int = 0
+    busy: float | None = None
+    """Share of the time of ready replicas in which they had a request."""
+
+
+def held(lives: Iterable[ReplicaLife], replayed: Sequence[Stretch], prices: Mapping[str, int]) -> Held:
+    """Return what ``lives`` held in these stretches; ``prices`` of kinds, where they are to be others than they were."""
+    hours = gpu_hours = 0.0
+    nanousd, started = 0, 0
+    for life in lives:
+        until = life.seen_at if life.ended_at is None else life.ended_at
+        its = 0.0
+        for one in replayed:
+            its += max(0.0, min(until, one.until) - max(life.started_at, one.since)) / 3600
+            started += one.since <= life.started_at < one.until
+        hours += its
+        gpu_hours += its * life.accelerators
+        hourly = prices[life.accelerator] * life.accelerators if life.accelerator in prices else life.hourly_nanousd
+        nanousd += round(its * hourly)
+    return Held(hours, gpu_hours, nanousd, started)
+
+
+def figures_of(asked: Sequence[Asked], requests: Sequence[Asked], nanousd: int, held: Held | None) -> dict[str, float]:
+    """Return the figures of what was recorded: ``asked`` are all rows, ``requests`` those that are replayed."""
+    ttft_s = [one.ttft_s for one in requests if one.ttft_s is not None]
+    first, whole = spread(ttft_s), spread(one.latency_s for one in requests if one.is_ok)
+    found = {
+        "requests": float(len(requests)),
+        "prompt_tokens": float(sum(one.prompt_tokens for one in requests)),
+        "written_tokens": float(sum(one.completion_tokens for one in requests)),
+        "latency_p50_s": whole.p50,
+        "latency_p99_s": whole.p99,
+        "revenue_usd": nanousd / 1e9,
+        "hit_rate": sum(one.cached_tokens for one in requests) / max(1, sum(one.prompt_tokens for one in requests)),
+    }
+    if ttft_s:
+        found |= {
+            "ttft_p50_s": first.p50,
+            "ttft_p99_s": first.p99,
+            "late": sum(one > LATE_S for one in ttft_s) / len(ttft_s),
+        }
+    if held is not None:
+        tokens = sum(one.prompt_tokens + one.completion_tokens for one in asked)
+        found |= money(held.nanousd, nanousd, tokens)
+        found |= {
+            "cold_starts": float(held.started),
+            "replica_hours": held.replica_hours,
+            "gpu_hours": held.gpu_hours,
+        }
+    return found
+
+
+def money(spent_nanousd: float, earned_nanousd: float, tokens: int) -> dict[str, float]:
+    """Return what is spent and what is left."""
+    found = {"gpu_usd": spent_nanousd / 1e9, "margin_usd": (earned_nanousd - spent_nanousd) / 1e9}
+    if spent_nanousd and tokens:
+        found["usd_per_million"] = spent_nanousd / 1e9 / tokens * 1e6
+    return found
