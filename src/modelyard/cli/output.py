@@ -117,7 +117,7 @@ class ProgressLine:
     """One line on stderr that shows how far something is: rewritten on a terminal, else printed when it changes."""
 
     def __init__(self) -> None:
-        self._is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self.is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._last = ""
 
     def show(self, line: str) -> None:
@@ -125,7 +125,7 @@ class ProgressLine:
         line = clean(line)
         if line == self._last:
             return
-        if self._is_terminal:
+        if self.is_terminal:
             print(f"\r{line.ljust(len(self._last))}", end="", file=sys.stderr, flush=True)
         else:
             print(line, file=sys.stderr, flush=True)
@@ -133,7 +133,7 @@ class ProgressLine:
 
     def clear(self) -> None:
         """Leave a clean line behind."""
-        if self._is_terminal and self._last:
+        if self.is_terminal and self._last:
             print(f"\r{' ' * len(self._last)}\r", end="", file=sys.stderr, flush=True)
         self._last = ""
 

@@ -33,7 +33,7 @@ class Timeline:
     ) -> None:
         self.every_s = every_s
         self.next_s = every_s
-        self.columns: dict[str, list[float]] = {"hours": [], **{name: [] for name in OF_WORLD}}
+        self.columns: dict[str, list[float]] = {name: [] for name in ("hours", *OF_WORLD)}
         self._prices = prices
         self._progress = progress
         self._busy_s: dict[str, float] = {}
@@ -66,8 +66,8 @@ class Timeline:
         if self._progress is not None:
             self._progress(now_s)
 
-    def series(self, requests: Sequence[Request]) -> dict[str, list[float]]:
-        """Return all columns; what became of ``requests`` is put to when they came.."""
+    def series(self, requests: Sequence[Request]) -> dict[str, Column]:
+        """Return all columns; what became of ``requests`` is put to when they came, None where nobody did."""
         places = len(self.columns["hours"])
         came: list[list[Request]] = [[] for _ in range(places)]
         for request in requests:
