@@ -148,8 +148,8 @@ def traffic(
     chance = random.Random(f"traffic {seed}")
     for place, at_s in enumerate(times):
         copies = floor(factor) + (chance.random() < factor % 1)
-        for copy in range(copies):
-            found.append((_moved(at_s, asked[place].key_id, copy, span_s, seed), place, copy))
+        key_id = asked[place].key_id
+        found += [(_moved(at_s, key_id, copy, span_s, seed), place, copy) for copy in range(copies)]
     found.sort()
     arrivals = []
     for at_s, place, copy in found:

@@ -108,4 +108,3 @@ def _behind_one_another(runs: Sequence[Sequence[Asked]]) -> list[Served]:
             )
         begin_s = max(one.last_s for one in served) + _PAUSE_S
     return served
-

@@ -58,6 +58,8 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     replayed: tuple[Stretch, ...]
     prices: PriceList
     lives: tuple[ReplicaLife, ...] | None = None
+    busy: float | None = None
+    """Share of the time of its replicas in which they had a request, None where that is not known."""
 
     @property
     def requests(self) -> tuple[Asked, ...]:
@@ -75,35 +77,44 @@ def replay(
     notes: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Results:
-    """Return what was recorded, the replay as it is, and each change; nothing is simulated where only prices change.
+    """Return the replay as it is, what was recorded, and each change.
 
     Raises:
         SettingError: a change cannot be tried.
     """
-    setups = {change.name: changed(setup, change) for change in changes}
+    setups = [changed(setup, change) for change in changes]
+    as_is = Tried(AS_IS, tuple(run(setup, ledger, Change(name=AS_IS), seed, progress) for seed in seeds))
     recorded = Tried(RECORDED, tuple(Ran(seed, recorded_figures(ledger), _no_series()) for seed in seeds))
-    if changes and all(change.is_price_only for change in changes):
-        tried = [recorded]
-        for change in changes:
-            figures = recorded_figures(ledger, change)
-            tried.append(Tried(change.name, tuple(Ran(seed, figures, _no_series()) for seed in seeds)))
-        notes = (*notes, "Only prices change: nothing was simulated, the ledger's rows were priced again.")
-    else:
-        as_is = Tried(AS_IS, tuple(run(setup, ledger, Change(name=AS_IS), seed, progress) for seed in seeds))
-        tried = [as_is, recorded]
-        tried += [
-            Tried(change.name, tuple(run(setups[change.name], ledger, change, seed, progress) for seed in seeds))
-            for change in changes
-        ]
-        notes = (*notes, *far(as_is, recorded))
-    figures = [one.figures for each in tried for one in each.runs]
+    others = [
+        Tried(change.name, tuple(run(its, ledger, change, seed, progress) for seed in seeds))
+        for change, its in zip(changes, setups, strict=True)
+    ]
+    return _results((as_is, recorded, *others), title, (*notes, *far(as_is, recorded)))
+
+
+def recorded_only(ledger: Ledger, changes: Sequence[Change], *, title: str = "", notes: Sequence[str] = ()) -> Results:
+    """Return what was recorded, and the same with other prices: exact, without a simulation."""
+    assert all(change.is_price_only for change in changes), "what callers see would change, too"
+    tried = [Tried(RECORDED, (Ran(0, recorded_figures(ledger), _no_series()),))]
+    tried += [Tried(change.name, (Ran(0, recorded_figures(ledger, change), _no_series()),)) for change in changes]
+    exact = "Only prices change: nothing was simulated, the ledger's rows were priced again."
+    return _results(tried, title, (*notes, exact))
+
+
+def _results(tried: Sequence[Tried], title: str, notes: Sequence[str]) -> Results:
+    figures = [
+        {name: value for name, value in one.figures.items() if value or name != "hit_rate"}
+        for each in tried
+        for one in each.runs
+    ]
     return Results(title, "request", present(FIGURES, figures), tuple(tried), tuple(notes))
 
 
 def recorded_figures(ledger: Ledger, change: Change | None = None) -> dict[str, float]:
     """Return what was recorded, with the prices of ``change``."""
     spent = held(ledger.lives, ledger.replayed, change.prices if change else {}) if ledger.lives is not None else None
-    return figures_of(ledger.asked, ledger.requests, sum(costs_of(ledger, change)), spent)
+    found = figures_of(ledger.asked, ledger.requests, sum(costs_of(ledger, change)), spent)
+    return found if ledger.busy is None else {**found, "busy": ledger.busy}
 
 
 def costs_of(ledger: Ledger, change: Change | None = None) -> list[int]:

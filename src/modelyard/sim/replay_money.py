@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from modelyard.domain.books import ReplicaLife
-from modelyard.domain.prices import PriceEntry
+from modelyard.domain.prices import ANY_MODEL, PriceEntry
 from modelyard.policy.pricelist import best, line_price
 from modelyard.policy.pricing import cost, micro_units
 from modelyard.sim.comparison import spread
@@ -13,6 +13,10 @@ from modelyard.sim.recorded import Asked, Stretch
 
 LATE_S = 5.0
 """Whoever waits longer for a first token waits too long (the source's figure)."""
+
+
+UNSEEN_S = 150.0
+"""So long nobody may have seen a replica that still is there."""
 
 
 class PriceList(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,15 +43,13 @@ class PriceList(msgspec.Struct, frozen=True, kw_only=True):
             if entry is None:
                 return 0
             price = entry.price
-        return cost(
-            price, asked.prompt_tokens, asked.cached_tokens, asked.completion_tokens, micro_units(asked.units)
-        )
+        return cost(price, asked.prompt_tokens, asked.cached_tokens, asked.completion_tokens, micro_units(asked.units))
 
 
 def with_prices(prices: PriceList, others: Sequence[PriceEntry]) -> PriceList:
-    """Return a list in which ``others`` come before all that prices the same or less."""
-    if not others:
-        return prices
+    """Return a list with ``others`` instead of what prices the same; one for all models is then the only one of all."""
+    if any(one.model == ANY_MODEL for one in others):
+        return msgspec.structs.replace(prices, entries=tuple(others))
     subjects = {one.subject for one in others}
     kept = tuple(one for one in prices.entries if one.subject not in subjects)
     return msgspec.structs.replace(prices, entries=(*kept, *others))
@@ -60,16 +62,17 @@ class Held(msgspec.Struct, frozen=True):
     gpu_hours: float = 0.0
     nanousd: int = 0
     started: int = 0
-    busy: float | None = None
-    """Share of the time of ready replicas in which they had a request."""
 
 
 def held(lives: Iterable[ReplicaLife], replayed: Sequence[Stretch], prices: Mapping[str, int]) -> Held:
-    """Return what ``lives`` held in these stretches; ``prices`` of kinds, where they are to be others than they were."""
+    """Return what ``lives`` held in these stretches; ``prices`` of kinds, where they are others than they were."""
     hours = gpu_hours = 0.0
     nanousd, started = 0, 0
+    last = replayed[-1].until
     for life in lives:
-        until = life.seen_at if life.ended_at is None else life.ended_at
+        # One that was seen a moment ago is there still: it is written down once a minute.
+        until = last if last - life.seen_at <= UNSEEN_S else life.seen_at
+        until = until if life.ended_at is None else life.ended_at
         its = 0.0
         for one in replayed:
             its += max(0.0, min(until, one.until) - max(life.started_at, one.since)) / 3600

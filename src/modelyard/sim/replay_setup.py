@@ -213,7 +213,7 @@ def _on(setup: Setup, name: str) -> Setup:
     price = setup.prices.get(name, round(new.price_usd * 1e9))
     # What shares one accelerator is of the same bytes on another.
     share = min(1.0, old.memory_gib / new.memory_gib) if setup.accelerators < 1 and old.memory_gib else 1.0
-    accelerators = setup.accelerators * share if setup.accelerators < 1 else float(count)
+    accelerators = setup.accelerators * share if setup.accelerators < 1 and old.memory_gib else float(count)
     return msgspec.structs.replace(setup, releases=releases, kind=name, accelerators=accelerators, nanousd=price)
 
 

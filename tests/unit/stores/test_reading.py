@@ -63,7 +63,7 @@ async def test_tables_of_another_release_are_left_as_they_are(tmp_path: Path) ->
     engine = sa.create_engine(url_of(tmp_path))
     with engine.begin() as connection:
         connection.execute(sa.text("UPDATE alembic_version SET version_num = '0001'"))
-    with pytest.raises(StartupError, match="'0001'.*start the platform with this one first"):
+    with pytest.raises(StartupError, match=r"'0001'.*start the platform with this one first"):
         open_to_read(url_of(tmp_path), timeout_s=1)
     with engine.begin() as connection:
         assert connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar() == "0001"

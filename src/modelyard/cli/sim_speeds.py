@@ -1,0 +1,102 @@
+"""How fast the engines of a replay are, from the best that is known of them, and what that is, in words."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from modelyard.cli.sim_ledger import Case, Part, replicas_at_first
+from modelyard.domain.endpoints import Scaling, Sticky
+from modelyard.policy.engine_model import Speed
+from modelyard.sim.recorded import Asked
+from modelyard.sim.recorded_speed import REQUESTS_MIN, learn
+from modelyard.sim.replay_setup import Release, SettingError, Setup
+
+if TYPE_CHECKING:
+    from modelyard.domain.catalog import ModelVersion
+
+
+def setup_of(case: Case) -> tuple[Setup, list[str]]:
+    """Return the endpoint of a case as it is, and what has to be known of its engines' speeds.
+
+    Raises:
+        SettingError: nothing is known of them.
+    """
+    if not case.parts:
+        raise SettingError(f"{case.name} has no engine of ours to simulate.")
+    requests = case.ledger.requests
+    releases, notes = [], []
+    for part in case.parts:
+        speed, told = _speed(part, case, requests)
+        facts = part.version.facts if part.version else None
+        release = Release(version_id=part.version_id, label=part.label, weight=part.weight, speed=speed, size=part.size)
+        releases.append(release if facts is None else _with_facts(release, part))
+        notes.append(told)
+    replicas = replicas_at_first(case)
+    endpoint = case.endpoint
+    setup = Setup(
+        name=case.name,
+        releases=tuple(releases),
+        # A file says nothing of its endpoint's settings: as many replicas as there were, always.
+        scaling=endpoint.scaling if endpoint else Scaling(min_replicas=replicas, max_replicas=replicas),
+        gateway=case.gateway,
+        replicas=replicas,
+        load_s=case.load_s,
+        kind=case.kind,
+        accelerators=case.accelerators,
+        nanousd=case.nanousd,
+        prices=case.prices,
+        terms=case.terms,
+        has_prefixes=any(one.cached_tokens for one in requests),
+    )
+    if endpoint is not None:
+        import msgspec
+
+        setup = msgspec.structs.replace(
+            setup, autoscale=endpoint.autoscale, is_sticky=endpoint.serving.sticky is not Sticky.NONE
+        )
+    return setup, notes
+
+
+def _with_facts(release: Release, part: Part) -> Release:
+    import msgspec
+
+    assert part.version is not None, "it has facts"
+    return msgspec.structs.replace(release, facts=part.version.facts)
+
+
+def _speed(part: Part, case: Case, requests: Sequence[Asked]) -> tuple[Speed, str]:
+    """Return the speed of a version, and where it is from."""
+    name = part.label or "its engine"
+    own = [one for one in requests if one.version_id == part.version_id]
+    learned = learn(own if len(own) >= REQUESTS_MIN else requests, part.size)
+    if learned is not None:
+        return learned.speed, (
+            f"Speed of {name}: learned from {learned.requests} requests of the ledger, within "
+            f"{learned.judged.worst:.0%} on the half that it was not learned from: {in_words(learned.speed)}."
+        )
+    if part.version is not None and (found := _roofline(part.version, case, requests)) is not None:
+        return found, f"Speed of {name}: by the data sheet of {case.kind}, not measured: {in_words(found)}."
+    raise SettingError(
+        f"{case.name}: fewer than {REQUESTS_MIN} requests ended well, and nothing says how fast {name} is on "
+        f"{case.kind}. Replay a longer time."
+    )
+
+
+def _roofline(version: "ModelVersion", case: Case, requests: Sequence[Asked]) -> Speed | None:
+    """Return what data sheets say, None where the model or the hardware is not known."""
+    from modelyard.policy.hardware import KINDS
+    from modelyard.policy.roofline import iteration, weights_of
+
+    facts, kind = version.facts, KINDS.get(case.kind)
+    if kind is None or not (facts.parameters or facts.weights_bytes):
+        return None
+    count = max(1, round(case.accelerators))
+    context = sum(one.prompt_tokens + one.completion_tokens for one in requests) // max(1, len(requests))
+    return iteration(facts, weights_of(facts, None), None, kind, count, context)
+
+
+def in_words(speed: Speed) -> str:
+    """Return the four numbers."""
+    return (
+        f"{speed.step_s * 1000:.3g} ms a step + {speed.request_s * 1000:.3g} ms a request + "
+        f"{speed.prefill_token_s * 1e6:.3g} µs a prompt token + {speed.kv_token_s * 1e9:.3g} ns a token held"
+    )
