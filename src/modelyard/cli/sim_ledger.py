@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from modelyard.domain.endpoints import Endpoint
     from modelyard.domain.usage import UsageRow
     from modelyard.engines import Engines, Settings
+    from modelyard.policy.engine_model import Speed
 
 CHUNK_TOKENS = 2048
 """vLLM's token budget of an iteration, for an engine that says nothing of its own."""
@@ -40,7 +41,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     label: str = ""
     weight: int = 100
     size: Size
-    is_size_known: bool = True
+    fitted: "Speed | None" = None
+    """What the controller measured while it ran."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +54,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: "Endpoint | None" = None
     load_s: float = LOAD_S
     gateway: Gateways = Gateways()
-    kind: str = "cpu"
+    kind: str = ""
+    """Of its accelerators; "": not known."""
     accelerators: float = 1.0
     nanousd: int = 0
     """Of one whole accelerator, an hour."""
@@ -67,6 +70,9 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[str, ...]
     replayed: tuple[Stretch, ...]
     limit: int
+    kind: str = ""
+    """On what it runs, as whoever asks says: comes before what is recorded."""
+    accelerators: float = 1.0
 
     def over(self) -> Failure:
         """Return why so many are not read."""
@@ -144,7 +150,7 @@ async def _cases(
     since, until = wanted.replayed[0].since, wanted.replayed[-1].until
     lives = await stores.books.lives(since=since, until=until)
     hours = await stores.books.hours(since=int(since // 3600 * 3600), until=ceil(until))
-    loads = await stores.control.observed_loads()
+    loads, fits = await stores.control.observed_loads(), await stores.control.engine_fits()
     kept_since = await stores.usage.kept_since()
     terms = {one.id: Terms(weight=one.weight, band=BANDS.index(one.plan)) for one in await stores.control.tenants()}
     prices = PriceList(
@@ -157,7 +163,7 @@ async def _cases(
     for id, asked in groups.items():
         endpoint = endpoints.get(id)
         notes = list(_notes(asked, endpoint, endpoints, kept_since, since))
-        parts = _parts(endpoint, versions, stores.engines, notes) if endpoint else []
+        parts = _parts(endpoint, versions, fits, stores.engines, notes) if endpoint else []
         mine = tuple(one for one in lives if one.endpoint_id == id)
         present_s = sum(one.present_s for one in hours if one.endpoint_id == id)
         busy_s = sum(one.busy_s for one in hours if one.endpoint_id == id)
@@ -179,7 +185,7 @@ async def _cases(
             terms=terms,
             notes=tuple(notes),
         )
-        found.append(_placed(case))
+        found.append(_placed(case, wanted))
     return sorted(found, key=lambda one: -len(one.ledger.asked))
 
 
@@ -191,10 +197,12 @@ def _lived(replayed: tuple[Stretch, ...], endpoint: "Endpoint | None") -> tuple[
     return (msgspec.structs.replace(first, since=float(endpoint.created_at)),)
 
 
-def _placed(case: Case) -> Case:
-    """Return a case with what a replica of it holds: that of the latest, else what its version asks for."""
+def _placed(case: Case, wanted: Wanted) -> Case:
+    """Return a case with what a replica of it holds: as is said, that of the latest, or what its version asks for."""
     from modelyard.policy.hardware import KINDS
 
+    if wanted.kind:
+        return _as_said(case, wanted)
     lives = case.ledger.lives
     latest = max(lives, key=lambda one: one.started_at, default=None) if lives else None
     if latest is not None and latest.accelerators > 0:
@@ -206,6 +214,16 @@ def _placed(case: Case) -> Case:
     known = KINDS.get(version.gpu_type)
     price = case.prices.get(version.gpu_type, round(known.price_usd * 1e9) if known else 0)
     return msgspec.structs.replace(case, kind=version.gpu_type, accelerators=float(version.gpu_count), nanousd=price)
+
+
+def _as_said(case: Case, wanted: Wanted) -> Case:
+    from modelyard.policy.hardware import KINDS
+
+    if wanted.kind not in KINDS:
+        known = ", ".join(sorted(KINDS))
+        raise Failure(f"Nothing is known of '{wanted.kind}'; --runs-on takes: {known}.", Exit.USAGE)
+    price = case.prices.get(wanted.kind, round(KINDS[wanted.kind].price_usd * 1e9))
+    return msgspec.structs.replace(case, kind=wanted.kind, accelerators=wanted.accelerators, nanousd=price)
 
 
 def _notes(
@@ -235,7 +253,11 @@ def _notes(
 
 
 def _parts(
-    endpoint: "Endpoint", versions: Mapping[str, "ModelVersion"], engines: "Engines", notes: list[str]
+    endpoint: "Endpoint",
+    versions: Mapping[str, "ModelVersion"],
+    fits: Mapping[str, bytes],
+    engines: "Engines",
+    notes: list[str],
 ) -> list[Part]:
     found = []
     for release in endpoint.releases:
@@ -260,10 +282,20 @@ def _parts(
                 label=f"{version.name}@{version.version}",
                 weight=release.weight,
                 size=size,
-                is_size_known=settings is not None,
+                fitted=_fitted(fits.get(version.id)),
             )
         )
     return found
+
+
+def _fitted(text: bytes | None) -> "Speed | None":
+    from modelyard.policy.engine_model import decode
+
+    try:
+        model = decode(text) if text is not None else None
+    except ValueError:
+        return None
+    return model.speed if model is not None and model.is_known else None
 
 
 def _settings(version: "ModelVersion", engines: "Engines") -> "Settings | None":
@@ -329,9 +361,7 @@ def _rows(file: Path) -> Iterable["UsageRow"]:
 def _of_rows(asked: Sequence[Asked], wanted: Wanted) -> Case:
     slots = _most_at_once(asked)
     version_id = Counter(one.version_id for one in asked).most_common(1)[0][0]
-    part = Part(
-        version_id=version_id or "ver", label=version_id, size=Size(slots, CHUNK_TOKENS, 0), is_size_known=False
-    )
+    part = Part(version_id=version_id or "ver", label=version_id, size=Size(slots, CHUNK_TOKENS, 0))
     left = sum(not one.is_replayable for one in asked)
     notes = [f"From the rows alone: {slots} requests at once on a replica are the most there were (set engine.slots)."]
     if left:
@@ -339,14 +369,18 @@ def _of_rows(asked: Sequence[Asked], wanted: Wanted) -> Case:
     ledger = Ledger(
         asked=tuple(asked), replayed=wanted.replayed, prices=PriceList(entries=(), factor_micro=500_000), lives=None
     )
-    return Case(name=asked[-1].model, ledger=ledger, parts=(part,), notes=tuple(notes))
+    case = Case(name=asked[-1].model, ledger=ledger, parts=(part,), notes=tuple(notes))
+    return _as_said(case, wanted) if wanted.kind else case
 
 
 def _most_at_once(asked: Sequence[Asked]) -> int:
     """Return how many requests were on one replica at once, of any."""
     changes: dict[str, list[tuple[float, int]]] = {}
+    first = [one.ttft_s for one in asked if one.ttft_s is not None]
+    usual_s = median(first) if first else 0.0
     for one in asked:
-        begun_s = one.at_s + max(0.0, (one.ttft_s or 0.0) - 1.0)  # in line is not on it
+        # What a first token takes longer than usual was spent in line, and not on it.
+        begun_s = one.at_s + max(0.0, (one.ttft_s or 0.0) - usual_s)
         changes.setdefault(one.replica_id, []).extend(((begun_s, 1), (one.at_s + one.latency_s, -1)))
     most = 1
     for its in changes.values():

@@ -41,6 +41,7 @@ _OPTIONS = (
         metavar="FILE",
         help="Replay what 'usage export' wrote (CSV or JSON lines), without a database.",
     ),
+    click.option("--runs-on", metavar="KIND", help="Accelerators of a replica now, like l4 or 2xh100; for --usage."),
     click.option("--sample", metavar="PERCENT", help="Replay the first 10% … of each hour."),
     click.option(
         "--limit", type=click.IntRange(1), default=LIMIT, show_default=True, help="Most requests to replay at once."
@@ -82,7 +83,7 @@ def replay_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 REPLAY_NAMES = (
-    "since", "until", "last_s", "endpoints", "usage_file", "sample", "limit", "settings", "hardware", "prices",
+    "since", "until", "last_s", "endpoints", "usage_file", "runs_on", "sample", "limit", "settings", "hardware", "prices",
     "token_prices", "traffic", "variants_file", "data_dir", "config",
 )  # fmt: skip
 """What the options are called as parameters of a command."""
@@ -120,7 +121,7 @@ def replay_ledger(*, forms: Forms, seeds: int, **given: Any) -> None:
         except SettingError as error:
             progress.clear()
             if len(cases) == 1 or case.parts:
-                raise Failure(f"{error}"[:1].upper() + f"{error}"[1:], Exit.USAGE) from error
+                raise Failure(f"This cannot be tried: {error}", Exit.USAGE) from error
             remark(f"{case.name} is left out: {error}")
             continue
         found.append(results)
@@ -192,7 +193,21 @@ def _wanted(given: Mapping[str, Any], since: float, until: float) -> "Wanted":
     from modelyard.sim.recorded import stretches
 
     share = _percent(given["sample"]) if given["sample"] else 1.0
-    return Wanted(names=tuple(given["endpoints"]), replayed=tuple(stretches(since, until, share)), limit=given["limit"])
+    kind, count = _hardware(given["runs_on"]) if given["runs_on"] else ("", 1.0)
+    return Wanted(
+        names=tuple(given["endpoints"]),
+        replayed=tuple(stretches(since, until, share)),
+        limit=given["limit"],
+        kind=kind,
+        accelerators=count,
+    )
+
+
+def _hardware(text: str) -> tuple[str, float]:
+    match = re.fullmatch(r"(?:(\d+) ?x ?)?([a-z][a-z0-9]*)", text.strip().lower())
+    if match is None:
+        raise click.UsageError(f"'{text}' is no hardware; write --runs-on h100 or 2xh100.")
+    return match[2], float(match[1] or 1)
 
 
 def _percent(text: str) -> float:

@@ -3,11 +3,15 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from modelyard.cli.sim_ledger import Case, Part, replicas_at_first
 from modelyard.domain.endpoints import Scaling, Sticky
+from modelyard.domain.facts import ModelFacts
 from modelyard.policy.engine_model import Speed
 from modelyard.sim.recorded import Asked
-from modelyard.sim.recorded_speed import REQUESTS_MIN, learn
+from modelyard.sim.recorded_speed import REQUESTS_MIN, judge, learn
+from modelyard.sim.replay import FAR
 from modelyard.sim.replay_setup import Release, SettingError, Setup
 
 if TYPE_CHECKING:
@@ -26,9 +30,15 @@ def setup_of(case: Case) -> tuple[Setup, list[str]]:
     releases, notes = [], []
     for part in case.parts:
         speed, told = _speed(part, case, requests)
-        facts = part.version.facts if part.version else None
-        release = Release(version_id=part.version_id, label=part.label, weight=part.weight, speed=speed, size=part.size)
-        releases.append(release if facts is None else _with_facts(release, part))
+        release = Release(
+            version_id=part.version_id,
+            label=part.label,
+            weight=part.weight,
+            speed=speed,
+            size=part.size,
+            facts=part.version.facts if part.version else ModelFacts(),
+        )
+        releases.append(release)
         notes.append(told)
     replicas = replicas_at_first(case)
     endpoint = case.endpoint
@@ -48,36 +58,38 @@ def setup_of(case: Case) -> tuple[Setup, list[str]]:
         has_prefixes=any(one.cached_tokens for one in requests),
     )
     if endpoint is not None:
-        import msgspec
-
         setup = msgspec.structs.replace(
             setup, autoscale=endpoint.autoscale, is_sticky=endpoint.serving.sticky is not Sticky.NONE
         )
     return setup, notes
 
 
-def _with_facts(release: Release, part: Part) -> Release:
-    import msgspec
-
-    assert part.version is not None, "it has facts"
-    return msgspec.structs.replace(release, facts=part.version.facts)
-
-
 def _speed(part: Part, case: Case, requests: Sequence[Asked]) -> tuple[Speed, str]:
-    """Return the speed of a version, and where it is from."""
+    """Return the speed of a version, and where it is from: measured, else learned from the ledger, else expected."""
     name = part.label or "its engine"
     own = [one for one in requests if one.version_id == part.version_id]
-    learned = learn(own if len(own) >= REQUESTS_MIN else requests, part.size)
+    own = own if len(own) >= REQUESTS_MIN else list(requests)
+    measured = judge(part.fitted, own, part.size) if part.fitted is not None else None
+    if part.fitted is not None and (measured is None or measured.judged.worst <= FAR):
+        seen = f", within {measured.judged.worst:.0%} on {measured.requests} requests of the ledger" if measured else ""
+        return part.fitted, f"Speed of {name}: as the controller measured it while it ran{seen}: {_text(part.fitted)}."
+    learned = learn(own, part.size)
+    if learned is not None and measured is not None and measured.judged.worst <= learned.judged.worst:
+        return measured.speed, (
+            f"Speed of {name}: as the controller measured it while it ran, {measured.judged.worst:.0%} off on "
+            f"{measured.requests} requests of the ledger: {_text(measured.speed)}."
+        )
     if learned is not None:
+        other = f" (What the controller measured is {measured.judged.worst:.0%} off.)" if measured else ""
         return learned.speed, (
             f"Speed of {name}: learned from {learned.requests} requests of the ledger, within "
-            f"{learned.judged.worst:.0%} on the half that it was not learned from: {in_words(learned.speed)}."
+            f"{learned.judged.worst:.0%} on the half that it was not learned from: {_text(learned.speed)}.{other}"
         )
     if part.version is not None and (found := _roofline(part.version, case, requests)) is not None:
-        return found, f"Speed of {name}: by the data sheet of {case.kind}, not measured: {in_words(found)}."
+        return found, f"Speed of {name}: by the data sheet of {case.kind}, not measured: {_text(found)}."
     raise SettingError(
         f"{case.name}: fewer than {REQUESTS_MIN} requests ended well, and nothing says how fast {name} is on "
-        f"{case.kind}. Replay a longer time."
+        f"{case.kind or 'its hardware'}. Replay a longer time."
     )
 
 
@@ -94,7 +106,7 @@ def _roofline(version: "ModelVersion", case: Case, requests: Sequence[Asked]) ->
     return iteration(facts, weights_of(facts, None), None, kind, count, context)
 
 
-def in_words(speed: Speed) -> str:
+def _text(speed: Speed) -> str:
     """Return the four numbers."""
     return (
         f"{speed.step_s * 1000:.3g} ms a step + {speed.request_s * 1000:.3g} ms a request + "

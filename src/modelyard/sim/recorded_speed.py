@@ -29,7 +29,7 @@ _PAUSE_S = 1.0
 
 
 class Learned(msgspec.Struct, frozen=True):
-    """A speed, and how far a replay with it is off on the requests that it was not learned from."""
+    """A speed, and how far a replay with it is off on requests that it was not learned from."""
 
     speed: Speed
     requests: int
@@ -47,12 +47,27 @@ class Size(msgspec.Struct, frozen=True):
 
 def learn(asked: Sequence[Asked], size: Size) -> Learned | None:
     """Return the speed of the engines that answered ``asked`` (of one version, in order); None where they are few."""
+    run = _run_of(asked, size)
+    return None if run is None else _judged(run, fit(run, learn_from=lambda place: place % 2 == 0))
+
+
+def judge(speed: Speed, asked: Sequence[Asked], size: Size) -> Learned | None:
+    """Return how far a speed that is known otherwise is off on the same requests; None where they are few."""
+    run = _run_of(asked, size)
+    return None if run is None else _judged(run, speed)
+
+
+def _judged(run: Recorded, speed: Speed) -> Learned:
+    return Learned(speed, len(run.served), compare(replay(spec_of(run, speed), run.served), run.served, judged=_is_odd))
+
+
+def _run_of(asked: Sequence[Asked], size: Size) -> Recorded | None:
     served = _behind_one_another(_runs(asked))
     if len(served) < REQUESTS_MIN:
         return None
     blocks = size.kv_tokens // BLOCK_TOKENS
     longest = max(ceil((one.prompt_tokens + one.output_tokens) / BLOCK_TOKENS) for one in served)
-    run = Recorded(
+    return Recorded(
         name="ledger",
         model="",
         max_num_seqs=size.slots,
@@ -61,8 +76,6 @@ def learn(asked: Sequence[Asked], size: Size) -> Learned | None:
         data_parallel=1,
         served=tuple(served),
     )
-    speed = fit(run, learn_from=lambda place: place % 2 == 0)
-    return Learned(speed, len(served), compare(replay(spec_of(run, speed), served), served, judged=_is_odd))
 
 
 def _is_odd(place: int) -> bool:

@@ -82,14 +82,12 @@ def replay(
     Raises:
         SettingError: a change cannot be tried.
     """
-    setups = [changed(setup, change) for change in changes]
-    as_is = Tried(AS_IS, tuple(run(setup, ledger, Change(name=AS_IS), seed, progress) for seed in seeds))
+    setups = [(change, changed(setup, change)) for change in (Change(name=AS_IS), *changes)]
     recorded = Tried(RECORDED, tuple(Ran(seed, recorded_figures(ledger), _no_series()) for seed in seeds))
-    others = [
-        Tried(change.name, tuple(run(its, ledger, change, seed, progress) for seed in seeds))
-        for change, its in zip(changes, setups, strict=True)
-    ]
-    return _results((as_is, recorded, *others), title, (*notes, *far(as_is, recorded)))
+    as_is, *tried = (
+        Tried(change.name, tuple(run(its, ledger, change, seed, progress) for seed in seeds)) for change, its in setups
+    )
+    return _results((as_is, recorded, *tried), title, (*notes, *far(as_is, recorded)))
 
 
 def recorded_only(ledger: Ledger, changes: Sequence[Change], *, title: str = "", notes: Sequence[str] = ()) -> Results:
@@ -170,7 +168,7 @@ def _figures(
     spent, busy = _held(world, length_s(ledger.replayed), setup)
     written = sum(asked.completion_tokens for asked, _ in done)
     read = sum(one.arrival.prompt_tokens for _, one in done)
-    return {
+    found = {
         "requests": float(len(ended)),
         "prompt_tokens": float(read),
         "written_tokens": float(written),
@@ -183,11 +181,12 @@ def _figures(
         "hit_rate": sum(one.cached_tokens for _, one in done) / max(1, read),
         "cold_starts": float(spent.started),
         "replica_hours": spent.replica_hours,
-        "gpu_hours": spent.gpu_hours,
         "revenue_usd": earned / 1e9,
         "busy": busy,
-        **money(spent.nanousd, earned, read + written),
     }
+    if setup.kind:
+        found |= {"gpu_hours": spent.gpu_hours, **money(spent.nanousd, earned, read + written)}
+    return found
 
 
 def _held(world: World, window_s: float, setup: Setup) -> tuple[Held, float]:

@@ -49,8 +49,8 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """An endpoint as it is, or as it is to be tried. ``replicas``: how many it has at first.
 
-    ``kind`` and ``accelerators`` are of one replica (0.25: a quarter of one), ``nanousd`` is what one of that kind
-    costs in an hour, ``prices`` the same of other kinds.
+    ``kind`` ("": not known) and ``accelerators`` are of one replica (0.25: a quarter of one), ``nanousd`` is what one of
+    that kind costs in an hour, ``prices`` the same of other kinds.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     gateway: Gateways = Gateways()
     replicas: int = 1
     load_s: float = 60.0
-    kind: str = "cpu"
+    kind: str = ""
     accelerators: float = 1.0
     nanousd: int = 0
     prices: Mapping[str, int] = {}
@@ -206,7 +206,7 @@ def _on(setup: Setup, name: str) -> Setup:
     if name not in KINDS:
         raise SettingError(f"nothing is known of '{name}'; known: {', '.join(sorted(KINDS))}.")
     if setup.kind not in KINDS:
-        raise SettingError(f"nothing is known of '{setup.kind}', on which {setup.name} runs now.")
+        raise SettingError(f"on what {setup.name} runs now is not known ('{setup.kind}'): say it with --runs-on.")
     old, new = KINDS[setup.kind], KINDS[name]
     count = max(1, round(setup.accelerators))
     releases = tuple(_release_on(one, old, new, count) for one in setup.releases)
