@@ -15,7 +15,7 @@ import msgspec
 from modelyard.domain.books import ReplicaLife
 from modelyard.sim.comparison import spread
 from modelyard.sim.recorded import Asked, Stretch, Traffic, length_s, traffic
-from modelyard.sim.replay_money import LATE_S, Held, PriceList, figures_of, held, money, with_prices
+from modelyard.sim.replay_money import LATE_S, Held, PriceList, figures_of, held, money
 from modelyard.sim.replay_setup import Change, Setup, changed, world_of
 from modelyard.sim.requests import Request
 from modelyard.sim.results import Column, Figure, Ran, Results, Tried, present
@@ -119,8 +119,7 @@ def costs_of(ledger: Ledger, change: Change | None = None) -> list[int]:
     """Return what each row brings: as it was billed, or by the prices of ``change`` where it has some."""
     if change is None or not change.token_prices:
         return [one.cost_nanousd for one in ledger.asked]
-    prices = with_prices(ledger.prices, change.token_prices)
-    return [prices.cost(one) for one in ledger.asked]
+    return [ledger.prices.cost(one, change.token_prices) for one in ledger.asked]
 
 
 def run(setup: Setup, ledger: Ledger, change: Change, seed: int, progress: Progress | None = None) -> Ran:

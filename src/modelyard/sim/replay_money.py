@@ -6,8 +6,8 @@ import msgspec
 
 from modelyard.domain.books import ReplicaLife
 from modelyard.domain.prices import ANY_MODEL, PriceEntry
-from modelyard.policy.pricelist import best, line_price
-from modelyard.policy.pricing import cost, micro_units
+from modelyard.policy.pricelist import best
+from modelyard.policy.pricing import batch_price, cost, micro_units
 from modelyard.sim.comparison import spread
 from modelyard.sim.recorded import Asked, Stretch
 
@@ -26,33 +26,28 @@ class PriceList(msgspec.Struct, frozen=True, kw_only=True):
     factor_micro: int
     labels: Mapping[str, str] = {}
 
-    def cost(self, asked: Asked) -> int:
-        """Return nano-dollars of a request, by the entry that was in force when it came."""
-        if not asked.is_charged:
-            return 0
-        subject = {
-            "tenant_id": asked.tenant_id,
-            "model": asked.model,
-            "version": self.labels.get(asked.version_id, ""),
-            "now_unix_s": asked.at_s,
-        }
-        if asked.is_batch:
-            price = line_price(self.entries, factor_micro=self.factor_micro, **subject)  # type: ignore[arg-type]
-        else:
-            entry = best(self.entries, **subject)  # type: ignore[arg-type]
-            if entry is None:
-                return 0
-            price = entry.price
+    def cost(self, asked: Asked, others: Sequence[PriceEntry]) -> int:
+        """Return nano-dollars of a request with ``others`` instead of what prices the same.
+
+        By the entry that was in force when it came; one that ``others`` do not reach brings what was billed.
+        """
+        entry = best(
+            self._with(others),
+            tenant_id=asked.tenant_id,
+            model=asked.model,
+            version=self.labels.get(asked.version_id, ""),
+            now_unix_s=asked.at_s,
+        )
+        if entry not in others or not asked.is_charged:
+            return asked.cost_nanousd
+        price = batch_price(entry.price, self.factor_micro) if asked.is_batch else entry.price
         return cost(price, asked.prompt_tokens, asked.cached_tokens, asked.completion_tokens, micro_units(asked.units))
 
-
-def with_prices(prices: PriceList, others: Sequence[PriceEntry]) -> PriceList:
-    """Return a list with ``others`` instead of what prices the same; one for all models is then the only one of all."""
-    if any(one.model == ANY_MODEL for one in others):
-        return msgspec.structs.replace(prices, entries=tuple(others))
-    subjects = {one.subject for one in others}
-    kept = tuple(one for one in prices.entries if one.subject not in subjects)
-    return msgspec.structs.replace(prices, entries=(*kept, *others))
+    def _with(self, others: Sequence[PriceEntry]) -> Sequence[PriceEntry]:
+        if any(one.model == ANY_MODEL for one in others):
+            return others  # one for all models is then the only one of all
+        subjects = {one.subject for one in others}
+        return [*(one for one in self.entries if one.subject not in subjects), *others]
 
 
 class Held(msgspec.Struct, frozen=True):
