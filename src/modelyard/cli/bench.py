@@ -236,7 +236,8 @@ def _measure(target: "Target", levels: "list[Level]", given: Item) -> tuple[Item
 
 
 def _asks(given: Item) -> "Iterator[Ask]":
-    from modelyard.loadtest.workload import Made, asks_of, asks_of_file, lengths_of
+    from modelyard.domain.lengths import lengths_of
+    from modelyard.loadtest.workload import Made, asks_of, asks_of_file
 
     context = click.get_current_context()
     is_length_given = context.get_parameter_source("output_tokens") is click.core.ParameterSource.COMMANDLINE

@@ -20,7 +20,7 @@ NAMES = {"name": "model_name", "artifact": "model_artifact", "engine": "framewor
 """What a file calls otherwise than the API does; the API's own names are taken too."""
 
 _KEY = r"(?:[A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*')"
-_TABLE = re.compile(rf"\s*\[\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*\]")
+_TABLE = re.compile(rf"\s*\[(\[)?\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*\]")
 _ENTRY = re.compile(rf"\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*=")
 _PARAM = re.compile(r"(?:^|(?<=[.;] ))([^\s:;]+): ")
 
@@ -59,7 +59,7 @@ def read_endpoint_file(file: Path) -> tuple[Item, dict[str, int]]:
     if artifact := named.get("model_artifact"):
         named["model_artifact"] = _from(file.parent, str(artifact))
     if faults:
-        message = f"{file}: {_listed(faults, lines)} See docs/how-to/deploy-a-model.md."
+        message = f"{file}: {listed(faults, lines)} See docs/how-to/deploy-a-model.md."
         raise FaultyFile(message, named, lines)
     return named, lines
 
@@ -73,22 +73,36 @@ def with_lines(
     """
     what, found = _faults_in(error.message, lines)
     faults = [fault for fault in found if fault[0] not in untold]
-    message = f"{file}: {what}{_listed(faults, lines) if faults else ''}"
+    message = f"{file}: {what}{listed(faults, lines) if faults else ''}"
     return Refused(message, status=error.status, code=error.code, request_id=error.request_id)
 
 
 def lines_of_toml(text: str) -> dict[str, int]:
-    """Return the line of each key and table by its dotted path."""
+    """Return the line of each key and table by its dotted path; tables of one array are ``name[0]``, ``name[1]``."""
     lines: dict[str, int] = {}
     table = ""
+    arrays: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if match := _TABLE.match(line):
-            table = _path(match[1])
+            table = _placed(_path(match[2]), arrays, is_array=bool(match[1]))
             lines.setdefault(table, number)
         elif match := _ENTRY.match(line):
             path = _path(match[1])
             lines.setdefault(f"{table}.{path}" if table else path, number)
     return lines
+
+
+def _placed(path: str, arrays: dict[str, int], *, is_array: bool) -> str:
+    """Return a table's path with the places of the arrays that it is in, of which it may begin the next."""
+    found = ""
+    steps = path.split(".")
+    for at, step in enumerate(steps):
+        found = f"{found}.{step}" if found else step
+        if is_array and at == len(steps) - 1:
+            arrays[found] = arrays.get(found, -1) + 1
+        if found in arrays:
+            found = f"{found}[{arrays[found]}]"
+    return found
 
 
 def lines_of_json(text: str) -> dict[str, int]:
@@ -159,7 +173,7 @@ def _faults_in(message: str, lines: Mapping[str, int]) -> tuple[str, list[tuple[
     return message[: found[0].start()] if found else message, faults
 
 
-def _listed(faults: list[tuple[str, str]], lines: Mapping[str, int]) -> str:
+def listed(faults: list[tuple[str, str]], lines: Mapping[str, int]) -> str:
     """Return ``line 7, name: why; …`` in the order of the lines; what the file lacks comes last."""
     ours = {theirs: mine for mine, theirs in NAMES.items()}
     placed = sorted(
@@ -172,11 +186,12 @@ def _listed(faults: list[tuple[str, str]], lines: Mapping[str, int]) -> str:
 
 def _line_of(param: str, lines: Mapping[str, int]) -> int:
     """Return the line of the nearest key that the file has, 0 where it has none."""
-    steps = re.sub(r"\[\d+\]", "", param).split(".")
-    while steps:
-        if line := lines.get(".".join(steps)):
-            return line
-        steps.pop()
+    for path in (param, re.sub(r"\[\d+\]", "", param)):
+        steps = path.split(".")
+        while steps:
+            if line := lines.get(".".join(steps)):
+                return line
+            steps.pop()
     return 0
 
 

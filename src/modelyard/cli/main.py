@@ -27,6 +27,7 @@ _COMMANDS = {
     "models": "List, inspect, convert, upload and remove models.",
     "fit": "Say what fits a model: precision, accelerators, speed, price.",
     "bench": "Measure an endpoint under load.",
+    "sim": "Simulate: other policies, hardware, traffic.",
     "nodes": "List nodes, what runs on their accelerators, and what is free.",
     "pools": "List, set and remove warm pools of loaded models.",
     "run": "Chat with a model.",

@@ -75,20 +75,24 @@ def show(results: "Results", asked: Asked) -> None:
     else:
         _show_table(results)
     if asked.html is not None or asked.pictures is not None:
-        from modelyard.cli.sim_pictures import draw, page
-
-        pictures = draw(results)
         try:
-            if asked.pictures is not None:
-                asked.pictures.mkdir(parents=True, exist_ok=True)
-                for name, svg in pictures.items():
-                    (asked.pictures / f"{name}.svg").write_text(svg, "utf-8")
-                remark(f"{len(pictures)} pictures are in {asked.pictures}.")
-            if asked.html is not None:
-                asked.html.write_text(page(results, pictures, *cells(results)), "utf-8")
-                remark(f"The page is {asked.html}.")
+            _draw(results, asked)
         except OSError as error:
             raise Failure(f"Cannot write {error.filename}: {error.strerror}.") from error
+
+
+def _draw(results: "Results", asked: Asked) -> None:
+    from modelyard.cli.sim_pictures import draw, page
+
+    pictures = draw(results)
+    if asked.pictures is not None:
+        asked.pictures.mkdir(parents=True, exist_ok=True)
+        for name, svg in pictures.items():
+            (asked.pictures / f"{name}.svg").write_text(svg, "utf-8")
+        remark(f"{len(pictures)} pictures are in {asked.pictures}.")
+    if asked.html is not None:
+        asked.html.write_text(page(results, pictures, *cells(results)), "utf-8")
+        remark(f"The page is {asked.html}.")
 
 
 def _show_table(results: "Results") -> None:
@@ -114,6 +118,8 @@ def cells(results: "Results") -> tuple[list[str], list[list[str]]]:
         headings += [other.name, "+/-"]
     rows = []
     for figure in results.figures:
+        if figure.unit == "count" and not any(any(tried.values(figure.key)) for tried in results.tried):
+            continue  # nobody asks how often nothing happened
         row = [f"{figure.label}{_UNITS[figure.unit]}", _cell(first, figure)]
         for other in others:
             row += [_cell(other, figure), _difference(first, other, figure)]

@@ -8,7 +8,7 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from modelyard.cli.exits import Failure
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _COLOURS = ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#cf222e", "#9a6700", "#57606a", "#0550ae")
 _GREY = "#57606a"
 _SIZE = (7.0, 2.9)
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 9,
     "font.family": "sans-serif",
     "svg.fonttype": "none",

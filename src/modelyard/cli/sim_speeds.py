@@ -85,7 +85,7 @@ def _speed(part: Part, case: Case, requests: Sequence[Asked]) -> tuple[Speed, st
             f"Speed of {name}: learned from {learned.requests} requests of the ledger, within "
             f"{learned.judged.worst:.0%} on the half that it was not learned from: {_text(learned.speed)}.{other}"
         )
-    if part.version is not None and (found := _roofline(part.version, case, requests)) is not None:
+    if part.version is not None and (found := _roofline(part.version, case)) is not None:
         return found, f"Speed of {name}: by the data sheet of {case.kind}, not measured: {_text(found)}."
     raise SettingError(
         f"{case.name}: fewer than {REQUESTS_MIN} requests ended well, and nothing says how fast {name} is on "
@@ -93,17 +93,21 @@ def _speed(part: Part, case: Case, requests: Sequence[Asked]) -> tuple[Speed, st
     )
 
 
-def _roofline(version: "ModelVersion", case: Case, requests: Sequence[Asked]) -> Speed | None:
+def _roofline(version: "ModelVersion", case: Case) -> Speed | None:
     """Return what data sheets say, None where the model or the hardware is not known."""
-    from modelyard.policy.hardware import KINDS
-    from modelyard.policy.roofline import iteration, weights_of
+    from modelyard.policy.hardware import GIB, KINDS
+    from modelyard.sim.hardware import Place, estimate
 
     facts, kind = version.facts, KINDS.get(case.kind)
     if kind is None or not (facts.parameters or facts.weights_bytes):
         return None
     count = max(1, round(case.accelerators))
-    context = sum(one.prompt_tokens + one.completion_tokens for one in requests) // max(1, len(requests))
-    return iteration(facts, weights_of(facts, None), None, kind, count, context)
+    # It runs there, so that it fits: of a CPU's memory nothing is known.
+    room = 0.0 if kind.memory_gib else 2 * (facts.weights_bytes or 2 * facts.parameters) / GIB + 1
+    try:
+        return estimate(facts, "", Place(case.kind, count, room)).speed
+    except ValueError:
+        return None
 
 
 def _text(speed: Speed) -> str:

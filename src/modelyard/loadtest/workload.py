@@ -1,12 +1,13 @@
 """What is asked: prompts of a length, answers of a length, or the lines of a file."""
 
 import random
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from modelyard.domain.lengths import TOKENS_MAX, Lengths
 
 _WORDS = [
     "time",
@@ -106,50 +107,7 @@ _WORDS = [
     "field",
 ]
 """Short words, which common tokenizers make one token of, each with the blank before it."""
-TOKENS_MAX = 1_000_000
 _LINES_MAX = 1_000_000
-
-
-class Lengths(msgspec.Struct, frozen=True):
-    """A distribution of lengths: ``512``, ``uniform:100:900``, ``normal:512:128`` or ``lognormal:512:0.6``."""
-
-    kind: str
-    first: float
-    second: float = 0.0
-
-    @property
-    def mean(self) -> float:
-        """The length that is meant."""
-        return (self.first + self.second) / 2 if self.kind == "uniform" else self.first
-
-    def draw(self, generator: random.Random) -> int:
-        """Return a length, at least 1."""
-        match self.kind:
-            case "uniform":
-                drawn = generator.uniform(self.first, self.second)
-            case "normal":
-                drawn = generator.gauss(self.first, self.second)
-            case "lognormal":  # the first is the median
-                drawn = self.first * generator.lognormvariate(0.0, self.second)
-            case _:
-                drawn = self.first
-        return min(max(1, round(drawn)), TOKENS_MAX)
-
-
-def lengths_of(text: str) -> Lengths:
-    """Return what ``text`` says.
-
-    Raises:
-        ValueError: it says nothing that is known.
-    """
-    kind, *numbers = text.split(":") if ":" in text else ("constant", text)
-    wanted = {"constant": 1, "uniform": 2, "normal": 2, "lognormal": 2}.get(kind, -1)
-    if len(numbers) != wanted or not all(re.fullmatch(r"\d{1,7}(\.\d{1,6})?", number) for number in numbers):
-        raise ValueError(f"'{text}' is no length; write 512, uniform:100:900, normal:512:128 or lognormal:512:0.6")
-    found = Lengths(kind, *map(float, numbers))
-    if found.first < 1 or (kind == "uniform" and found.second < found.first):
-        raise ValueError(f"'{text}' is no length: it begins below 1, or ends before it begins")
-    return found
 
 
 class Ask(msgspec.Struct, frozen=True):

@@ -10,7 +10,6 @@ import msgspec
 
 from modelyard.domain.attention import kv_bytes
 from modelyard.domain.facts import ModelFacts
-from modelyard.policy.engine_model import Speed as Iteration
 from modelyard.policy.hardware import Kind
 from modelyard.policy.precisions import OWN_BITS, Arithmetic, Precision
 
@@ -26,8 +25,6 @@ TENSOR_SHARE_LINKED = {1: 1.0, 2: 0.9, 4: 0.8, 8: 0.65}
 TENSOR_SHARE_PCIE = {1: 1.0, 2: 0.75, 4: 0.55, 8: 0.4}
 """The same over PCIe; an assumption."""
 WEIGHT_16 = 2
-_BATCH = 32
-"""Requests at once, up to which what a mixture of experts reads is taken for a line."""
 
 
 class Weights(msgspec.Struct, frozen=True):
@@ -92,54 +89,56 @@ def weights_of(facts: ModelFacts, precision: Precision | None) -> Weights:
     return Weights(total, parameters, min(active, parameters), facts.experts, facts.experts_used)
 
 
+class Pace(msgspec.Struct, frozen=True):
+    """What the accelerators of one replica reach together: bytes read and operations computed in a second."""
+
+    bytes_s: float
+    operations_s: float
+
+
+def pace_of(facts: ModelFacts, precision: Precision | None, kind: Kind, count: int) -> Pace:
+    """Return what ``count`` accelerators of ``kind`` reach on a model in ``precision``."""
+    is_gguf = precision.is_gguf if precision else facts.format == "gguf"
+    together = 1.0 if is_gguf else count * (TENSOR_SHARE_LINKED if kind.link_gb_s else TENSOR_SHARE_PCIE)[count]
+    own = Arithmetic.FP8 if facts.quantisation == "fp8" else Arithmetic.SIXTEEN
+    share = GGUF_COMPUTE_SHARE if is_gguf else COMPUTE_SHARE
+    return Pace(
+        kind.bandwidth_gb_s * 1e9 * BANDWIDTH_SHARE * together, _operations(kind, precision, own) * share * together
+    )
+
+
+def decoding_s(facts: ModelFacts, weights: Weights, pace: Pace, batch: float, context: int) -> tuple[float, float]:
+    """Return the seconds in which a step of ``batch`` requests reads, and computes; it takes the longer of both.
+
+    ``context`` are the tokens that each holds, a mean.
+    """
+    read_s = (weights.read_bytes(batch) + batch * kv_bytes(facts, context)) / pace.bytes_s
+    computed_s = batch * (2 * weights.active + _attention_operations(facts, context)) / pace.operations_s
+    return read_s, computed_s
+
+
+def prompt_s(facts: ModelFacts, weights: Weights, pace: Pace, tokens: int) -> float:
+    """Return the seconds that one prompt takes."""
+    computed_s = tokens * (2 * weights.active + _attention_operations(facts, tokens // 2)) / pace.operations_s
+    return max(computed_s, weights.read_bytes(tokens) / pace.bytes_s)
+
+
 def speed(
     facts: ModelFacts, weights: Weights, precision: Precision | None, kind: Kind, count: int, load: Load
 ) -> Speed:
     """Return the speed of one replica on ``count`` accelerators of ``kind``."""
-    bandwidth, compute = _reached(facts, precision, kind, count)
-    batch, mean_context = load.concurrency, load.input_tokens + load.output_tokens // 2
-    read_s = (weights.read_bytes(batch) + batch * kv_bytes(facts, mean_context)) / bandwidth
-    computed_s = batch * (2 * weights.active + _attention_operations(facts, mean_context)) / compute
-    step_s = max(read_s, computed_s)
-    prompt_s = load.input_tokens * (2 * weights.active + _attention_operations(facts, load.input_tokens // 2)) / compute
-    prompt_s = max(prompt_s, weights.read_bytes(load.input_tokens) / bandwidth)
+    pace = pace_of(facts, precision, kind, count)
+    batch = load.concurrency
+    read_s, computed_s = decoding_s(facts, weights, pace, batch, load.input_tokens + load.output_tokens // 2)
+    step_s, own_s = max(read_s, computed_s), prompt_s(facts, weights, pace, load.input_tokens)
     # While a request is answered, every other one is admitted once: prompts and steps share the accelerators.
-    whole_s = load.output_tokens * step_s + batch * prompt_s
+    whole_s = load.output_tokens * step_s + batch * own_s
     return Speed(
         output_tokens_s=batch * load.output_tokens / whole_s,
         total_tokens_s=batch * load.context / whole_s,
         itl_ms=1000 * whole_s / load.output_tokens,
-        ttft_ms=1000 * (prompt_s + step_s),
-        bound=_bound(read_s, computed_s, load.output_tokens * step_s, batch * prompt_s),
-    )
-
-
-def iteration(
-    facts: ModelFacts, weights: Weights, precision: Precision | None, kind: Kind, count: int, context: int
-) -> Iteration:
-    """Return the four numbers of an engine's iteration by the same sums; ``context`` are tokens of a usual request.
-
-    What a step waits for is a maximum and here a sum: too slow by what it computes while it reads, which is little as
-    long as it decodes.
-    """
-    bandwidth, compute = _reached(facts, precision, kind, count)
-    read_s = weights.read_bytes(1) / bandwidth
-    # Of a mixture of experts more are met by a larger batch.
-    more_s = (weights.read_bytes(_BATCH) / bandwidth - read_s) / (_BATCH - 1)
-    token_s = (2 * weights.active + _attention_operations(facts, context // 2)) / compute
-    return Iteration(read_s, token_s + more_s, token_s, kv_bytes(facts, context) / max(context, 1) / bandwidth)
-
-
-def moved(speed: Iteration, old: Kind, new: Kind, count: int, arithmetic: Arithmetic = Arithmetic.SIXTEEN) -> Iteration:
-    """Return a speed that was measured on ``count`` of one kind as it is to be expected on as many of another.
-
-    What waits for memory (the step, tokens held) goes by the bandwidth, what computes (requests, prompts) by the
-    arithmetic, both with what is left where layers are divided.
-    """
-    memory = _together(old, count) * old.bandwidth_gb_s / (_together(new, count) * new.bandwidth_gb_s)
-    compute = _together(old, count) * _tops(old, arithmetic) / (_together(new, count) * _tops(new, arithmetic))
-    return Iteration(
-        speed.step_s * memory, speed.request_s * compute, speed.prefill_token_s * compute, speed.kv_token_s * memory
+        ttft_ms=1000 * (own_s + step_s),
+        bound=_bound(read_s, computed_s, load.output_tokens * step_s, batch * own_s),
     )
 
 
@@ -149,23 +148,10 @@ def _bound(read_s: float, computed_s: float, steps_s: float, prompts_s: float) -
     return "memory" if read_s >= computed_s else "compute"
 
 
-def _reached(facts: ModelFacts, precision: Precision | None, kind: Kind, count: int) -> tuple[float, float]:
-    """Return the bytes and the operations a second that ``count`` accelerators reach together."""
-    is_gguf = precision.is_gguf if precision else facts.format == "gguf"
-    together = 1.0 if is_gguf else _together(kind, count)
-    own = Arithmetic.FP8 if facts.quantisation == "fp8" else Arithmetic.SIXTEEN
-    tops = _tops(kind, precision.arithmetic if precision else own)
-    compute = tops * 1e12 * (GGUF_COMPUTE_SHARE if is_gguf else COMPUTE_SHARE) * together
-    return kind.bandwidth_gb_s * 1e9 * BANDWIDTH_SHARE * together, compute
-
-
-def _together(kind: Kind, count: int) -> float:
-    return count * (TENSOR_SHARE_LINKED if kind.link_gb_s else TENSOR_SHARE_PCIE)[count]
-
-
-def _tops(kind: Kind, arithmetic: Arithmetic) -> float:
+def _operations(kind: Kind, precision: Precision | None, own: Arithmetic) -> float:
+    arithmetic = precision.arithmetic if precision else own
     tops = {Arithmetic.FP8: kind.tops_fp8, Arithmetic.INT8: kind.tops_int8}.get(arithmetic, kind.tops_16)
-    return tops or kind.tops_16
+    return (tops or kind.tops_16) * 1e12
 
 
 def _attention_operations(facts: ModelFacts, tokens: int) -> float:

@@ -12,7 +12,7 @@ from modelyard.policy.dispatch import DispatchRules
 from modelyard.policy.engine_model import Speed
 from modelyard.policy.fit import advise
 from modelyard.policy.hardware import KINDS, Kind, Offer
-from modelyard.policy.roofline import Load, moved
+from modelyard.policy.roofline import Load, pace_of
 from modelyard.policy.scaling import divide
 from modelyard.sim.comparison import KV_BLOCKS_UNKNOWN
 from modelyard.sim.recorded import Terms
@@ -218,8 +218,8 @@ def _on(setup: Setup, name: str) -> Setup:
 
 
 def _release_on(release: Release, old: Kind, new: Kind, count: int) -> Release:
-    speed = moved(release.speed, old, new, count)
     facts, size = release.facts, release.size
+    speed = _moved(release.speed, facts, old, new, count)
     if not facts.weights_bytes or not facts.kv_bytes_per_token or not size.kv_tokens:
         return msgspec.structs.replace(release, speed=speed)
     offer = Offer(new, new.memory_bytes, count, 0)
@@ -228,3 +228,16 @@ def _release_on(release: Release, old: Kind, new: Kind, count: int) -> Release:
         raise SettingError(f"{release.label or release.version_id} does not fit {count} x {new.name}: {rows[0].note}.")
     kv_tokens = rows[0].kv_tokens_max if rows else size.kv_tokens
     return msgspec.structs.replace(release, speed=speed, size=msgspec.structs.replace(size, kv_tokens=kv_tokens))
+
+
+def _moved(speed: Speed, facts: ModelFacts, old: Kind, new: Kind, count: int) -> Speed:
+    """Return a speed that was seen on one kind as the roofline expects it on another.
+
+    What waits for memory (the step, tokens held) goes by the bandwidth that is reached, what computes (requests,
+    prompts) by the arithmetic.
+    """
+    before, after = pace_of(facts, None, old, count), pace_of(facts, None, new, count)
+    memory, compute = before.bytes_s / after.bytes_s, before.operations_s / after.operations_s
+    return Speed(
+        speed.step_s * memory, speed.request_s * compute, speed.prefill_token_s * compute, speed.kv_token_s * memory
+    )

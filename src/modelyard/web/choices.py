@@ -20,6 +20,11 @@ def choices(kind: Any, path: str) -> tuple[str, ...]:
         if step not in types:
             return ()
         kind = types[step]
+    return words_of(kind)
+
+
+def words_of(kind: Any) -> tuple[str, ...]:
+    """Return the words that a value of ``kind`` may have."""
     words: list[str] = []
     for one in _plain(kind):
         if get_origin(one) is Literal:

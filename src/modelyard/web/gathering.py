@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
 import msgspec
 
 from modelyard.errors import ApiError
+from modelyard.web.choices import words_of
 from modelyard.web.decoding import Decoder, decode, refusal
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -99,6 +100,8 @@ def _value(type: Any, value: Any, path: str, flaws: list[Flaw]) -> Any:
     except msgspec.ValidationError as error:
         told = refusal(error)
         reason = told.message.partition(": ")[2].rstrip(".") or told.message
+        if reason.startswith("invalid enum value") and (words := words_of(type)):
+            reason = f"{reason}; use one of {', '.join(words)}"
         flaws.append(Flaw(path, reason, str(told.code)))
         return None
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from modelyard.loadtest.workload import Lengths, Made, asks_of, asks_of_file, lengths_of
+from modelyard.domain.lengths import Lengths, lengths_of
+from modelyard.loadtest.workload import Made, asks_of, asks_of_file
 
 
 def test_lengths_are_read() -> None:

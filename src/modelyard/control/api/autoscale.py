@@ -1,39 +1,12 @@
 """How an endpoint's size is decided, as it is asked for; shared by deployments and changes."""
 
-import math
-from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from modelyard.control.api.faults import Fault
+from modelyard.domain import autoscale_bounds
 from modelyard.domain.endpoints import Autoscale, IdleTime, Scaling, Tier
-
-DAY_S = 86_400
-_RANGES: dict[str, tuple[float, float]] = {
-    "check_s": (0.1, 3600),
-    "up_queue": (0, 1_000_000),
-    "up_queue_s": (0, DAY_S),
-    "up_utilization": (1, 100),
-    "up_utilization_s": (0, DAY_S),
-    "up_latency_factor": (1, 100),
-    "up_latency_s": (0, DAY_S),
-    "up_kv": (1, 100),
-    "up_kv_s": (0, DAY_S),
-    "down_queue_s": (0, DAY_S),
-    "down_utilization": (0, 100),
-    "down_utilization_s": (0, DAY_S),
-    "target_ttft_s": (0.01, 3600),
-    "target_latency_s": (0.01, DAY_S),
-    "load_share_up": (10, 100),
-    "load_share_down": (10, 100),
-    "backlog_s": (1, 3600),
-    "prewarm_s": (0, 3600),
-    "prewarm_budget": (0, 10_000),
-    "prewarm_cold_cost_s": (0, DAY_S),
-}
-_POOL_MAX = 64
-
 
 _Float = float | msgspec.UnsetType
 _Whole = int | msgspec.UnsetType
@@ -113,7 +86,7 @@ def changed_autoscale(body: AutoscaleBody, before: Autoscale, scaling: Scaling) 
     asked = {
         name: value for name in AutoscaleBody.__struct_fields__ if (value := getattr(body, name)) is not msgspec.UNSET
     }
-    faults = [*_word_faults(asked), *_range_faults(asked)]
+    faults = [Fault(f"autoscale.{name}", reason) for name, reason in autoscale_bounds.faults(asked)]
     if faults:
         return before, faults
     if "idle" in asked:
@@ -121,33 +94,5 @@ def changed_autoscale(body: AutoscaleBody, before: Autoscale, scaling: Scaling) 
     if asked.get("tier") is not None:
         asked["tier"] = Tier(asked["tier"])
     after = msgspec.structs.replace(before, **asked)
-    return after, [*_contradictions(after, scaling)]
-
-
-def _word_faults(asked: dict[str, Any]) -> Iterator[Fault]:
-    for name, kind in (("tier", Tier), ("idle", IdleTime)):
-        value = asked.get(name)
-        if value is not None and value not in {str(one) for one in kind}:
-            yield Fault(f"autoscale.{name}", f"must be one of {', '.join(kind)}")
-    for name in ("burst_pool", "node_pool"):
-        pool = asked.get(name, "")
-        is_plain = all(letter.isascii() and (letter.isalnum() or letter in "._-") for letter in pool)
-        if len(pool) > _POOL_MAX or not is_plain:
-            yield Fault(f"autoscale.{name}", f"use up to {_POOL_MAX} letters, digits, '.', '_' or '-'")
-
-
-def _range_faults(asked: dict[str, Any]) -> Iterator[Fault]:
-    for name, (least, most) in _RANGES.items():
-        value = asked.get(name)
-        if value is not None and not (math.isfinite(value) and least <= value <= most):
-            yield Fault(f"autoscale.{name}", f"must be {least:g} to {most:g}")
-
-
-def _contradictions(after: Autoscale, scaling: Scaling) -> Iterator[Fault]:
-    if after.down_utilization >= after.up_utilization:
-        yield Fault(
-            "autoscale.down_utilization",
-            f"must be below up_utilization ({after.up_utilization:g}), or the size never rests",
-        )
-    if after.tier is Tier.COLD and not scaling.scale_to_zero:
-        yield Fault("autoscale.tier", "'cold' needs scaling.scale_to_zero: true")
+    flaws = autoscale_bounds.contradictions(after, scaling)
+    return after, [Fault(f"autoscale.{name}", reason) for name, reason in flaws]

@@ -125,6 +125,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     kinds: tuple[tuple[str, int], ...]
     """Accelerators that there are, with the most of each on a node."""
+    prices: tuple[tuple[str, float], ...] = ()
+    """Dollars for an hour of one, where they are not those of ``policy/hardware.py``."""
     is_busy: bool = False
     is_exact: bool = False
     quantised: bool = True
@@ -180,8 +182,9 @@ def profile(name: str, terms: Terms) -> Profile:
 
 def _rows(facts: ModelFacts, terms: Terms, static_batch: int) -> list[Row]:
     """Return what the production advises of the accelerators that there are."""
+    prices = dict(terms.prices)
     offers = [
-        Offer(KINDS[kind], KINDS[kind].memory_bytes, most, round(KINDS[kind].price_usd * 1e9))
+        Offer(KINDS[kind], KINDS[kind].memory_bytes, most, round(prices.get(kind, KINDS[kind].price_usd) * 1e9))
         for kind, most in terms.kinds
     ]
     load = Load(static_batch or (32 if terms.is_busy else 16), terms.prompt_tokens, terms.completion_tokens)

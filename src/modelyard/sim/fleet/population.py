@@ -194,6 +194,7 @@ def _profile(
 ) -> Profile:
     measures = scenario.measures
     kinds = tuple((nodes.kind, nodes.accelerators) for nodes in scenario.nodes)
+    prices = tuple((nodes.kind, nodes.price_usd) for nodes in scenario.nodes if nodes.price_usd is not None)
     prompt, answer = _SMALL_TOKENS if kind.model in _SMALL else tokens
 
     def of(*, is_busy: bool) -> Profile:
@@ -201,6 +202,7 @@ def _profile(
             prompt_tokens=prompt,
             completion_tokens=answer,
             kinds=kinds,
+            prices=prices,
             is_busy=is_busy,
             is_exact=kind.is_exact,
             quantised=measures.quantised,

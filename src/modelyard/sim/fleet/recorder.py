@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from modelyard.sim.fleet.world import World
 
 SERIES_S = 600.0
+KIND = "gpus."
+"""Series of accelerators in use by kind begin so."""
 _TIMES, _SHARES = np.array(PROMPTS), np.array(PROMPT_SHARES)
+_SERIES = (
+    "hours", "gpus", "online_busy", "total_busy", "rate", "late", "usd_per_hour", "ttft_p50_s", "ttft_p99_s",
+    "replicas", "loading",
+)  # fmt: skip
 _WAITS, _THIRDS = np.array([0.0, 0.18, 0.69, 2.1]), np.array([0.0, 1 / 3, 1 / 3, 1 / 3])
 """An exponential wait as its three terciles, after those who do not wait."""
 CUT_SHARE = 0.1
@@ -42,10 +48,12 @@ class Recorder:
         self.starts = self.refused = self.decisions = self.looks = self.gpus_most = 0
         self.shared_looks = self.crowded = 0
         self.by_kind: dict[str, float] = {}
-        self.series: dict[str, list[float]] = {
-            name: [] for name in ("hours", "gpus", "online_busy", "total_busy", "rate", "late", "usd_per_hour")
-        }
+        self.series: dict[str, list[float]] = {name: [] for name in _SERIES}
+        for group in scenario.nodes:
+            self.series.setdefault(KIND + group.kind, [])
         self._mark = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        self._kind_mark: dict[str, float] = {}
+        self._waits_mark = Histogram()
         self._mark_s = 0.0
         self._counted_s = 0.0
 
@@ -140,6 +148,8 @@ class Recorder:
         gpu_s, busy_s, batch_s, requests, late, usd = (new - old for new, old in zip(mark, self._mark, strict=True))
         passed_s = self._counted_s - self._mark_s
         self._mark, self._mark_s = mark, self._counted_s
+        waits, self._waits_mark = self.warm - self._waits_mark, self.warm + Histogram()
+        ready, live = float(world.columns.ready.sum()), float(world.columns.live.sum())
         points = (
             self._counted_s / 3600,
             gpu_s / passed_s,
@@ -148,9 +158,18 @@ class Recorder:
             requests / passed_s,
             late / max(requests, 1e-9),
             usd / passed_s * 3600,
+            waits.quantile(0.5),
+            waits.quantile(0.99),
+            ready,
+            live - ready,
         )
-        for name, value in zip(self.series, points, strict=True):
+        for name, value in zip(_SERIES, points, strict=True):
             self.series[name].append(value)
+        for name, column in self.series.items():
+            if (kind := name.removeprefix(KIND)) != name:
+                hours = self.by_kind.get(kind, 0.0)
+                column.append((hours - self._kind_mark.get(kind, 0.0)) * 3600 / passed_s)
+                self._kind_mark[kind] = hours
 
     def shared(self, loads: list[float]) -> None:
         """Note how much is asked of each shared accelerator."""

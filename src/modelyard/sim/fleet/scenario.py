@@ -6,6 +6,7 @@ Every number that is not measured somewhere says so. A scenario and a seed give 
 import msgspec
 
 from modelyard.domain.endpoints import Autoscale
+from modelyard.policy.hardware import KINDS
 
 GB = 1_000_000_000
 GIB = 1024**3
@@ -13,13 +14,20 @@ DAY_S = 86_400
 
 
 class Nodes(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes of one kind. ``share_spot`` of them may be taken away; prices are those of ``policy/hardware.py``."""
+    """Nodes of one kind. ``share_spot`` of them may be taken away."""
 
     kind: str
     count: int
     accelerators: int = 8
     """Of one NVLink island, where the kind has NVLink."""
     share_spot: float = 0.0
+    price_usd: float | None = None
+    """Of one accelerator for an hour, not spot; None: that of ``policy/hardware.py``."""
+
+    @property
+    def usd_per_hour(self) -> float:
+        """What an accelerator costs."""
+        return KINDS[self.kind].price_usd if self.price_usd is None else self.price_usd
 
 
 NODES = (

@@ -116,7 +116,7 @@ class Stock:
                 kind = KINDS[group.kind]
                 parts = tuple(Accelerator(at, group.kind, kind.memory_bytes) for at in range(group.accelerators))
                 is_spot = chance.random() < group.share_spot
-                price = round(kind.price_usd * 1e9 * (1 - SPOT_DISCOUNT * is_spot))
+                price = round(group.usd_per_hour * 1e9 * (1 - SPOT_DISCOUNT * is_spot))
                 nodes.append(Node(f"{group.kind}-{number:04}", parts, is_spot=is_spot, price_nanousd=price))
         typical: dict[Typical, float] = {}
         for one in profiles:

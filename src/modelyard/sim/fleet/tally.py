@@ -29,6 +29,11 @@ class Histogram:
         both.counts = self.counts + other.counts
         return both
 
+    def __sub__(self, other: "Histogram") -> "Histogram":
+        left = Histogram()
+        left.counts = self.counts - other.counts
+        return left
+
     def add(self, seconds: Floats, numbers: Floats) -> None:
         """Count ``numbers`` of each of ``seconds``."""
         at = (np.log(np.maximum(seconds, _LEAST_S)) * _PER_LOG - _FIRST).astype(np.int64)

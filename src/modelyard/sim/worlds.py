@@ -1,0 +1,312 @@
+"""From the body of a scenario of requests to the world that is run, its traffic and its prices."""
+
+import random
+from collections.abc import Iterator, Sequence
+from math import inf
+from pathlib import Path
+
+import msgspec
+
+from modelyard.domain import autoscale_bounds
+from modelyard.domain.endpoints import Autoscale, Scaling
+from modelyard.domain.facts import ModelFacts
+from modelyard.domain.lengths import Lengths, lengths_of
+from modelyard.domain.tenants import Plan
+from modelyard.formats import ArtifactInvalidError
+from modelyard.policy.dispatch import DispatchRules
+from modelyard.policy.engine_model import Speed
+from modelyard.policy.hardware import KINDS
+from modelyard.policy.job import BANDS
+from modelyard.policy.scaling import divide
+from modelyard.sim import arrival_files
+from modelyard.sim.fleet.models import MODELS
+from modelyard.sim.hardware import PRECISION_NAMES, Place, estimate
+from modelyard.sim.requests import Arrival
+from modelyard.sim.runs import Price, Variant
+from modelyard.sim.scenario_body import EngineBody, ReleaseBody, RequestBody, TrafficBody
+from modelyard.sim.scenario_file import Fault, ScenarioError
+from modelyard.sim.tasks import BLOCK_TOKENS, EngineSpec
+from modelyard.sim.traffic import HASH_TOKENS, REQUESTS_MAX, Traffic, requests_of
+from modelyard.sim.world import ReleaseSpec, WorldSpec
+
+UNKNOWN_HERE = (
+    "node_pool",
+    "burst_pool",
+    "prewarm",
+    "prewarm_s",
+    "prewarm_budget",
+    "prewarm_cold_cost_s",
+    "batch_scales",
+)
+"""Settings of ``autoscale`` that a world of requests has no use for: it has one endpoint, no nodes and no last week."""
+
+
+_MINUTES = 10.0
+
+
+def variant_of(name: str, body: RequestBody, folder: Path) -> Variant:
+    """Return the variant of a body; files that it names are meant from ``folder``.
+
+    Raises:
+        ScenarioError: it cannot be run.
+    """
+    faults = [*_scaling_faults(body), *_release_faults(body)]
+    traffic = body.traffic or [TrafficBody()]
+    plans = []
+    for place, one in enumerate(traffic):
+        try:
+            plans.append((one, _traffic(one, place)))
+        except ScenarioError as error:
+            at = f"traffic[{place}]." if len(traffic) > 1 else "traffic."
+            faults += [Fault(at + fault.param, fault.reason) for fault in error.faults]
+    if faults:
+        raise ScenarioError(faults)
+    releases, prices = _releases(body, folder)
+    most = min(release.engine.kv_tokens for release in releases)
+    return Variant(
+        name=name,
+        spec=_world(body, releases),
+        arrivals=lambda seed: _arrivals(plans, folder, seed, most, knows_kv=body.routing.knows_kv),
+        prices=prices,
+        slo_s=body.autoscale.target_ttft_s,
+    )
+
+
+def _world(body: RequestBody, releases: Sequence[ReleaseSpec]) -> WorldSpec:
+    gateway, routing = body.gateway, body.routing
+    return WorldSpec(
+        releases=tuple(releases),
+        slots=routing.slots,
+        knows_kv=routing.knows_kv,
+        uses_prefixes=routing.prefixes,
+        gateways=gateway.workers,
+        rules=DispatchRules(places=gateway.queue_max, kv_share_max=gateway.kv_share_max),
+        queue_wait_s=gateway.queue_wait_s,
+        load_wait_s=gateway.load_wait_s,
+        scaling=_scaling(body),
+        autoscale=body.autoscale,
+        load_s=body.engine.load_s,
+    )
+
+
+def _scaling(body: RequestBody) -> Scaling | None:
+    """Return the bounds of the size, None where it never changes."""
+    hardware, scaling = body.hardware, body.scaling
+    most = max(1, hardware.min_replicas) if hardware.max_replicas is None else hardware.max_replicas
+    if not scaling.scale_to_zero and most == hardware.min_replicas:
+        return None
+    return Scaling(
+        min_replicas=hardware.min_replicas,
+        max_replicas=most,
+        scale_to_zero=scaling.scale_to_zero,
+        idle_s=scaling.scale_to_zero_after_idle_seconds,
+    )
+
+
+def _scaling_faults(body: RequestBody) -> Iterator[Fault]:
+    hardware = body.hardware
+    if hardware.min_replicas == 0 and not body.scaling.scale_to_zero:
+        yield Fault("hardware.min_replicas", "0 needs scaling.scale_to_zero = true")
+    if hardware.max_replicas is not None and hardware.max_replicas < hardware.min_replicas:
+        yield Fault("hardware.max_replicas", f"must be {hardware.min_replicas} (min_replicas) or more")
+    asked = msgspec.structs.asdict(body.autoscale)
+    for name, reason in autoscale_bounds.faults(asked):
+        yield Fault(f"autoscale.{name}", reason)
+    for name, reason in autoscale_bounds.contradictions(body.autoscale, _scaling(body) or Scaling()):
+        yield Fault(f"autoscale.{name}", reason)
+    defaults = msgspec.structs.asdict(Autoscale())
+    for name in UNKNOWN_HERE:
+        if asked[name] != defaults[name]:
+            yield Fault(f"autoscale.{name}", 'changes nothing at this level; leave it out, or try level = "fleet"')
+
+
+def _release_faults(body: RequestBody) -> Iterator[Fault]:
+    for place, release in enumerate(_listed(body)):
+        at = f"releases[{place}]." if body.releases else ""
+        engine, hardware = release.engine, release.hardware
+        if hardware.gpu_type not in KINDS and (engine.speed is None or not engine.kv_tokens):
+            known = f"use one of {', '.join(KINDS)}, or give engine.speed and engine.kv_tokens"
+            yield Fault(f"{at}hardware.gpu_type", f"nothing is known of '{hardware.gpu_type}'; {known}")
+        if release.precision and release.precision not in PRECISION_NAMES:
+            yield Fault(f"{at}precision", f"'{release.precision}' is none; use one of {', '.join(PRECISION_NAMES)}")
+        if engine.max_num_batched_tokens < engine.max_num_seqs:
+            yield Fault(
+                f"{at}engine.max_num_batched_tokens",
+                f"must be max_num_seqs ({engine.max_num_seqs}) or more: each request needs a token of every iteration",
+            )
+    if len({release.version for release in body.releases}) < len(body.releases):
+        yield Fault("releases", "two have the same version; give each its own")
+    if body.releases and not any(release.weight for release in body.releases):
+        yield Fault("releases", "none has weight; give one a weight above 0")
+
+
+def _listed(body: RequestBody) -> list[ReleaseBody]:
+    """Return the releases: those of the file, or the one that it is."""
+    return body.releases or [
+        ReleaseBody(model=body.model, precision=body.precision, hardware=body.hardware, engine=body.engine)
+    ]
+
+
+def _releases(body: RequestBody, folder: Path) -> tuple[list[ReleaseSpec], dict[str, Price]]:
+    listed = _listed(body)
+    first = divide(body.hardware.min_replicas, {one.version: one.weight for one in listed})
+    releases, prices, faults = [], {}, []
+    for place, one in enumerate(listed):
+        at = f"releases[{place}]." if body.releases else ""
+        try:
+            engine = _engine(one, folder)
+        except ScenarioError as error:
+            faults += [Fault(at + fault.param, fault.reason) for fault in error.faults]
+            continue
+        replicas = first[one.version] if one.replicas is None else one.replicas
+        releases.append(ReleaseSpec(engine=engine, version_id=one.version, weight=one.weight, replicas=replicas))
+        prices[one.version] = _price(one, body)
+    if faults:
+        raise ScenarioError(faults)
+    return releases, prices
+
+
+def _price(release: ReleaseBody, body: RequestBody) -> Price:
+    kind = release.hardware.gpu_type
+    default = KINDS[kind].price_usd if kind in KINDS else 0.0
+    each = body.fleet.accelerator_prices.get(kind, default)
+    return Price(release.hardware.gpu_count, each * release.hardware.gpu_count)
+
+
+def _engine(release: ReleaseBody, folder: Path) -> EngineSpec:
+    given, hardware = release.engine, release.hardware
+    speed, kv_tokens = None if given.speed is None else _speed(given), given.kv_tokens
+    if speed is None or not kv_tokens:
+        place = Place(hardware.gpu_type, hardware.gpu_count, hardware.memory_gib)
+        try:
+            expected = estimate(_facts(release.model, folder), release.precision, place)
+        except ValueError as error:
+            raise ScenarioError([Fault("hardware", str(error))]) from error
+        speed, kv_tokens = speed or expected.speed, kv_tokens or expected.kv_tokens
+    return EngineSpec(
+        speed=Speed(*(number * given.slowdown for number in msgspec.structs.astuple(speed))),
+        max_num_seqs=given.max_num_seqs,
+        chunk_tokens=given.max_num_batched_tokens,
+        kv_blocks=max(1, kv_tokens // BLOCK_TOKENS),
+        hash_tokens=HASH_TOKENS if given.enable_prefix_caching else 0,
+        ahead=int(given.async_scheduling),
+        by_band=given.scheduling_policy == "priority",
+    )
+
+
+def _speed(given: EngineBody) -> Speed:
+    assert given.speed is not None, "it was looked at before"
+    return Speed(given.speed.step_s, given.speed.request_s, given.speed.prefill_token_s, given.speed.kv_token_s)
+
+
+def _facts(model: str, folder: Path) -> ModelFacts:
+    """Return the shape of a model: one that is known, or a file's.
+
+    Raises:
+        ScenarioError: it is neither.
+    """
+    if model in MODELS:
+        return MODELS[model]
+    path = folder / Path(model).expanduser()
+    if not path.is_file():
+        known = ", ".join(name for name, facts in MODELS.items() if facts.kv_bytes_per_token)
+        raise ScenarioError([Fault("model", f"'{model}' is neither a file nor one of {known}; name a config.json")])
+    from modelyard.formats.folder import facts_of
+    from modelyard.formats.huggingface import facts_from
+
+    try:
+        if path.suffix == ".json":
+            facts = facts_from({"config.json": path.read_bytes()})
+        else:
+            facts = facts_of({path.name: path})
+    except (ArtifactInvalidError, OSError) as error:
+        raise ScenarioError([Fault("model", f"{path} cannot be read: {error}")]) from error
+    return facts if facts.name else msgspec.structs.replace(facts, name=path.stem)
+
+
+def _traffic(body: TrafficBody, place: int) -> Traffic:
+    faults: list[Fault] = []
+
+    def lengths(name: str, text: str) -> Lengths:
+        try:
+            return lengths_of(text)
+        except ValueError as error:
+            faults.append(Fault(name, str(error)))
+            return Lengths("constant", 1)
+
+    minutes = body.minutes or _MINUTES
+    if body.rate * minutes * 60 > REQUESTS_MAX and not body.file:
+        faults.append(Fault("rate", f"comes to more than {REQUESTS_MAX:,} requests; take fewer minutes"))
+    found = Traffic(
+        pattern=body.arrivals,
+        rate=body.rate,
+        begin_s=body.begin_minutes * 60,
+        seconds=minutes * 60,
+        burstiness=body.burstiness,
+        peak=body.peak,
+        period_s=body.period_hours * 3600,
+        tenant_id=body.tenant or ("tenant" if not place else f"tenant-{place + 1}"),
+        weight=body.weight,
+        band=BANDS.index(Plan(body.plan)),
+        input_tokens=lengths("input_tokens", body.input_tokens),
+        output_tokens=lengths("output_tokens", body.output_tokens),
+        output_max=body.max_tokens,
+        shared_prefix_tokens=body.shared_prefix_tokens,
+        shared_prefixes=body.shared_prefixes,
+        turns=body.turns,
+        think_s=body.think_s,
+    )
+    if faults:
+        raise ScenarioError(faults)
+    return found
+
+
+def _arrivals(
+    plans: Sequence[tuple[TrafficBody, Traffic]], folder: Path, seed: int, kv_tokens: int, *, knows_kv: bool
+) -> list[Arrival]:
+    """Return the requests of a seed, in order.
+
+    Raises:
+        ScenarioError: a file cannot be read, or a prompt can never be taken.
+    """
+    chance, found = random.Random(seed), []
+    for place, (body, traffic) in enumerate(plans):
+        own = random.Random(chance.random())
+        try:
+            made = _of_file(body, traffic, folder, own) if body.file else requests_of(traffic, own)
+        except (ValueError, OSError) as error:
+            at = "traffic.file" if len(plans) == 1 else f"traffic[{place}].file"
+            raise ScenarioError([Fault(at, str(error))]) from error
+        found += made
+    found.sort(key=lambda one: one.at_s)
+    if not found:
+        raise ScenarioError(
+            [Fault("traffic.rate", "no request comes in this time; take more minutes or a higher rate")]
+        )
+    longest = max(one.prompt_tokens for one in found)
+    if longest >= kv_tokens and not knows_kv:
+        reason = (
+            f"a prompt has {longest:,} tokens and the KV cache {kv_tokens:,}: without knows_kv it blocks its engine"
+        )
+        raise ScenarioError([Fault("routing.knows_kv", reason)])
+    # An engine ends an answer where its cache does.
+    return [_fitting(one, kv_tokens) for one in found]
+
+
+def _fitting(arrival: Arrival, kv_tokens: int) -> Arrival:
+    room = kv_tokens - arrival.prompt_tokens - BLOCK_TOKENS
+    if arrival.output_tokens <= room or room < 1:
+        return arrival
+    return msgspec.structs.replace(arrival, output_tokens=room)
+
+
+def _of_file(body: TrafficBody, traffic: Traffic, folder: Path, chance: random.Random) -> list[Arrival]:
+    path = folder / Path(body.file).expanduser()
+    named = traffic if body.tenant else msgspec.structs.replace(traffic, tenant_id="")
+    found = arrival_files.read(path, named, chance, speedup=body.speedup)[: body.requests or None]
+    until_s = inf if body.minutes is None else traffic.begin_s + traffic.seconds
+    return [
+        one if one.tenant_id else msgspec.structs.replace(one, tenant_id=traffic.tenant_id)
+        for one in found
+        if one.at_s <= until_s
+    ]
