@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from modelyard.cli.exits import Exit, Failure
-from modelyard.cli.output import Item, formats, remark, show_json, show_table
+from modelyard.cli.output import Item, formats, show_json, show_table
 from modelyard.cli.sim_output import Asked, Progress, output_options, show
 from modelyard.cli.sim_replay import REPLAY_NAMES, replay_ledger, replay_options
 

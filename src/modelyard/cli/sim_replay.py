@@ -59,8 +59,8 @@ _OPTIONS = (
         "--token-price",
         "token_prices",
         multiple=True,
-        metavar="[MODEL:]input=USD,…",
-        help="Try prices of requests: input, cached_input, output of 1M tokens, request, unit; repeatable.",
+        metavar="PRICES",
+        help="Try prices of requests: input=0.2,output=0.8 (of 1M tokens; request, unit), or MODEL:…; repeatable.",
     ),
     click.option("--traffic", metavar="FACTOR", help="Try so many times as many requests: x2, 0.5."),
     click.option(
@@ -83,8 +83,8 @@ def replay_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 REPLAY_NAMES = (
-    "since", "until", "last_s", "endpoints", "usage_file", "runs_on", "sample", "limit", "settings", "hardware", "prices",
-    "token_prices", "traffic", "variants_file", "data_dir", "config",
+    "since", "until", "last_s", "endpoints", "usage_file", "runs_on", "sample", "limit", "settings", "hardware",
+    "prices", "token_prices", "traffic", "variants_file", "data_dir", "config",
 )  # fmt: skip
 """What the options are called as parameters of a command."""
 
@@ -97,6 +97,9 @@ def replay_ledger(*, forms: Forms, seeds: int, **given: Any) -> None:
 
     forms.check()
     changes = _changes(given)
+    are_prices = bool(changes) and all(change.is_price_only for change in changes)
+    if are_prices and (forms.html is not None or forms.pictures is not None):
+        raise Failure("Where only prices change nothing happens over time: there is nothing to draw.", Exit.USAGE)
     cases = _read(given)
     if forms.html is not None and len(cases) > 1:
         raise Failure("A page has room for one endpoint: name it with --endpoint.", Exit.USAGE)
@@ -105,7 +108,7 @@ def replay_ledger(*, forms: Forms, seeds: int, **given: Any) -> None:
     for case in cases:
         title = f"replay of {case.name}, {_span(case)}"
         try:
-            if all(change.is_price_only for change in changes) and changes:
+            if are_prices:
                 results = recorded_only(case.ledger, changes, title=title, notes=case.notes)
             else:
                 setup, notes = setup_of(case)

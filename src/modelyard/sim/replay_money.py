@@ -38,7 +38,7 @@ class PriceList(msgspec.Struct, frozen=True, kw_only=True):
             version=self.labels.get(asked.version_id, ""),
             now_unix_s=asked.at_s,
         )
-        if entry not in others or not asked.is_charged:
+        if entry is None or entry not in others or not asked.is_charged:
             return asked.cost_nanousd
         price = batch_price(entry.price, self.factor_micro) if asked.is_batch else entry.price
         return cost(price, asked.prompt_tokens, asked.cached_tokens, asked.completion_tokens, micro_units(asked.units))

@@ -49,8 +49,8 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """An endpoint as it is, or as it is to be tried. ``replicas``: how many it has at first.
 
-    ``kind`` ("": not known) and ``accelerators`` are of one replica (0.25: a quarter of one), ``nanousd`` is what one of
-    that kind costs in an hour, ``prices`` the same of other kinds.
+    ``kind`` ("": not known) and ``accelerators`` are of one replica (0.25: a quarter of one), ``nanousd`` is what a
+    whole one of that kind costs in an hour, ``prices`` the same of other kinds.
     """
 
     name: str
