@@ -95,11 +95,11 @@ def replay_ledger(*, forms: Forms, seeds: int, **given: Any) -> None:
     from modelyard.sim.replay import recorded_only, replay
     from modelyard.sim.replay_setup import SettingError
 
-    forms.check()
     changes = _changes(given)
     are_prices = bool(changes) and all(change.is_price_only for change in changes)
     if are_prices and (forms.html is not None or forms.pictures is not None):
         raise Failure("Where only prices change nothing happens over time: there is nothing to draw.", Exit.USAGE)
+    forms.check()
     cases = _read(given)
     if forms.html is not None and len(cases) > 1:
         raise Failure("A page has room for one endpoint: name it with --endpoint.", Exit.USAGE)
