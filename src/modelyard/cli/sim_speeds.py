@@ -69,11 +69,12 @@ def _speed(part: Part, case: Case, requests: Sequence[Asked]) -> tuple[Speed, st
     name = part.label or "its engine"
     own = [one for one in requests if one.version_id == part.version_id]
     own = own if len(own) >= REQUESTS_MIN else list(requests)
-    measured = judge(part.fitted, own, part.size) if part.fitted is not None else None
+    ready = {one.replica_id: one.ready_at for one in case.ledger.lives or () if one.ready_at is not None}
+    measured = judge(part.fitted, own, part.size, ready=ready) if part.fitted is not None else None
     if part.fitted is not None and (measured is None or measured.judged.worst <= FAR):
         seen = f", within {measured.judged.worst:.0%} on {measured.requests} requests of the ledger" if measured else ""
         return part.fitted, f"Speed of {name}: as the controller measured it while it ran{seen}: {_text(part.fitted)}."
-    learned = learn(own, part.size)
+    learned = learn(own, part.size, ready=ready)
     if learned is not None and measured is not None and measured.judged.worst <= learned.judged.worst:
         return measured.speed, (
             f"Speed of {name}: as the controller measured it while it ran, {measured.judged.worst:.0%} off on "

@@ -25,6 +25,8 @@ from modelyard.sim.world import World
 AS_IS, RECORDED = "as is", "recorded"
 FAR = 0.2
 """A replay that is off by more than this share of what was recorded is warned of."""
+LOST = 0.001
+"""... or where more than this share is refused that was answered: the ledger has those that an engine got."""
 _FAR_S = 0.05
 """... unless it is less than this: what a gateway and a network take is not simulated."""
 FIGURES = (
@@ -207,6 +209,9 @@ def far(as_is: Tried, recorded: Tried) -> list[str]:
         if ours is None or not real or abs(ours - real) <= max(FAR * real, _FAR_S):
             continue
         apart.append(f"{labels[key]} {ours:.3g} s instead of {real:.3g} s")
+    refused = as_is.mean("refused") or 0.0
+    if refused > LOST * (as_is.mean("requests") or 1.0):
+        apart.append(f"{refused:,.0f} requests refused that were answered")
     if not apart:
         return [f"As it is, the replay is within {FAR:.0%} of what was recorded."]
     return [
