@@ -21,6 +21,10 @@ from modelyard.sim.tasks import BLOCK_TOKENS, EngineSpec
 from modelyard.sim.world import ReleaseSpec, WorldSpec
 
 
+IDLE_PASS_S = 20.0
+"""A replay may be of a week in which little happens."""
+
+
 class SettingError(ValueError):
     """Why something cannot be tried, in one line."""
 
@@ -138,6 +142,7 @@ def world_of(setup: Setup) -> WorldSpec:
         scaling=setup.scaling,
         autoscale=setup.autoscale,
         load_s=setup.load_s,
+        idle_pass_s=IDLE_PASS_S,
     )
 
 
