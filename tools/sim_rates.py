@@ -1,8 +1,8 @@
 """Writes the rates that the simulator's shipped fleets are driven by: a part of ServeGen's, small enough for a package.
 
-``python tools/sim_rates.py FOLDER`` takes ``servegen_rates_10min.npz`` of FOLDER (``shared/traces``). Every so-manieth
-client by mean rate is kept, of those that a fleet takes (``population.populate``), so that large and small ones are there as
-in the whole. Numbers keep three digits, which makes the file a third as large.
+``python tools/sim_rates.py FOLDER`` takes ``servegen_rates_10min.npz`` of FOLDER (``shared/traces``). Of the
+clients that a fleet takes (``population.populate``) every so-manieth by mean rate is kept, so that large and small ones
+are there as in the whole. Numbers keep three digits, which makes the file a third as large.
 """
 
 import io

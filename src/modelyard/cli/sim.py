@@ -167,7 +167,7 @@ def _decoded(text: str, file: Path) -> Item:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Failure(f"{file} is not valid TOML: {error or 'it is nested too deeply'}.", Exit.USAGE) from error
+        raise Failure(f"{file} is not valid TOML: {str(error) or 'it is nested too deeply'}.", Exit.USAGE) from error
 
 
 def _listed(faults: "Sequence[Fault]", text: str) -> str:

@@ -38,41 +38,41 @@ _STYLE: dict[Any, Any] = {
     "path.simplify": True,
     "path.simplify_threshold": 0.5,
 }
+_ATTRIBUTE = re.compile(r'"[^"]*"')
 _NUMBER = re.compile(r"-?\d+\.\d{2,}")
 
 
 class Panel:
-    """One picture: a title, and series by name with how they are drawn."""
+    """One picture: its title, and series by name with what they are; the first solid, then dashed, then dotted."""
 
-    def __init__(self, title: str, lines: dict[str, tuple[str, str]], *, is_share: bool = False) -> None:
+    def __init__(self, title: str, lines: dict[str, str], *, is_share: bool = False) -> None:
         self.title = title
         self.lines = lines
-        """Series to its label and style."""
         self.is_share = is_share
 
 
+_LINE_STYLES = (("-", "solid"), ("--", "dashed"), (":", "dotted"))
+_REPLICAS = Panel("Replicas", {"replicas": "ready", "loading": "loading"})
+_WAITS = Panel("First token, s", {"ttft_p99_s": "p99", "ttft_p50_s": "p50"})
+_COST = Panel("Cost, $ an hour", {"usd_per_hour": ""})
 PANELS: dict[str, dict[str, Panel]] = {
     "request": {
-        "utilisation": Panel(
-            "Utilisation, %",
-            {"busy": ("time in which they compute", "-"), "kv": ("KV cache held", "--")},
-            is_share=True,
-        ),
-        "replicas": Panel("Replicas", {"replicas": ("ready", "-"), "loading": ("loading", ":")}),
-        "waits": Panel("First token, s", {"ttft_p99_s": ("p99", "-"), "ttft_p50_s": ("p50", "--")}),
-        "cost": Panel("Cost, $ an hour", {"usd_per_hour": ("", "-")}),
-        "traffic": Panel("Requests a second", {"requests_s": ("", "-")}),
+        "utilisation": Panel("Utilisation, %", {"busy": "computing", "kv": "KV cache held"}, is_share=True),
+        "replicas": _REPLICAS,
+        "waits": _WAITS,
+        "cost": _COST,
+        "traffic": Panel("Requests a second", {"requests_s": ""}),
     },
     "fleet": {
-        "utilisation": Panel(
-            "Utilisation, %", {"total_busy": ("with batches", "-"), "online_busy": ("online", "--")}, is_share=True
-        ),
-        "replicas": Panel("Replicas", {"replicas": ("ready", "-"), "loading": ("loading", ":")}),
-        "waits": Panel("Requests that wait for more than 5 s, %", {"late": ("", "-")}, is_share=True),
-        "cost": Panel("Cost, $ an hour", {"usd_per_hour": ("", "-")}),
-        "traffic": Panel("Requests a second", {"rate": ("", "-")}),
+        "utilisation": Panel("Utilisation, %", {"total_busy": "with batches", "online_busy": "online"}, is_share=True),
+        "replicas": _REPLICAS,
+        "waits": _WAITS,
+        "cost": _COST,
+        "late": Panel("Requests that wait for more than 5 s, %", {"late": ""}, is_share=True),
+        "traffic": Panel("Requests a second", {"rate": ""}),
     },
 }
+_OVERVIEW = ("utilisation", "replicas", "waits", "cost")
 KIND = "gpus."
 """Series of accelerators by kind begin so."""
 
@@ -90,18 +90,22 @@ def check() -> None:
 
 
 def draw(results: "Results") -> dict[str, str]:
-    """Return all pictures as SVG by name; ``overview`` has the four most important ones."""
-    panels = {
-        name: panel
+    """Return all pictures as SVG by name; ``overview`` has the most important ones."""
+    drawings = {
+        name: _drawing(results, panel)
         for name, panel in PANELS[results.level].items()
-        if any(series in run.series for series in panel.lines for one in results.tried for run in one.runs[:1])
+        if any(_has(tried.runs[0].series, panel) for tried in results.tried)
     }
-    found = {name: _svg([_drawing(results, panel)], columns=1) for name, panel in panels.items()}
-    shown = [_drawing(results, panel) for name, panel in panels.items() if name != "traffic"]
+    shown = [drawing for name, drawing in drawings.items() if name in _OVERVIEW]
+    found = {"overview": _svg(shown, columns=2), **{name: _svg([one], columns=1) for name, one in drawings.items()}}
     if any(series.startswith(KIND) for series in results.tried[0].runs[0].series):
         kinds = [_kinds(results, number) for number in range(len(results.tried))]
         found["kinds"] = _svg(kinds, columns=min(2, len(kinds)))
-    return {"overview": _svg(shown, columns=2), **found}
+    return found
+
+
+def _has(series: "dict[str, Column]", panel: Panel) -> bool:
+    return any(any(series.get(name, ())) for name in panel.lines)
 
 
 def page(results: "Results", pictures: dict[str, str], headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -124,27 +128,26 @@ Drawing = Callable[["Axes"], None]
 
 
 def _drawing(results: "Results", panel: Panel) -> Drawing:
+    scale, (unit, hours) = 100.0 if panel.is_share else 1.0, _unit(results)
+
     def onto(axes: "Axes") -> None:
-        axes.set_title(panel.title)
-        scale = 100.0 if panel.is_share else 1.0
-        for place, tried in enumerate(results.tried):
-            series = tried.runs[0].series
-            for number, (name, (label, style)) in enumerate(panel.lines.items()):
-                if name not in series or (number and not any(series[name])):
-                    continue
-                text = ", ".join(filter(None, (tried.name if len(results.tried) > 1 else "", label)))
+        styles: list[str] = []
+        for (name, what), (style, word) in zip(panel.lines.items(), _LINE_STYLES, strict=False):
+            columns = [tried.runs[0].series.get(name, []) for tried in results.tried]
+            if styles and not any(map(any, columns)):
+                continue
+            styles.append(f"{what} ({word})")
+            for place, (tried, column) in enumerate(zip(results.tried, columns, strict=True)):
                 axes.plot(
-                    _floats(series["hours"], 60.0 if _is_short(results) else 1.0),
-                    _floats(series[name], scale),
+                    *_corners(_floats(tried.runs[0].series["hours"], 1 / hours), _floats(column, scale)),
                     style,
                     color=_COLOURS[place % len(_COLOURS)],
                     linewidth=1.3,
-                    label=text or None,
+                    label=tried.name if len(styles) == 1 and len(results.tried) > 1 else None,
                 )
+        axes.set_title(f"{panel.title}: {', '.join(styles)}" if len(styles) > 1 else panel.title)
         axes.set_ylim(bottom=0)
-        axes.set_xlabel("minutes" if _is_short(results) else "hours")
-        if axes.get_legend_handles_labels()[1]:
-            axes.legend(loc="best")
+        axes.set_xlabel(unit)
 
     return onto
 
@@ -161,14 +164,24 @@ def _kinds(results: "Results", place: int) -> Drawing:
             colors=_COLOURS,
         )
         axes.set_xlabel("hours")
-        axes.legend(loc="upper left")
 
     return onto
 
 
-def _is_short(results: "Results") -> bool:
+def _unit(results: "Results") -> tuple[str, float]:
+    """Return in what time is told, and how many hours one of it is."""
     hours = results.tried[0].runs[0].series["hours"]
-    return not hours or (hours[-1] or 0.0) < 3.0
+    return ("minutes", 1 / 60) if not hours or (hours[-1] or 0.0) < 3.0 else ("hours", 1.0)
+
+
+def _corners(xs: list[float], ys: list[float]) -> tuple[list[float], list[float]]:
+    """Leave out points between two of the same height: most of a line that seldom changes."""
+    kept = [
+        at
+        for at, y in enumerate(ys)
+        if at in (0, len(ys) - 1) or not ys[at - 1] == y == ys[at + 1]
+    ]  # fmt: skip
+    return [xs[at] for at in kept], [ys[at] for at in kept]
 
 
 def _floats(column: "Column", scale: float) -> list[float]:
@@ -187,7 +200,17 @@ def _svg(drawings: Sequence[Drawing], *, columns: int) -> str:
         FigureCanvasSVG(figure)
         for number, drawing in enumerate(drawings, 1):
             drawing(figure.add_subplot(rows, columns, number))
+        # Lines of one name look alike in all drawings, and need telling once.
+        told = {
+            label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        if told:
+            figure.legend(told.values(), told.keys(), loc="outside lower center", ncols=4)
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     # A tenth of a point is finer than any screen, and a third of the bytes.
-    return _NUMBER.sub(lambda found: f"{float(found[0]):.1f}", file.getvalue())
+    return _ATTRIBUTE.sub(_shorter, file.getvalue())
+
+
+def _shorter(attribute: re.Match[str]) -> str:
+    return _NUMBER.sub(lambda one: f"{float(one[0]):.1f}", attribute[0]).replace(" \nL ", "L").replace("\n", " ")

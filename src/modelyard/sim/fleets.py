@@ -15,7 +15,7 @@ from modelyard.sim.examples import RATES
 from modelyard.sim.fleet import Scenario, simulate
 from modelyard.sim.fleet.scenario import NODES, Nodes, Traffic
 from modelyard.sim.rates import RATES_FILE, Client, servegen
-from modelyard.sim.results import Figure, Ran, Results, Tried
+from modelyard.sim.results import Figure, Ran, Results, Tried, present
 from modelyard.sim.runs import Progress
 from modelyard.sim.scenario_body import FleetScenarioBody
 from modelyard.sim.scenario_file import Fault, ScenarioError
@@ -158,7 +158,8 @@ def run_all(
         ImportError: numpy is not installed.
     """
     tried = tuple(Tried(one.name, tuple(_run(one, clients, seed, progress) for seed in seeds)) for one in variants)
-    return Results(title, "fleet", FIGURES, tried)
+    figures = present(FIGURES, [run.figures for one in tried for run in one.runs])
+    return Results(title, "fleet", figures, tried)
 
 
 def _run(variant: FleetVariant, clients: Sequence[Client], seed: int, progress: Progress | None) -> Ran:
@@ -175,15 +176,16 @@ def _run(variant: FleetVariant, clients: Sequence[Client], seed: int, progress: 
 
 def _figures(outcome: "Outcome") -> dict[str, float]:
     hours = max(outcome.hours, 1e-9)
-    names = {figure.key for figure in FIGURES} & {*outcome.__struct_fields__, "gpu_hours"}
+    names = ({figure.key for figure in FIGURES} - {"batch_done"}) & {*outcome.__struct_fields__, "gpu_hours"}
     found = {name: float(getattr(outcome, name)) for name in names}
     # What batches have of their own is charged at what the others cost.
     usd = outcome.usd * outcome.gpu_hours / max(outcome.online_gpu_hours, 1e-9)
-    return {
-        **found,
+    found |= {
         "requests_s": outcome.requests / hours / 3600,
         "available": outcome.availability,
         "usd_per_hour": usd / hours,
         "usd_per_million": usd / max(outcome.requests, 1.0) * 1e6,
-        "batch_done": outcome.batch_done / outcome.batch_requests if outcome.batch_requests else 0.0,
     }
+    if outcome.batch_requests:
+        found["batch_done"] = outcome.batch_done / outcome.batch_requests
+    return found

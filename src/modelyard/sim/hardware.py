@@ -1,9 +1,8 @@
 """The engine that a model is on given accelerators: four numbers by the roofline, and its cache by the memory left.
 
 A roofline is the longer of reading and computing, an engine of the simulator a sum of four terms
-(``policy/engine_model.py``). The sum is fitted to the roofline on a grid of batches and prompts as it is to
-measurements (``fitting.fit_measured``). Speeds are estimates from data sheets; give the engine's own numbers where they
-are known.
+(``policy/engine_model.py``). The sum is fitted to the roofline: to steps of all sizes first, then to prompts. Speeds
+are estimates from data sheets; give the engine's own numbers where they are known.
 """
 
 import msgspec
@@ -14,14 +13,13 @@ from modelyard.policy.fit import is_quantised, memory_of
 from modelyard.policy.hardware import CPU, GIB, KINDS, Kind, Offer
 from modelyard.policy.precisions import BF16, FP16, PRECISIONS, Precision
 from modelyard.policy.roofline import Load, decoding_s, pace_of, prompt_s, weights_of
-from modelyard.sim.fitting import fit_measured
+from modelyard.sim.fitting import Observation, least_squares
 from modelyard.sim.tasks import BLOCK_TOKENS
-from modelyard.sim.traces import Measured
 
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
-_PROMPTS = (128, 512, 2048)
-_OUTPUT = 256
-_CHUNK_TOKENS = 8192
+_CONTEXTS = (256, 1024, 4096)
+_PROMPTS = (1024, 2048)
+"""Those that fill an iteration: shorter ones are read beside others, so that what they take together decides."""
 PRECISION_NAMES = (*(one.name for one in PRECISIONS), FP16.name)
 
 
@@ -80,21 +78,17 @@ def _precision(facts: ModelFacts, name: str, kind: Kind) -> Precision | None:
 
 def _fitted(facts: ModelFacts, precision: Precision | None, kind: Kind, count: int) -> Speed:
     weights, pace = weights_of(facts, precision), pace_of(facts, precision, kind, count)
-    return fit_measured(
-        [
-            Measured(
-                model=facts.name,
-                hardware=kind.name,
-                tensor_parallel=count,
-                prompt_tokens=prompt,
-                batch=batch,
-                output_tokens=_OUTPUT,
-                prompt_s=batch * prompt_s(facts, weights, pace, prompt),
-                token_s=max(decoding_s(facts, weights, pace, batch, prompt + _OUTPUT // 2)),
-            )
-            for batch in _BATCHES
-            for prompt in _PROMPTS
-            # Nobody reads more at once: longer prompts are several iterations.
-            if batch * prompt <= _CHUNK_TOKENS
-        ]
-    )
+    steps = []
+    for batch in _BATCHES:
+        for context in _CONTEXTS:
+            seconds = max(decoding_s(facts, weights, pace, batch, context))
+            steps.append(Observation((1.0, batch, batch * context), seconds, 1 / seconds))
+    step_s, request_s, kv_token_s = least_squares(steps)
+    prompts = []
+    for tokens in _PROMPTS:
+        seconds = prompt_s(facts, weights, pace, tokens)
+        # A sum has read the weights already: what a prompt adds to that is left.
+        rest_s = max(0.0, seconds - step_s - request_s - kv_token_s * tokens)
+        prompts.append(Observation((float(tokens),), rest_s, 1 / seconds))
+    (prefill_token_s,) = least_squares(prompts)
+    return Speed(step_s, request_s, prefill_token_s, kv_token_s)

@@ -181,6 +181,14 @@ def test_bad_fields_are_told_without_a_platform(tmp_path: Path, capsys: pytest.C
     assert "line 1, nmae: this field does not exist here" in capsys.readouterr().err
 
 
+def test_tables_of_an_array_have_lines_of_their_own() -> None:
+    text = "a = 1\n[[v]]\nname = 1\n[v.b]\nc = 2\n[[v]]\nname = 3\nd.e = 4\n[[v.w]]\nf = 5\n[b]\nc = 6\n"
+    assert lines_of_toml(text) == {
+        "a": 1, "v[0]": 2, "v[0].name": 3, "v[0].b": 4, "v[0].b.c": 5, "v[1]": 6, "v[1].name": 7, "v[1].d.e": 8,
+        "v[1].w[0]": 9, "v[1].w[0].f": 10, "b": 11, "b.c": 12,
+    }  # fmt: skip
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.text(alphabet="[]{}\"\\:,.=\n ab#'", max_size=60))
 def test_looking_for_lines_survives_anything(text: str) -> None:

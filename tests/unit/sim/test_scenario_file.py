@@ -1,0 +1,172 @@
+"""A scenario's file is read strictly: what is wrong is named with what is allowed; variants change keys."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from modelyard.config import FleetConfig, GatewayConfig
+from modelyard.control.api.deploy_spec import HardwareBody, ScalingBody
+from modelyard.sim import scenario_body
+from modelyard.sim.scenario_file import ScenarioError, merged
+from modelyard.sim.scenarios import Scenario, scenario_of
+
+
+def of(text: str, folder: Path = Path()) -> Scenario:
+    return scenario_of(tomllib.loads(text), folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("titel = 'x'", ["titel: this field does not exist here; did you mean 'title'?"]),
+        ("level = 'planet'", ["level: 'planet' is neither 'request' (one endpoint) nor 'fleet' (many)"]),
+        ("[hardware]\ngpu_typ = 'l4'", ["hardware.gpu_typ: this field does not exist here; did you mean 'gpu_type'?"]),
+        ("[hardware]\ngpu_type = 'l5'", ["hardware.gpu_type: nothing is known of 'l5'; use one of cpu, t4,"]),
+        ("[hardware]\ngpu_type = 'cpu'", ["hardware: a cpu has the memory of its machine: say how much"]),
+        ("model = 'llama-3.3-70b'", ["hardware: llama-3.3-70b takes 132 GiB in bf16, and 1 x l4 have"]),
+        ("model = 'gpt'", ["model: 'gpt' is neither a file nor one of llama-3.2-3b,"]),
+        ("precision = 'fp9'", ["precision: 'fp9' is none; use one of bf16, fp8"]),
+        ("precision = 'q4_k_m'", ["hardware: q4_k_m cannot run on l4: choose one of bf16, fp8, int8, int4"]),
+        ("[hardware]\nmin_replicas = 0", ["hardware.min_replicas: 0 needs scaling.scale_to_zero = true"]),
+        ("[hardware]\nmin_replicas = 3\nmax_replicas = 2", ["hardware.max_replicas: must be 3 (min_replicas) or more"]),
+        ("[autoscale]\nup_kv = 0.5", ["autoscale.up_kv: must be 1 to 100"]),
+        ("[autoscale]\nidle = 'lerned'", ["autoscale.idle:", "use one of fixed, learned"]),
+        ("[autoscale]\ndown_utilization = 90", ["autoscale.down_utilization: must be below up_utilization (85)"]),
+        ("[autoscale]\nprewarm = false", ["autoscale.prewarm: changes nothing at this level"]),
+        ("[autoscale]\ntier = 'cold'", ["autoscale.tier: 'cold' needs scaling.scale_to_zero"]),
+        ("[engine]\nmax_num_batched_tokens = 64", ["engine.max_num_batched_tokens: must be max_num_seqs (256)"]),
+        ("[engine]\nslowdown = 0", ["engine.slowdown:", "> 0"]),
+        ("[traffic]\narrivals = 'sometimes'", ["traffic.arrivals:", "use one of poisson, constant, bursty"]),
+        ("[traffic]\ninput_tokens = 'long'", ["traffic.input_tokens: 'long' is no length; write 512, uniform:100:900"]),
+        ("[traffic]\nrate = 1e5\nminutes = 1000", ["traffic.rate: comes to more than 2,000,000 requests"]),
+        ("[[traffic]]\n[[traffic]]\nrate = -1", ["traffic[1].rate:"]),
+        ("[[releases]]\nweigth = 3", ["releases[0].weigth: this field does not exist here; did you mean 'weight'?"]),
+        ("[[releases]]\n[[releases]]", ["releases: two have the same version; give each its own"]),
+        ("[[variant]]\nrate = 3", ["variant[0].name: is required"]),
+        ("[[variant]]\nname = 'a'\n[[variant]]\nname = 'a'", ["variant[1].name: 'a' is another one's"]),
+        ("[[variant]]\nname = 'a'\nseed = 3", ["variant[0].seed: is the same for all variants"]),
+        ("[variant]\nname = 'a'", ["variant: write [[variant]]"]),
+        ("[[variant]]\nname = 'a'\nhardware.gpu_type = 'l5'", ["variant[0].hardware.gpu_type: nothing is known of"]),
+        ("level = 'fleet'\n[[nodes]]\nkind = 'cpu'\ncount = 1", ["nodes[0].kind: nothing is known of 'cpu'; use"]),
+        ("level = 'fleet'\n[traffic]\nshare_pooled = 0.95", ["traffic.share_small: and share_pooled are more"]),
+        ("level = 'fleet'\n[loading]\ndisk = 0", ["loading.disk: must be above 0"]),
+        ("level = 'fleet'\n[faults]\nrepair_s = -1", ["faults.repair_s: must be 0 or more"]),
+        ("level = 'fleet'\ntraces = 'nowhere'", ["traces: nowhere/servegen_rates_10min.npz cannot be read"]),
+        ("level = 'fleet'\nmodel = 'x'", ["model: this field does not exist here"]),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_with_what_is_allowed(text: str, told: list[str]) -> None:
+    with pytest.raises(ScenarioError) as refused:
+        of(text)
+    assert all(part in str(refused.value) for part in told), str(refused.value)
+
+
+def test_all_faults_are_told_at_once() -> None:
+    with pytest.raises(ScenarioError) as refused:
+        of("seed = 'x'\n[hardware]\nmin_replicas = -1\n[[variant]]\n")
+    assert [fault.param for fault in refused.value.faults] == ["variant[0].name", "hardware.min_replicas", "seed"]
+
+
+def test_a_variant_changes_keys_and_keeps_the_others() -> None:
+    base = {"hardware": {"gpu_type": "l4", "gpu_count": 2}, "traffic": [{"rate": 1}, {"rate": 2}], "nodes": [{"a": 1}]}
+    found = merged(base, {"hardware": {"gpu_type": "h100"}, "traffic": {"rate": 8}, "nodes": [{"a": 2}]})
+    assert found == {
+        "hardware": {"gpu_type": "h100", "gpu_count": 2},
+        "traffic": [{"rate": 8}, {"rate": 8}],
+        "nodes": [{"a": 2}],
+    }
+    assert base["traffic"] == [{"rate": 1}, {"rate": 2}], "the file itself stays as it is"
+
+
+def test_a_variant_may_change_policy_hardware_replicas_price_and_traffic() -> None:
+    found = of("""
+        [gateway]
+        queue_wait_s = 9
+        [[variant]]
+        name = "a"
+        [[variant]]
+        name = "b"
+        hardware = {gpu_type = "h100", gpu_count = 2, min_replicas = 3, max_replicas = 5}
+        autoscale.up_queue = 7
+        fleet.accelerator_prices.h100 = 1.5
+        traffic.rate = 4
+        """)
+    first, second = found.worlds
+    assert first.spec.scaling is None
+    assert second.spec.scaling is not None
+    assert (second.spec.scaling.min_replicas, second.spec.scaling.max_replicas) == (3, 5)
+    assert second.spec.autoscale.up_queue == 7
+    assert first.spec.queue_wait_s == second.spec.queue_wait_s == 9.0
+    assert [(one.accelerators, one.usd_per_hour) for one in second.prices.values()] == [(2, 3.0)]
+    (slow,), (fast,) = (one.spec.releases for one in (first, second))
+    assert slow.engine.speed.step_s > 5 * fast.engine.speed.step_s
+    assert len(second.arrivals(1)) > 3 * len(first.arrivals(1))
+
+
+def test_releases_have_what_the_file_says_of_all_and_share_replicas_by_weight() -> None:
+    found = of("""
+        model = "llama-3.2-3b"
+        [hardware]
+        gpu_type = "l40s"
+        min_replicas = 5
+        [engine]
+        max_num_seqs = 7
+        [[releases]]
+        version = "stable"
+        weight = 80
+        [[releases]]
+        version = "canary"
+        weight = 20
+        engine.slowdown = 2.0
+        """)
+    stable, canary = found.worlds[0].spec.releases
+    assert (stable.replicas, canary.replicas) == (4, 1)
+    assert stable.engine.max_num_seqs == canary.engine.max_num_seqs == 7
+    assert canary.engine.speed.step_s == pytest.approx(2 * stable.engine.speed.step_s)
+
+
+def test_an_engines_own_numbers_need_no_model_that_is_known() -> None:
+    found = of("[hardware]\ngpu_type = 'tpu'\n[engine]\nkv_tokens = 4096\nspeed = {step_s = 0.01, kv_token_s = 1e-7}")
+    engine = found.worlds[0].spec.releases[0].engine
+    assert (engine.speed.step_s, engine.speed.kv_token_s, engine.kv_tokens) == (0.01, 1e-7, 4096)
+    assert found.worlds[0].prices["v1"].usd_per_hour == 0.0
+
+
+def test_an_answer_ends_where_the_cache_does_and_prompts_beyond_it_are_refused() -> None:
+    text = "[hardware]\ngpu_type='x'\n[engine]\nkv_tokens=2048\nspeed={step_s=0.01}\n[traffic]\noutput_tokens='9000'\n"
+    variant = of(text + "input_tokens='1000'").worlds[0]
+    assert {one.output_tokens for one in variant.arrivals(1)} == {2048 - 1000 - 16}
+    with pytest.raises(ScenarioError, match=r"routing.knows_kv: a prompt has 3,000 tokens and the KV cache 2,048"):
+        of(text + "input_tokens='3000'\n[routing]\nknows_kv=false").worlds[0].arrivals(1)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (scenario_body.GatewayBody, GatewayConfig),
+        (scenario_body.FleetGatewayBody, GatewayConfig),
+        (scenario_body.FleetBody, FleetConfig),
+        (scenario_body.ScalingBody, ScalingBody),
+        (scenario_body.FleetScalingBody, ScalingBody),
+        (scenario_body.FleetHardwareBody, HardwareBody),
+    ],
+)
+def test_settings_are_called_as_where_they_are_copied_to(
+    ours: type[msgspec.Struct], theirs: type[msgspec.Struct]
+) -> None:
+    assert set(ours.__struct_fields__) <= set(theirs.__struct_fields__)
+
+
+def test_hardware_is_called_as_in_a_deployment_but_for_a_machines_memory() -> None:
+    ours = set(scenario_body.HardwareBody.__struct_fields__)
+    assert ours - set(HardwareBody.__struct_fields__) == {"memory_gib"}
+
+
+@pytest.mark.parametrize("name", ["queue_max", "queue_wait_s", "load_wait_s"])
+def test_defaults_are_those_of_the_configuration(name: str) -> None:
+    for body in (scenario_body.GatewayBody(), scenario_body.FleetGatewayBody()):
+        default: Any = getattr(GatewayConfig(), name)
+        assert getattr(body, name) == default
