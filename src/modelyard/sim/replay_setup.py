@@ -20,7 +20,6 @@ from modelyard.sim.recorded_speed import Size
 from modelyard.sim.tasks import BLOCK_TOKENS, EngineSpec
 from modelyard.sim.world import ReleaseSpec, WorldSpec
 
-
 IDLE_PASS_S = 20.0
 """A replay may be of a week in which little happens."""
 
