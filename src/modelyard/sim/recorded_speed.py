@@ -135,8 +135,8 @@ def _stretches(asked: Sequence[Asked], ready: Mapping[str, float]) -> list[_Stre
             by_replica.setdefault(one.replica_id, []).append(one)
     if not by_replica:
         return []
-    replica_id, mine = max(by_replica.items(), key=lambda item: (len(item[1]), item[0]))
-    mine = _warm(mine, ready.get(replica_id))
+    replica_id, most = max(by_replica.items(), key=lambda item: (len(item[1]), item[0]))
+    mine = _warm(most, ready.get(replica_id))
     if len(mine) <= ALL:
         return [_Stretch(mine)] if mine else []
     idle = _idle_places(mine)
