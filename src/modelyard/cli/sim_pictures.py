@@ -22,7 +22,7 @@ _GREY = "#57606a"
 _SIZE = (7.0, 2.9)
 _STYLE: dict[Any, Any] = {
     "font.size": 9,
-    "font.family": "sans-serif",
+    "font.family": "DejaVu Sans",
     "svg.fonttype": "none",
     "svg.hashsalt": "modelyard",
     "axes.spines.top": False,
@@ -213,4 +213,6 @@ def _svg(drawings: Sequence[Drawing], *, columns: int) -> str:
 
 
 def _shorter(attribute: re.Match[str]) -> str:
-    return _NUMBER.sub(lambda one: f"{float(one[0]):.1f}", attribute[0]).replace(" \nL ", "L").replace("\n", " ")
+    text = _NUMBER.sub(lambda one: f"{float(one[0]):.1f}", attribute[0]).replace(" \nL ", "L").replace("\n", " ")
+    # What was measured with is not what every reader has.
+    return text.replace("'DejaVu Sans'", "sans-serif")

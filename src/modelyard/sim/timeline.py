@@ -12,7 +12,7 @@ from modelyard.sim.requests import Arrival, Request
 from modelyard.sim.results import Column
 from modelyard.sim.world import Replica, World
 
-POINTS = 70
+POINTS = 100
 """About so many points: as many as a picture shows."""
 _STEPS_S = (0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600)
 OF_WORLD = ("replicas", "loading", "running", "waiting", "busy", "kv", "tokens_s", "usd_per_hour")
