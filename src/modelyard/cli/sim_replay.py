@@ -16,7 +16,7 @@ from modelyard.cli.http import data_directory
 from modelyard.cli.nouns import DURATION, WHEN
 from modelyard.cli.output import moment, remark, show_json
 from modelyard.cli.sim_output import Asked as Forms
-from modelyard.cli.sim_output import Progress, show
+from modelyard.cli.sim_output import Progress, show, write
 from modelyard.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 LIMIT = 200_000
 """Requests that are replayed without being asked: about half a minute a variant."""
+SHOWN = 10
+"""So many endpoints have tables of their own."""
 LAST_S = 24 * 3600.0
 _NANO = 1_000_000_000
 _OPTIONS = (
@@ -91,8 +93,7 @@ REPLAY_NAMES = (
 
 def replay_ledger(*, forms: Forms, seeds: int, **given: Any) -> None:
     """Replay what was recorded, and print it beside what is to be tried."""
-    from modelyard.cli.sim_speeds import setup_of
-    from modelyard.sim.replay import recorded_only, replay
+    from modelyard.sim.replay import total
     from modelyard.sim.replay_setup import SettingError
 
     changes = _changes(given)
@@ -103,47 +104,64 @@ def replay_ledger(*, forms: Forms, seeds: int, **given: Any) -> None:
     cases = _read(given)
     if forms.html is not None and len(cases) > 1:
         raise Failure("A page has room for one endpoint: name it with --endpoint.", Exit.USAGE)
-    found: list[Results] = []
     progress = Progress(len(cases) * (len(changes) + 1) * seeds)
-    for case in cases:
-        title = f"replay of {case.name}, {_span(case)}"
-        try:
-            if are_prices:
-                results = recorded_only(case.ledger, changes, title=title, notes=case.notes)
-            else:
-                setup, notes = setup_of(case)
-                results = replay(
-                    setup,
-                    case.ledger,
-                    changes,
-                    seeds=range(1, seeds + 1),
-                    title=title,
-                    notes=(*case.notes, *notes),
-                    progress=progress,
-                )
-        except SettingError as error:
-            progress.clear()
-            if len(cases) == 1 or case.parts:
-                raise Failure(f"This cannot be tried: {error}", Exit.USAGE) from error
-            remark(f"{case.name} is left out: {error}")
-            continue
-        found.append(results)
-    progress.clear()
+    found: list[Results] = []
+    why = ""
+    try:
+        for case in cases:
+            try:
+                found.append(_one(case, changes, seeds, progress, are_prices=are_prices))
+            except SettingError as error:
+                why = str(error)
+                if len(cases) > 1:
+                    remark(f"Left out: {why}")
+    finally:
+        progress.clear()
+    if not found:
+        raise Failure(f"This cannot be tried: {why}", Exit.USAGE)
+    if len(found) > 1:
+        found.append(total(found, title=f"{len(found)} endpoints together"))
     _show(found, forms)
 
 
+def _one(case: "Case", changes: Sequence["Change"], seeds: int, progress: Progress, *, are_prices: bool) -> "Results":
+    """Return what one world comes to."""
+    from modelyard.cli.sim_speeds import setup_of
+    from modelyard.sim.replay import recorded_only, replay
+
+    title = f"replay of {case.name}, {_span(case)}"
+    if are_prices:
+        return recorded_only(case.ledger, changes, title=title, notes=case.notes)
+    setup, notes = setup_of(case)
+    return replay(
+        setup,
+        case.ledger,
+        changes,
+        seeds=range(1, seeds + 1),
+        title=title,
+        notes=(*case.notes, *notes),
+        progress=progress,
+    )
+
+
 def _show(found: Sequence["Results"], forms: Forms) -> None:
+    *alone, last = found
     if forms.is_json:
         show_json(found)
-        forms = msgspec.structs.replace(forms, is_json=False, is_quiet=True)
-        if forms.html is None and forms.pictures is None:
-            return
-    for number, results in enumerate(found):
-        if number and not forms.is_quiet:
+    elif forms.is_quiet:
+        show(last, msgspec.structs.replace(forms, html=None, pictures=None))
+    elif len(alone) > SHOWN:
+        remark(f"The {SHOWN} endpoints with the most requests, and all together; --json has the others.")
+    for number, results in enumerate([*alone[:SHOWN], last], 1):
+        is_sum = results is last and bool(alone)
+        # All together have nothing over time to draw.
+        pictures = None if is_sum or forms.pictures is None else forms.pictures / (f"{number}" if alone else "")
+        its = msgspec.structs.replace(forms, pictures=pictures)
+        if forms.is_json or forms.is_quiet:
+            write(results, its)
+            continue
+        if number > 1:
             print()
-        its = forms
-        if forms.pictures is not None and len(found) > 1:
-            its = msgspec.structs.replace(forms, pictures=forms.pictures / str(number + 1))
         show(results, its)
 
 

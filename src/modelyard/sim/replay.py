@@ -50,6 +50,10 @@ FIGURES = (
     Figure("busy", "Time in which they compute", "share"),
 )
 _SAME = ("ttft_p50_s", "ttft_p99_s", "latency_p50_s", "latency_p99_s")
+_SUMS = (
+    "requests", "prompt_tokens", "written_tokens", "refused", "cold_starts", "replica_hours", "gpu_hours", "gpu_usd",
+    "revenue_usd", "margin_usd",
+)  # fmt: skip
 Progress = Callable[[str, int, float], None]
 
 
@@ -108,6 +112,26 @@ def _results(tried: Sequence[Tried], title: str, notes: Sequence[str]) -> Result
         for one in each.runs
     ]
     return Results(title, "request", present(FIGURES, figures), tuple(tried), tuple(notes))
+
+
+def total(found: Sequence[Results], *, title: str) -> Results:
+    """Return what several endpoints come to together, variant by variant; waits have no sum, but their shares do."""
+    tried = []
+    for same in zip(*(one.tried for one in found), strict=True):
+        runs = []
+        for ran in zip(*(one.runs for one in same), strict=True):
+            figures = [one.figures for one in ran]
+            sums = {
+                key: sum(one.get(key, 0.0) for one in figures) for key in _SUMS if any(key in one for one in figures)
+            }
+            if seen := sum(one["requests"] for one in figures if "late" in one):
+                sums["late"] = sum(one["late"] * one["requests"] for one in figures if "late" in one) / seen
+            tokens = sums.get("prompt_tokens", 0.0) + sums.get("written_tokens", 0.0)
+            if tokens and sums.get("gpu_usd"):
+                sums["usd_per_million"] = sums["gpu_usd"] / tokens * 1e6
+            runs.append(Ran(ran[0].seed, sums, _no_series()))
+        tried.append(Tried(same[0].name, tuple(runs)))
+    return _results(tried, title, ())
 
 
 def recorded_figures(ledger: Ledger, change: Change | None = None) -> dict[str, float]:

@@ -106,11 +106,14 @@ def test_what_no_engine_of_ours_served_is_left_out_and_said(capsys: pytest.Captu
     assert main(["sim", "--replay", *FROM, "--data-dir", str(data), "--json"]) == 0
     said = capsys.readouterr()
     assert [one["title"].split(",")[0] for one in json.loads(said.out)] == ["replay of chat"]
-    assert "far is left out" in said.err
-    assert "gone is left out" in said.err
+    assert "Left out: far has no engine of ours to simulate" in said.err
+    assert "Left out: gone has no engine of ours to simulate" in said.err
     prices = replayed(capsys, data, "--token-price", "input=2")
-    assert [one["title"].split(",")[0] for one in prices] == ["replay of chat", "replay of far", "replay of gone"]
+    names = ["replay of chat", "replay of far", "replay of gone", "3 endpoints together"]
+    assert [one["title"].split(",")[0] for one in prices] == names
     assert figures(prices[1], "changed")["revenue_usd"] == pytest.approx(2 * 2 * 200 / 1e6)
+    assert figures(prices[3], "recorded")["requests"] == 135
+    assert figures(prices[3], "changed")["revenue_usd"] == pytest.approx(135 * 2 * 200 / 1e6)
 
 
 def test_a_sample_is_the_beginning_of_each_hour(capsys: pytest.CaptureFixture[str], data: Path) -> None:

@@ -14,9 +14,9 @@ from modelyard.domain.usage import Price
 from modelyard.policy.engine_model import Speed
 from modelyard.sim.recorded import Asked, stretches
 from modelyard.sim.recorded_speed import Size, judge, learn
-from modelyard.sim.replay import AS_IS, RECORDED, Ledger, recorded_only, replay, run
+from modelyard.sim.replay import AS_IS, RECORDED, Ledger, recorded_only, replay, run, total
 from modelyard.sim.replay_money import PriceList, held
-from modelyard.sim.replay_setup import Change, Release, SettingError, Setup, changed, world_of
+from modelyard.sim.replay_setup import Change, Gateways, Release, SettingError, Setup, changed, world_of
 from modelyard.sim.requests import Arrival
 from modelyard.sim.results import Results
 from modelyard.sim.world import World
@@ -166,6 +166,22 @@ def test_a_replay_that_is_far_off_says_so() -> None:
     slow = Release(version_id="ver-1", speed=Speed(0.05, 5e-4, 3e-4, 2e-7), size=SIZE)
     found = replay(msgspec.structs.replace(SETUP, releases=(slow,)), ledger(), [])
     assert found.notes[-1].startswith("Warning: as it is, the replay is more than 20% off what was recorded: first")
+
+
+def test_a_replay_that_refuses_what_was_answered_says_so() -> None:
+    hasty = msgspec.structs.replace(SETUP, gateway=Gateways(queue_max=1, queue_wait_s=0.1))
+    assert "requests refused that were answered" in replay(hasty, ledger(), []).notes[-1]
+
+
+def test_endpoints_together_are_their_sums_and_the_share_that_waits_of_all() -> None:
+    whole = total([results(), results()], title="two")
+    for one, each in zip(whole.tried, results().tried, strict=True):
+        figures = each.runs[0].figures
+        assert one.mean("requests") == 2 * figures["requests"]
+        assert one.mean("gpu_usd") == pytest.approx(2 * figures["gpu_usd"])
+        assert one.mean("late") == pytest.approx(figures["late"])
+        assert one.mean("usd_per_million") == pytest.approx(figures["usd_per_million"])
+        assert one.mean("ttft_p99_s") is None
 
 
 def test_the_speed_of_an_engine_is_learned_from_its_rows() -> None:
