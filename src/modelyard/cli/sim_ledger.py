@@ -20,6 +20,7 @@ from modelyard.sim.replay_setup import Gateways
 
 if TYPE_CHECKING:
     from modelyard.compose import Readable
+    from modelyard.domain.books import ReplicaLife
     from modelyard.domain.catalog import ModelVersion
     from modelyard.domain.endpoints import Endpoint
     from modelyard.domain.usage import UsageRow
@@ -147,9 +148,8 @@ async def _cases(
     from modelyard.policy.job import BANDS
 
     versions = {one.id: one for one in await stores.control.versions()}
-    since, until = wanted.replayed[0].since, wanted.replayed[-1].until
-    lives = await stores.books.lives(since=since, until=until)
-    hours = await stores.books.hours(since=int(since // 3600 * 3600), until=ceil(until))
+    since = wanted.replayed[0].since
+    lives, busy = await _lives(stores, wanted)
     loads, fits = await stores.control.observed_loads(), await stores.control.engine_fits()
     kept_since = await stores.usage.kept_since()
     terms = {one.id: Terms(weight=one.weight, band=BANDS.index(one.plan)) for one in await stores.control.tenants()}
@@ -158,35 +158,44 @@ async def _cases(
         factor_micro=micro_of(config.batch.price_factor),
         labels={one.id: one.version for one in versions.values()},
     )
-    gateway = msgspec.convert(config.gateway, Gateways, from_attributes=True)
     found = []
-    for id, asked in groups.items():
+    for id, rows in groups.items():
         endpoint = endpoints.get(id)
+        replayed = _lived(wanted.replayed, endpoint)
+        # A guest may have been there before its host was.
+        asked = tuple(one for one in rows if one.at_s >= replayed[0].since)
+        if not asked:
+            continue
         notes = list(_notes(asked, endpoint, endpoints, kept_since, since))
         parts = _parts(endpoint, versions, fits, stores.engines, notes) if endpoint else []
-        mine = tuple(one for one in lives if one.endpoint_id == id)
-        present_s = sum(one.present_s for one in hours if one.endpoint_id == id)
-        busy_s = sum(one.busy_s for one in hours if one.endpoint_id == id)
-        ledger = Ledger(
-            asked=tuple(asked),
-            replayed=_lived(wanted.replayed, endpoint),
-            prices=prices,
-            lives=mine,
-            busy=min(1.0, busy_s / present_s) if present_s else None,
-        )
         case = Case(
             name=endpoint.name if endpoint else asked[-1].model,
-            ledger=ledger,
+            ledger=Ledger(
+                asked=asked, replayed=replayed, prices=prices, lives=tuple(lives.get(id, ())), busy=busy.get(id)
+            ),
             parts=tuple(parts),
             endpoint=endpoint,
             load_s=_load_s(parts, loads, stores.engines),
-            gateway=gateway,
+            gateway=msgspec.convert(config.gateway, Gateways, from_attributes=True),
             prices={kind: nano_of(usd) for kind, usd in config.fleet.accelerator_prices.items()},
             terms=terms,
             notes=tuple(notes),
         )
         found.append(_placed(case, wanted))
     return sorted(found, key=lambda one: -len(one.ledger.asked))
+
+
+async def _lives(stores: "Readable", wanted: Wanted) -> tuple[dict[str, list["ReplicaLife"]], dict[str, float]]:
+    """Return the lives of replicas in the time, and the share of it in which they had a request, by endpoint."""
+    since, until = wanted.replayed[0].since, wanted.replayed[-1].until
+    lives: dict[str, list[ReplicaLife]] = {}
+    for life in await stores.books.lives(since=since, until=until):
+        lives.setdefault(life.endpoint_id, []).append(life)
+    sums: dict[str, tuple[float, float]] = {}
+    for hour in await stores.books.hours(since=int(since // 3600 * 3600), until=ceil(until)):
+        busy_s, present_s = sums.get(hour.endpoint_id, (0.0, 0.0))
+        sums[hour.endpoint_id] = busy_s + hour.busy_s, present_s + hour.present_s
+    return lives, {id: min(1.0, busy_s / present_s) for id, (busy_s, present_s) in sums.items() if present_s}
 
 
 def _lived(replayed: tuple[Stretch, ...], endpoint: "Endpoint | None") -> tuple[Stretch, ...]:
