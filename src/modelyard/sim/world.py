@@ -323,7 +323,9 @@ class World:
         return is_still and all(one.ready_s <= now_s for one in self.replicas.values())
 
     def _slots(self, live: Sequence[Replica]) -> int:
-        return self.spec.slots or max((replica.release.engine.max_num_seqs for replica in live), default=1)
+        # Of one that sleeps its version says them, as the controller has it.
+        releases = [replica.release for replica in live] or self.spec.releases
+        return self.spec.slots or max(release.engine.max_num_seqs for release in releases)
 
     def _resize(self, release: ReleaseSpec, wanted: int, now_s: float) -> None:
         live = [one for one in self.replicas.values() if one.release is release and not one.is_draining]

@@ -13,10 +13,10 @@ from modelyard.sim.world import ReleaseSpec, World, WorldSpec
 HOUR_S = 3600.0
 
 
-def world(**more: object) -> World:
+def world(most: int = 1, replicas: int = 1, **more: object) -> World:
     spec = WorldSpec(
-        releases=(ReleaseSpec(engine=EngineSpec(speed=Speed(0.02, 1e-3, 1e-4))),),
-        scaling=Scaling(0, 1, scale_to_zero=True, idle_s=300),
+        releases=(ReleaseSpec(engine=EngineSpec(speed=Speed(0.02, 1e-3, 1e-4)), replicas=replicas),),
+        scaling=Scaling(0, most, scale_to_zero=True, idle_s=300),
         load_s=20.0,
         **more,  # type: ignore[arg-type]
     )
@@ -52,3 +52,11 @@ def test_long_pauses_take_few_looks_and_change_little() -> None:
     for one, other in zip(first, second, strict=True):
         # Nobody waits for a look in the far future: the next one is two seconds away at most, as ever.
         assert other.ttft_s == pytest.approx(one.ttft_s, abs=2.0)
+
+
+def test_what_sleeps_wakes_with_as_many_replicas_as_their_slots_are_needed_for() -> None:
+    asleep = world(most=4, replicas=0)
+    asleep.stay(1000.0)
+    asleep.run([Arrival(at_s=500.1 + at / 100, prompt_tokens=100, output_tokens=50) for at in range(9)])
+    assert asleep.scaler is not None
+    assert [replicas for _, replicas, _ in asleep.scaler.decisions if replicas] == [1]
