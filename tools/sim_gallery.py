@@ -34,7 +34,7 @@ file gives no others, so that what two columns are to each other is worth more t
 """
 
 LESSONS = {
-    "laptop": """A CPU reads a prompt about as slowly as it writes, so that the half of each prompt that is the same in
+    "laptop": """A CPU reads a prompt about as slowly as it writes, so that the part of each prompt that is the same in
 all is worth caching: first tokens come after {prefix cached:ttft_p50_s} at the median, and after {no cache:ttft_p50_s}
 without. Two slots answer faster once they have begun, and let more wait. With twice the callers
 {twice the callers:within} get their first token in time, beside {prefix cached:within}.""",
@@ -61,12 +61,12 @@ replicas are always full. But nobody who runs is put out: it waits for a slot, a
 {3:usd_per_million} instead of {2:usd_per_million} for a million of them.""",
     "which-gpu": """The L4 has the cheapest hour and cannot carry the load: {L4:refused} are refused, and what it serves
 costs {L4:usd_per_million} a million tokens. The L40S is the cheapest that can ({L40S:usd_per_million}); the H100 is the
-fastest ({H100:tpot_p50_s} a token beside {L40S:tpot_p50_s}) and would be idle most of the time if it had to be paid for
-this load alone.""",
+fastest ({H100:tpot_p50_s} a token beside {L40S:tpot_p50_s}) and costs {H100:usd_per_million}, as so few requests leave
+most of its batch empty.""",
     "office-day": """Autoscaling as shipped needs {as shipped:replicas_mean} replicas on average instead of three, and
 {as shipped:within} of first tokens are in time. Giving back earlier saves more ({given back earlier:replicas_mean}) and
-starts {given back earlier:cold_starts} replicas instead of {as shipped:cold_starts}, which some callers feel: p99
-{given back earlier:ttft_p99_s} beside {as shipped:ttft_p99_s}.""",
+some callers feel it: first tokens come after {given back earlier:ttft_p99_s} at p99 beside {as shipped:ttft_p99_s}, and
+{given back earlier:cold_starts} replicas are started instead of {as shipped:cold_starts}.""",
     "spot": """An hour costs {half of them:usd_per_hour} instead of {none is spot:usd_per_hour}, since nearly all
 replicas are beyond an endpoint's first. {half of them:reclaimed} nodes were taken back, and
 {half, and hourly:reclaimed} where that happens hourly; {half, and hourly:available} of requests were answered all the

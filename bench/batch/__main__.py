@@ -33,9 +33,10 @@ from bench import processes
 from modelyard.cli.files import send_file
 from modelyard.cli.http import Platform
 from modelyard.domain.batches import LINES_MAX
+from modelyard.domain.lengths import lengths_of
 from modelyard.loadtest.client import Client, Target
 from modelyard.loadtest.driver import Driver, Level
-from modelyard.loadtest.workload import Made, asks_of, lengths_of
+from modelyard.loadtest.workload import Made, asks_of
 
 CHAT = "/v1/chat/completions"
 SLOTS = 16

@@ -65,7 +65,7 @@ def run(scenario: str, *, seeds: int | None, **given: Any) -> None:
     from modelyard.sim.scenarios import scenario_of
 
     try:
-        ready = scenario_of(_decoded(text, file), file.parent, seeds=seeds)
+        ready = scenario_of({"title": file.stem, **_decoded(text, file)}, file.parent, seeds=seeds)
         progress = Progress(ready.number)
         try:
             results = run_scenario(ready, None if asked.is_quiet else progress)

@@ -39,6 +39,7 @@ _STYLE: dict[Any, Any] = {
     "path.simplify_threshold": 0.5,
 }
 _ATTRIBUTE = re.compile(r'"[^"]*"')
+_INDENT = re.compile(r"\n +")
 _NUMBER = re.compile(r"-?\d+\.\d{2,}")
 
 
@@ -157,6 +158,7 @@ def _kinds(results: "Results", place: int) -> Drawing:
         series = results.tried[place].runs[0].series
         names = sorted(name for name in series if name.startswith(KIND))
         axes.set_title(f"Accelerators in use: {results.tried[place].name}")
+        axes.set_axisbelow(True)
         axes.stackplot(
             _floats(series["hours"], 1.0),
             *(_floats(series[name], 1.0) for name in names),
@@ -205,11 +207,11 @@ def _svg(drawings: Sequence[Drawing], *, columns: int) -> str:
             label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
         }
         if told:
-            figure.legend(told.values(), told.keys(), loc="outside lower center", ncols=4)
+            figure.legend(told.values(), told.keys(), loc="outside lower center", ncols=min(len(told), 6))
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     # A tenth of a point is finer than any screen, and a third of the bytes.
-    return _ATTRIBUTE.sub(_shorter, file.getvalue())
+    return _INDENT.sub("\n", _ATTRIBUTE.sub(_shorter, file.getvalue()))
 
 
 def _shorter(attribute: re.Match[str]) -> str:

@@ -7,11 +7,11 @@ file, and its ``--replay`` from the ledger; both call ``run_all``.
 import random
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from statistics import fmean
 
 import msgspec
 
 from modelyard.sim.comparison import spread
+from modelyard.sim.engine import Engine
 from modelyard.sim.report import summary
 from modelyard.sim.requests import Arrival, Request
 from modelyard.sim.results import Figure, Ran, Results, Tried, present
@@ -92,10 +92,7 @@ def run_one(variant: Variant, seed: int, *, progress: Progress | None = None) ->
     timeline = Timeline(every_s(arrivals), prices, tell)
     world = World(variant.spec, random.Random(seed), watch=timeline)
     requests = world.run(arrivals)
-    figures = figures_of(variant, world, requests)
-    if held := timeline.columns["kv"]:
-        figures["kv"] = fmean(held)
-    return Ran(seed, figures, timeline.series(requests))
+    return Ran(seed, figures_of(variant, world, requests), timeline.series(requests))
 
 
 def figures_of(variant: Variant, world: World, requests: Sequence[Request]) -> dict[str, float]:
@@ -127,6 +124,7 @@ def figures_of(variant: Variant, world: World, requests: Sequence[Request]) -> d
         "replicas_mean": sum(held for _, held in lived) / hours,
         "replicas_most": float(_most(world, end_s)),
         "busy": min(1.0, seen.busy_share),
+        "kv": _kv_held([(one.engine, held * 3600) for one, held in lived]),
         "gpu_hours": sum(prices[one.id].accelerators * held for one, held in lived),
     }
     if any(one.arrival.blocks for one in requests):
@@ -135,12 +133,23 @@ def figures_of(variant: Variant, world: World, requests: Sequence[Request]) -> d
         found["cold_starts"] = float(sum(one.ready_s > one.began_s for one, _ in lived))
     if usd:
         found["usd_per_hour"] = usd / hours
-        found["usd_per_million"] = usd / max(tokens, 1) * 1e6
+        if tokens:
+            found["usd_per_million"] = usd / tokens * 1e6
     return {
         **found,
         **_by("tenant", requests, lambda one: one.arrival.tenant_id, variant.slo_s),
         **_by("version", [one for one in requests if one.version_id], lambda one: one.version_id, variant.slo_s),
     }
+
+
+def _kv_held(lived: Sequence[tuple[Engine, float]]) -> float:
+    """Return the share of KV caches that was held, over the seconds that each engine lived."""
+    held = room = 0.0
+    for engine, seconds in lived:
+        totals = engine.totals(inf)
+        held += totals.kv_tokens / max(totals.iterations, 1.0) * engine.busy_s
+        room += seconds * engine.spec.kv_tokens
+    return min(1.0, held / max(room, 1e-9))
 
 
 def _most(world: World, end_s: float) -> int:

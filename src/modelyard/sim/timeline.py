@@ -6,15 +6,17 @@ one that is not, to the last digit. What requests saw is put to the time at whic
 
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil, inf
+from typing import NamedTuple
 
 from modelyard.sim.comparison import spread
 from modelyard.sim.requests import Arrival, Request
 from modelyard.sim.results import Column
+from modelyard.sim.tasks import Totals
 from modelyard.sim.world import Replica, World
 
 POINTS = 100
 """About so many points: as many as a picture shows."""
-_STEPS_S = (0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600)
+_STEPS_S = (0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1200, 1800, 3600)
 OF_WORLD = ("replicas", "loading", "running", "waiting", "busy", "kv", "tokens_s", "usd_per_hour")
 OF_REQUESTS = ("requests_s", "refused", "ttft_p50_s", "ttft_p99_s")
 
@@ -36,28 +38,33 @@ class Timeline:
         self.columns: dict[str, list[float]] = {name: [] for name in ("hours", *OF_WORLD)}
         self._prices = prices
         self._progress = progress
-        self._busy_s: dict[str, float] = {}
-        self._tokens: dict[str, float] = {}
+        self._seen: dict[str, _Seen] = {}
 
     def look(self, world: World) -> None:
-        """Add a point: what is now, and what was since the last one."""
+        """Add a point: means since the last one, and who runs and waits now."""
         now_s = self.next_s
-        self.next_s = now_s + self.every_s
-        replicas = [one for one in (*world.replicas.values(), *world.gone) if one.gone_s > now_s - self.every_s]
+        begin_s, self.next_s = now_s - self.every_s, now_s + self.every_s
+        replicas = [one for one in (*world.replicas.values(), *world.gone) if one.gone_s > begin_s]
         live = [one for one in replicas if one.gone_s > now_s]
-        serving = [one for one in live if one.ready_s <= now_s]
-        lived = {one.id: self._lived_s(one, now_s) for one in replicas}
-        busy_s = sum(self._since(self._busy_s, one.id, one.engine.busy_by(now_s)) for one in replicas)
-        tokens = sum(self._since(self._tokens, one.id, one.engine.totals(now_s).generated) for one in replicas)
-        usd = sum(self._prices.get(one.release.version_id, 0.0) * lived[one.id] for one in replicas)
+        lived_s = serving_s = busy_s = held = room = tokens = usd = 0.0
+        for one in replicas:
+            own_s = _within(begin_s, now_s, one.began_s, one.gone_s)
+            done = self._since(one, now_s)
+            lived_s += own_s
+            serving_s += _within(begin_s, now_s, one.ready_s, one.gone_s)
+            busy_s += done.busy_s
+            held += done.held
+            room += own_s * one.engine.spec.kv_tokens
+            tokens += done.tokens
+            usd += self._prices.get(one.release.version_id, 0.0) * own_s
         point = {
             "hours": now_s / 3600,
-            "replicas": float(len(serving)),
-            "loading": float(len(live) - len(serving)),
+            "replicas": serving_s / self.every_s,
+            "loading": (lived_s - serving_s) / self.every_s,
             "running": float(sum(one.engine.running for one in live)),
             "waiting": float(sum(front.waiting for front in world.fronts) + sum(one.engine.waiting for one in live)),
-            "busy": min(1.0, busy_s / max(sum(lived.values()), 1e-9)),
-            "kv": sum(one.engine.kv_usage for one in serving) / len(serving) if serving else 0.0,
+            "busy": min(1.0, busy_s / max(lived_s, 1e-9)),
+            "kv": min(1.0, held / max(room, 1e-9)),
             "tokens_s": tokens / self.every_s,
             "usd_per_hour": usd / self.every_s,
         }
@@ -84,11 +91,34 @@ class Timeline:
             of_requests["ttft_p99_s"].append(seconds.p99 if begun else None)
         return {**found, **of_requests}
 
-    def _lived_s(self, replica: Replica, now_s: float) -> float:
-        return max(0.0, min(now_s, replica.gone_s) - max(now_s - self.every_s, replica.began_s))
+    def _since(self, replica: Replica, now_s: float) -> "_Done":
+        """Return what a replica did since the last look."""
+        engine, before = replica.engine, self._seen.get(replica.id, _Seen(0.0, Totals()))
+        seen = self._seen[replica.id] = _Seen(engine.busy_by(now_s), engine.totals(now_s))
+        busy_s = seen.busy_s - before.busy_s
+        iterations = seen.totals.iterations - before.totals.iterations
+        held = seen.totals.kv_tokens - before.totals.kv_tokens
+        return _Done(
+            busy_s, held / iterations * busy_s if iterations else 0.0, seen.totals.generated - before.totals.generated
+        )
 
-    @staticmethod
-    def _since(before: dict[str, float], replica_id: str, now: float) -> float:
-        more = now - before.get(replica_id, 0.0)
-        before[replica_id] = now
-        return more
+
+class _Seen(NamedTuple):
+    """What an engine had done by a look."""
+
+    busy_s: float
+    totals: Totals
+
+
+class _Done(NamedTuple):
+    """What it did between two."""
+
+    busy_s: float
+    held: float
+    """Tokens in its cache, times seconds."""
+    tokens: float
+
+
+def _within(begin_s: float, end_s: float, since_s: float, until_s: float) -> float:
+    """Return how much of the time from ``since_s`` until ``until_s`` is in a span."""
+    return max(0.0, min(end_s, until_s) - max(begin_s, since_s))

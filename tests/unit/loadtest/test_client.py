@@ -9,10 +9,11 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from modelyard.domain.lengths import lengths_of
 from modelyard.loadtest.client import Client, Target, settle
 from modelyard.loadtest.driver import Driver, Level
 from modelyard.loadtest.statistics import figures_of
-from modelyard.loadtest.workload import Ask, Made, asks_of, lengths_of
+from modelyard.loadtest.workload import Ask, Made, asks_of
 
 ASK = Ask([{"role": "user", "content": "hi"}], 3)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -50,6 +50,8 @@ def test_a_timeline_counts_each_request_once_and_all_that_replicas_cost() -> Non
     replicas = [*world.replicas.values(), *world.gone]
     lived_s = sum(min(one.gone_s, until_s) - one.began_s for one in replicas if one.began_s < until_s)
     assert sum(value or 0.0 for value in series["usd_per_hour"]) * 2.0 == pytest.approx(3.0 * lived_s)
+    ready_s = sum(until_s - one.ready_s for one in replicas if one.gone_s > until_s > one.ready_s)
+    assert sum(value or 0.0 for value in series["replicas"]) * 2.0 >= ready_s * 0.999
     assert max(value or 0.0 for value in series["loading"]) > 0, "nothing was started: this shows little"
     written = sum(one.arrival.output_tokens for one in requests)  # some of it after the last point
     assert 0.98 * written < sum(value or 0.0 for value in series["tokens_s"]) * 2.0 <= written
@@ -78,6 +80,16 @@ def test_cost_is_what_replicas_hold_for_as_long_as_requests_run() -> None:
     tokens = sum(one.output_tokens for one in arrivals(1))
     usd = figures["gpu_hours"] / 2 * 5.0
     assert figures["usd_per_million"] == pytest.approx(usd / tokens * 1e6)
+
+
+def test_the_cache_that_is_held_is_what_requests_hold_over_time() -> None:
+    alone = [Arrival(at_s=0.0, prompt_tokens=1600, output_tokens=400)]
+    spec = WorldSpec(releases=(ReleaseSpec(engine=ENGINE),))
+    ran = run_one(Variant(name="a", spec=spec, arrivals=lambda seed: alone), 1)
+    # From 1,600 tokens it grows to 2,000, of the cache's 131,072.
+    assert ran.figures["kv"] == pytest.approx(1800 / ENGINE.kv_tokens, rel=0.02)
+    held = [value for value in ran.series["kv"] if value]
+    assert sum(held) / len(held) == pytest.approx(1800 / ENGINE.kv_tokens, rel=0.1)
 
 
 def test_tenants_have_figures_of_their_own_where_there_are_several() -> None:
