@@ -108,9 +108,6 @@ def test_a_table_shows_variants_and_how_far_to_trust_them(yard: Yard) -> None:
         (("--endpoint", "caht"), 3, "There is no endpoint 'caht'. Did you mean 'chat'?"),
         (("--limit", "5"), 2, "There are more than 5 requests. Replay a shorter time"),
         (("--from", "2026-01-01", "--to", "2026-01-02"), 3, "There are no requests from 2026-01-01"),
-        (("--from", "2h", "--last", "1h"), 2, "Give --from or --last, not both"),
-        (("--set", "scaling.many=1"), 2, "This cannot be tried: there is no 'scaling.many'"),
-        (("--traffic", "lots"), 2, "'lots' is no factor"),
         (("--hardware", "tpu"), 2, "nothing is known of 'tpu'"),
     ],
 )

@@ -168,6 +168,12 @@ def test_what_is_written_wrong_is_said_before_anything_is_read(
     assert why in said.err
 
 
+def test_a_setting_that_is_none_is_refused_with_those_that_are(capsys: pytest.CaptureFixture[str], data: Path) -> None:
+    line = ["sim", "--replay", *FROM, "--data-dir", str(data), "--endpoint", "chat", "--set", "scaling.many=1"]
+    assert main(line) == 2
+    assert "This cannot be tried: there is no 'scaling.many'; scaling has min_replicas" in capsys.readouterr().err
+
+
 def test_a_file_of_variants_with_a_name_that_is_none_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
