@@ -110,7 +110,7 @@ def _show_table(results: "Results") -> None:
     )
     print()
     headings, rows = cells(results)
-    show_table(headings, rows)
+    show_table(list(map(clean, headings)), rows)
     for note in results.notes:
         remark(note)
 

@@ -6,6 +6,7 @@ and look for a screen.
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ _STYLE: dict[Any, Any] = {
     "font.size": 9,
     "font.family": "DejaVu Sans",
     "svg.fonttype": "none",
+    "text.parse_math": False,  # a name may hold dollars
     "svg.hashsalt": "modelyard",
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -144,7 +146,7 @@ def _drawing(results: "Results", panel: Panel) -> Drawing:
                     style,
                     color=_COLOURS[place % len(_COLOURS)],
                     linewidth=1.3,
-                    label=tried.name if len(styles) == 1 and len(results.tried) > 1 else None,
+                    label=_label(tried.name) if len(styles) == 1 and len(results.tried) > 1 else None,
                 )
         axes.set_title(f"{panel.title}: {', '.join(styles)}" if len(styles) > 1 else panel.title)
         axes.set_ylim(bottom=0)
@@ -176,6 +178,11 @@ def _unit(results: "Results") -> tuple[str, float]:
     return ("minutes", 1 / 60) if not hours or (hours[-1] or 0.0) < 3.0 else ("hours", 1.0)
 
 
+def _label(name: str) -> str:
+    """Return a name for the legend: one that begins with an underscore is none to matplotlib."""
+    return f" {name}" if name.startswith("_") else name
+
+
 def _corners(xs: list[float], ys: list[float]) -> tuple[list[float], list[float]]:
     """Leave out points between two of the same height: most of a line that seldom changes."""
     kept = [
@@ -196,7 +203,9 @@ def _svg(drawings: Sequence[Drawing], *, columns: int) -> str:
     from matplotlib.figure import Figure
 
     rows = -(-len(drawings) // columns)
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        # Letters that its font lacks are the reader's browser's to draw.
+        warnings.filterwarnings("ignore", message="Glyph")
         width = _SIZE[0] if columns == 1 else 1.6 * _SIZE[0]
         figure = Figure(figsize=(width, _SIZE[1] * rows), layout="constrained", facecolor="white")
         FigureCanvasSVG(figure)

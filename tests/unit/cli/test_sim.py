@@ -76,7 +76,8 @@ def test_a_page_and_pictures_are_written_and_load_nothing(
 ) -> None:
     pytest.importorskip("matplotlib")
     page, folder = tmp_path / "out.html", tmp_path / "pictures"
-    small.write_text(SMALL.replace('"two"', '"<two & \\"more\\">"'), "utf-8")
+    # What matplotlib and a page could take for something of their own.
+    small.write_text(SMALL.replace('"two"', '"<two & \\"more\\">"').replace('"one"', '"_$x^$ 模型"'), "utf-8")
     assert main(["sim", str(small), "--html", str(page), "--pictures", str(folder)]) == 0
     assert "pictures are in" in capsys.readouterr().err
     names = {file.stem for file in folder.iterdir()}
@@ -85,6 +86,7 @@ def test_a_page_and_pictures_are_written_and_load_nothing(
     assert text.count("<svg") == len(names) - 1
     assert "&lt;two &amp;" in text
     assert "<two" not in text
+    assert "_$x^$ 模型</text>" in text
     assert "src=" not in text
     assert "Cost an hour, $" in text
     overview = (folder / "overview.svg").read_text("utf-8")

@@ -9,6 +9,7 @@ import pytest
 from modelyard.errors import ApiError
 from modelyard.web.choices import choices
 from modelyard.web.decoding import decode, decode_query
+from modelyard.web.gathering import gathered
 
 
 class Colour(StrEnum):
@@ -40,6 +41,14 @@ def test_a_query_and_a_body_say_which_words_are_known() -> None:
         decode_query(Asked, b"width=" + b"w" * 5000)
     assert "use one of 1m, 1h" in refused.value.message
     assert len(refused.value.message) < 400
+
+
+def test_all_that_is_wrong_says_which_words_are_known() -> None:
+    _, flaws = gathered(Asked, {"width": "1w", "many": [{"colour": "green"}]})
+    assert [(flaw.param, flaw.reason) for flaw in flaws] == [
+        ("many[0].colour", "invalid enum value 'green'; use one of red, blue"),
+        ("width", "invalid enum value '1w'; use one of 1m, 1h"),
+    ]
 
 
 @pytest.mark.parametrize("path", ["", "nosuch", "number", "many[0].colour", "width.more", "inner.colour.x"])
