@@ -16,7 +16,7 @@ from modelyard.sim.recorded import Asked, Stretch, Terms, asked_of
 from modelyard.sim.recorded_speed import Size
 from modelyard.sim.replay import Ledger
 from modelyard.sim.replay_money import PriceList
-from modelyard.sim.replay_setup import Gateways
+from modelyard.sim.scenario_body import GatewayBody
 
 if TYPE_CHECKING:
     from modelyard.compose import Readable
@@ -54,7 +54,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[Part, ...]
     endpoint: "Endpoint | None" = None
     load_s: float = LOAD_S
-    gateway: Gateways = Gateways()
+    gateway: GatewayBody = GatewayBody()
     kind: str = ""
     """Of its accelerators; "": not known."""
     accelerators: float = 1.0
@@ -176,7 +176,7 @@ async def _cases(
             parts=tuple(parts),
             endpoint=endpoint,
             load_s=_load_s(parts, loads, stores.engines),
-            gateway=msgspec.convert(config.gateway, Gateways, from_attributes=True),
+            gateway=GatewayBody(**{name: getattr(config.gateway, name) for name in GatewayBody.__struct_fields__}),
             prices={kind: nano_of(usd) for kind, usd in config.fleet.accelerator_prices.items()},
             terms=terms,
             notes=tuple(notes),

@@ -12,6 +12,7 @@ the other half is judged.
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from math import ceil, nan
+from typing import Annotated
 
 import msgspec
 
@@ -47,9 +48,9 @@ class Learned(msgspec.Struct, frozen=True):
 class Size(msgspec.Struct, frozen=True):
     """What an engine takes at once."""
 
-    slots: int = 8
-    chunk_tokens: int = 2048
-    kv_tokens: int = 0
+    slots: Annotated[int, msgspec.Meta(ge=1)] = 8
+    chunk_tokens: Annotated[int, msgspec.Meta(ge=1)] = 2048
+    kv_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     """0: not known, and taken for enough."""
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from modelyard.domain import autoscale_bounds
 from modelyard.domain.endpoints import Autoscale, Scaling
 from modelyard.domain.facts import ModelFacts
 from modelyard.domain.prices import PriceEntry
@@ -17,8 +18,10 @@ from modelyard.policy.scaling import divide
 from modelyard.sim.comparison import KV_BLOCKS_UNKNOWN
 from modelyard.sim.recorded import Terms
 from modelyard.sim.recorded_speed import Size
+from modelyard.sim.scenario_body import GatewayBody
 from modelyard.sim.tasks import BLOCK_TOKENS, EngineSpec
 from modelyard.sim.world import ReleaseSpec, WorldSpec
+from modelyard.sim.worlds import UNKNOWN_HERE
 
 IDLE_PASS_S = 20.0
 """A replay may be of a week in which little happens."""
@@ -26,16 +29,6 @@ IDLE_PASS_S = 20.0
 
 class SettingError(ValueError):
     """Why something cannot be tried, in one line."""
-
-
-class Gateways(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of ``gateway.*`` that a replay knows."""
-
-    workers: int = 1
-    queue_max: int = 256
-    queue_wait_s: float = 30.0
-    load_wait_s: float = 600.0
-    kv_share_max: float = 0.97
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +53,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     releases: tuple[Release, ...]
     scaling: Scaling = Scaling()
     autoscale: Autoscale = Autoscale()
-    gateway: Gateways = Gateways()
+    gateway: GatewayBody = GatewayBody()
     replicas: int = 1
     load_s: float = 60.0
     kind: str = ""
@@ -110,6 +103,7 @@ def changed(setup: Setup, change: Change) -> Setup:
         setup = _on(setup, change.hardware)
     if setup.kind in change.prices:
         setup = msgspec.structs.replace(setup, nanousd=change.prices[setup.kind])
+    _check_autoscale(setup, change)
     low, high = setup.scaling.min_replicas, setup.scaling.max_replicas
     if low > high:
         raise SettingError(f"scaling.min_replicas={low} is above scaling.max_replicas={high}: set both.")
@@ -159,10 +153,22 @@ def _engine(release: Release, *, has_prefixes: bool) -> EngineSpec:
 # --- settings by their paths ---------------------------------------------------------------
 
 
-_PARTS: Mapping[str, type[msgspec.Struct]] = {"scaling": Scaling, "autoscale": Autoscale, "gateway": Gateways}
+_PARTS: Mapping[str, type[msgspec.Struct]] = {"scaling": Scaling, "autoscale": Autoscale, "gateway": GatewayBody}
+
+
+_ALSO: Mapping[str, str] = {
+    "hardware.min_replicas": "scaling.min_replicas",
+    "hardware.max_replicas": "scaling.max_replicas",
+    "scaling.scale_to_zero_after_idle_seconds": "scaling.idle_s",
+    "engine.max_num_seqs": "engine.slots",
+    "engine.max_num_batched_tokens": "engine.chunk_tokens",
+    "engine.load_s": "load_s",
+}
+"""What a deployment's file, and a scenario's, calls otherwise."""
 
 
 def _set(setup: Setup, path: str, text: str) -> Setup:
+    path = _ALSO.get(path, path)
     part, _, name = path.partition(".")
     if part in _PARTS:
         value = _read(_PARTS[part], path, name, text)
@@ -200,6 +206,23 @@ def _number(path: str, text: str) -> float:
     if not 0 <= number < 1e9:
         raise SettingError(f"{path}={text}: it must be a number from 0 on.")
     return number
+
+
+def _check_autoscale(setup: Setup, change: Change) -> None:
+    """Refuse what the API would refuse, and what would change nothing here.
+
+    Raises:
+        SettingError: a setting of ``autoscale`` cannot be.
+    """
+    own = {path.partition(".")[2] for path in change.settings if path.startswith("autoscale.")}
+    if useless := sorted(own & set(UNKNOWN_HERE)):
+        raise SettingError(f"autoscale.{useless[0]} changes nothing in a replay: it knows no nodes and no forecast.")
+    if own:
+        asked = msgspec.structs.asdict(setup.autoscale)
+        reasons = [*autoscale_bounds.faults(asked), *autoscale_bounds.contradictions(setup.autoscale, setup.scaling)]
+        if reasons:
+            name, reason = reasons[0]
+            raise SettingError(f"autoscale.{name} {reason}.")
 
 
 # --- other hardware ------------------------------------------------------------------------

@@ -16,9 +16,10 @@ from modelyard.sim.recorded import Asked, stretches
 from modelyard.sim.recorded_speed import Size, judge, learn
 from modelyard.sim.replay import AS_IS, RECORDED, Ledger, recorded_only, replay, run, total
 from modelyard.sim.replay_money import PriceList, held
-from modelyard.sim.replay_setup import Change, Gateways, Release, SettingError, Setup, changed, world_of
+from modelyard.sim.replay_setup import Change, Release, SettingError, Setup, changed, world_of
 from modelyard.sim.requests import Arrival
 from modelyard.sim.results import Results
+from modelyard.sim.scenario_body import GatewayBody
 from modelyard.sim.world import World
 
 T0, SPAN_S = 1_796_000_000.0, 600.0
@@ -169,7 +170,7 @@ def test_a_replay_that_is_far_off_says_so() -> None:
 
 
 def test_a_replay_that_refuses_what_was_answered_says_so() -> None:
-    hasty = msgspec.structs.replace(SETUP, gateway=Gateways(queue_max=1, queue_wait_s=0.1))
+    hasty = msgspec.structs.replace(SETUP, gateway=GatewayBody(queue_max=1, queue_wait_s=0.1))
     assert "requests refused that were answered" in replay(hasty, ledger(), []).notes[-1]
 
 
@@ -215,6 +216,12 @@ def test_whole_answers_are_enough_to_learn_from_and_few_requests_are_not() -> No
         ({"scaling.min_replicas": "9"}, "is above scaling.max_replicas=1"),
         ({"colour": "red"}, "'colour' cannot be set"),
         ({"load_s": "soon"}, "load_s=soon: it must be a number"),
+        ({"autoscale.up_utilization": "500"}, "autoscale.up_utilization must be 1 to 100"),
+        ({"autoscale.down_utilization": "90"}, "autoscale.down_utilization must be below up_utilization"),
+        ({"autoscale.idle": "often"}, "autoscale.idle=often: Invalid enum value"),
+        ({"autoscale.prewarm": "false"}, "autoscale.prewarm changes nothing in a replay"),
+        ({"engine.slots": "0"}, "engine.slots=0: Expected `int` >= 1"),
+        ({"gateway.workers": "0"}, "gateway.workers=0: Expected `int` >= 1"),
     ],
 )
 def test_what_cannot_be_set_is_refused_with_what_can(settings: dict[str, str], why: str) -> None:
@@ -228,12 +235,14 @@ def test_settings_reach_what_they_are_of() -> None:
         "autoscale.idle": "learned",
         "autoscale.tier": "none",
         "gateway.queue_wait_s": "5",
-        "engine.slots": "16",
-        "load_s": "3.5",
+        "engine.max_num_seqs": "16",
+        "engine.load_s": "3.5",
+        "hardware.max_replicas": "7",
     }
     found = changed(SETUP, Change(name="x", settings=paths))
     spec = world_of(found)
     assert (spec.scaling, spec.autoscale) == (found.scaling, found.autoscale)
+    assert found.scaling.max_replicas == 7
     assert (found.scaling.scale_to_zero, found.autoscale.idle, found.autoscale.tier) == (True, "learned", None)
     assert (spec.queue_wait_s, spec.load_s, spec.releases[0].engine.max_num_seqs) == (5.0, 3.5, 16)
 

@@ -8,7 +8,8 @@ from modelyard.sim.recorded import Asked, stretches
 from modelyard.sim.recorded_speed import Size, learn
 from modelyard.sim.replay import Ledger, replay
 from modelyard.sim.replay_money import PriceList
-from modelyard.sim.replay_setup import Gateways, Release, Setup
+from modelyard.sim.replay_setup import Release, Setup
+from modelyard.sim.scenario_body import GatewayBody
 from modelyard.sim.traces import Recorded, recorded
 
 T0 = 1_796_000_000.0
@@ -46,7 +47,7 @@ def test_a_real_engine_is_replayed_as_it_was(run: Recorded) -> None:
         name="m",
         releases=(Release(version_id="ver", speed=learned.speed, size=size),),
         # Its callers had no gateway before it, which would have told most of them to come later.
-        gateway=Gateways(queue_max=1000, queue_wait_s=1000.0),
+        gateway=GatewayBody(queue_max=1000, queue_wait_s=1000.0),
         has_prefixes=False,
     )
     ledger = Ledger(
