@@ -28,6 +28,8 @@ from modelyard.sim.requests import Arrival, Request
 from modelyard.sim.scaler import Scaler, View
 from modelyard.sim.tasks import EngineSpec, Task
 
+QUIET_S = 200.0
+"""Longer than any window of the autoscaler, and than any of its gates but those that shrink."""
 SWEEP_S = 0.25
 """As often as a gateway looks at deadlines."""
 
@@ -64,6 +66,8 @@ class WorldSpec(msgspec.Struct, frozen=True, kw_only=True):
     """From the start of a replica until it is ready."""
     pass_s: float = 2.0
     """As often as the controller decides."""
+    idle_pass_s: float = 0.0
+    """The same while nobody came for minutes, to get over nights; whoever comes wakes it at once. 0: as ever."""
 
 
 @dataclass(slots=True, eq=False)
@@ -123,6 +127,8 @@ class World:
     _growing: dict[Request, Marks] = field(default_factory=dict)
     """Answers whose length matters as they grow."""
     _tasks: dict[Request, Task] = field(default_factory=dict)
+    _pass: Event | None = None
+    """When the controller decides next."""
     _sweeps: bool = False
     _started: int = 0
 
@@ -137,7 +143,7 @@ class World:
         self._tell()
         if spec.scaling is not None:
             self.scaler = Scaler(spec.scaling, spec.autoscale, self.events, load_s=spec.load_s)
-            self.events.after(0.0, self._decide)
+            self._pass = self.events.after(0.0, self._decide)
         if spec.snapshot_s:
             self.events.after(spec.snapshot_s, self._look)
 
@@ -154,6 +160,14 @@ class World:
             pass
         assert not self.left, f"{self.left} requests were forgotten"
         return self.requests[base:]
+
+    def stay(self, until_s: float) -> None:
+        """Let the world go on until then, though all requests have ended: replicas that wait are there, too."""
+        self.left += 1
+        self.events.at(until_s, self._leave)
+
+    def _leave(self) -> None:
+        self.left -= 1
 
     # --- what gateways do ---
 
@@ -221,6 +235,9 @@ class World:
             front.arrive(request, self.events.now_s)
             if front.waiting:
                 self._sweep_soon()
+            if self._pass is not None and self._pass.at_s > self.events.now_s + self.spec.pass_s:
+                self._pass.call_off()
+                self._pass = self.events.after(0.0, self._decide)
             self._next(number + 1, spread)
 
         self.events.at(at_s, come)
@@ -296,10 +313,19 @@ class World:
         for release in self.spec.releases:
             self._resize(release, shares[release.version_id], now_s)
         if self.left:
-            self.events.after(self.spec.pass_s, self._decide)
+            pause_s = self.spec.idle_pass_s if self.spec.idle_pass_s and self._is_quiet(gateways) else self.spec.pass_s
+            self._pass = self.events.after(pause_s, self._decide)
+
+    def _is_quiet(self, gateways: Sequence[Gateway]) -> bool:
+        """Say whether nothing will change by itself but what takes minutes: windows and gates have forgotten all."""
+        now_s = self.events.now_s
+        is_still = all(not one.in_flight and now_s - one.last_request_s > QUIET_S for one in gateways)
+        return is_still and all(one.ready_s <= now_s for one in self.replicas.values())
 
     def _slots(self, live: Sequence[Replica]) -> int:
-        return self.spec.slots or max((replica.release.engine.max_num_seqs for replica in live), default=1)
+        # Of one that sleeps its version says them, as the controller has it.
+        releases = [replica.release for replica in live] or self.spec.releases
+        return self.spec.slots or max(release.engine.max_num_seqs for release in releases)
 
     def _resize(self, release: ReleaseSpec, wanted: int, now_s: float) -> None:
         live = [one for one in self.replicas.values() if one.release is release and not one.is_draining]
