@@ -31,6 +31,7 @@ from modelyard.policy.job import BANDS
 from modelyard.policy.routing import stable_hash
 from modelyard.sim.engine import Engine
 from modelyard.sim.events import Event, Events
+from modelyard.sim.faults import Fault
 from modelyard.sim.requests import Arrival
 from modelyard.sim.tasks import Task
 from modelyard.sim.world import SWEEP_S, WorldSpec
@@ -63,6 +64,8 @@ class Asked:
     wire: "Wire"
     replica_id: str = ""
     dispatched_s: float = inf
+    told: int = 0
+    """Tokens from engines that are gone."""
     first_s: float = inf
     done_s: float = inf
     refused_s: float = inf
@@ -113,13 +116,19 @@ class Clock:
 
 
 class Pool(UpstreamPool):
-    """Connections open at once, onto wires that end in an engine."""
+    """Connections open at once, onto wires that end in an engine; each request has one of its own."""
 
     def __init__(self, live: "Live") -> None:
         super().__init__(clock=Clock(live.events))
         self.live = live
 
+    def take(self, address: tuple[str, int]) -> UpstreamConnection | None:
+        return None
+
     def open(self, address: tuple[str, int], receiver: Receiver, *, timeout_s: float) -> None:
+        if address[1] in self.live.down:
+            self.live.events.after(0.0, lambda: receiver.unreachable(address, "connection refused"))
+            return
         connection = UpstreamConnection(self, address)
         wire = Wire(lambda: self.live.sent(connection, wire))
         connection.connection_made(wire)  # type: ignore[arg-type]
@@ -137,7 +146,9 @@ class Live:
     asked: list[Asked] = field(default_factory=list)
     engines: dict[int, Engine] = field(default_factory=dict)
     due: dict[int, Event] = field(default_factory=dict)
-    tasks: dict[Task, tuple[Asked, UpstreamConnection, list[int]]] = field(default_factory=dict)
+    down: set[int] = field(default_factory=set)
+    tasks: dict[Task, tuple[Asked | None, UpstreamConnection, list[int]]] = field(default_factory=dict)
+    """What is on engines: whose it is (nobody's: a probe), on which connection, and how many tokens were sent."""
     started: int = 0
     left: int = 0
 
@@ -174,6 +185,9 @@ class Live:
         for arrival, prompt in zip(arrivals, prompts, strict=True):
             self.events.at(arrival.at_s, lambda arrival=arrival, prompt=prompt: self.ask(arrival, prompt))
         self.events.at(SWEEP_S, self.sweep)
+        for fault in self.spec.faults:
+            assert fault.back_s < inf, "there is no controller here"
+            self.events.at(fault.at_s, lambda fault=fault: self.crash(fault))
         while self.left and self.events.step():
             assert self.events.now_s < 10_000, f"{self.left} requests were forgotten"
         self.journal.close()
@@ -257,18 +271,23 @@ class Live:
             return
         wire.sent.clear()
         request = json.loads(body)
-        asked = self.asked[int(request["stop"][0])]
-        asked.dispatched_s, port = self.events.now_s, connection.address[1]
-        asked.replica_id = f"rep_{port - 1:03d}"
-        arrival = asked.arrival
-        task = Task(
-            asked.prompt,
-            number=self.started,
-            prompt_tokens=arrival.prompt_tokens,
-            output_tokens=arrival.output_tokens,
-            blocks=arrival.blocks,
-            band=arrival.band,
-        )
+        port = connection.address[1]
+        if "stop" not in request:
+            asked, task = None, Task("probe", number=self.started, prompt_tokens=1, output_tokens=1)
+        else:
+            asked = self.asked[int(request["stop"][0])]
+            asked.dispatched_s = self.events.now_s
+            asked.replica_id = f"rep_{port - 1:03d}"
+            arrival = asked.arrival
+            assert len(request["prompt"]) == len(asked.prompt) + asked.told, "not the rest of the answer"
+            task = Task(
+                asked.prompt,
+                number=self.started,
+                prompt_tokens=arrival.prompt_tokens + asked.told,
+                output_tokens=arrival.output_tokens - asked.told,
+                blocks=arrival.blocks,
+                band=arrival.band,
+            )
         self.started += 1
         self.tasks[task] = (asked, connection, [0])
         self.engines[port].submit(task, self.events.now_s)
@@ -288,13 +307,18 @@ class Live:
         begun, done = self.engines[port].advance(self.events.now_s)
         for task in begun:
             asked, connection, _ = self.tasks[task]
-            asked.first_s = self.events.now_s
-            connection.data_received(HEAD)
-            self.write(task, 1)
+            if asked is not None:
+                asked.first_s = min(asked.first_s, self.events.now_s)
+                connection.data_received(HEAD)
+                self.write(task, 1)
         for task in done:
             asked, connection, _ = self.tasks[task]
-            self.write(task, asked.arrival.output_tokens)
-            usage = {"prompt_tokens": asked.arrival.prompt_tokens, "completion_tokens": asked.arrival.output_tokens}
+            if asked is None:
+                del self.tasks[task]
+                connection.data_received(PROBED)
+                continue
+            self.write(task, task.output_tokens)
+            usage = {"prompt_tokens": task.prompt_tokens, "completion_tokens": task.output_tokens}
             usage["total_tokens"] = sum(usage.values())
             finish = {"index": 0, "text": "", "logprobs": None, "finish_reason": "length"}
             del self.tasks[task]
@@ -302,6 +326,25 @@ class Live:
                 chunk(CHUNK | {"choices": [finish]}) + chunk(CHUNK | {"choices": [], "usage": usage}) + DONE
             )
         self.plan(port)
+
+    def crash(self, fault: Fault) -> None:
+        """Let an engine's process end: its clients have what it wrote, and then their connections break."""
+        ports = [port for port in self.engines if port not in self.down]
+        port, now_s = ports[fault.place % len(ports)], self.events.now_s
+        engine, release = self.engines[port], self.spec.releases[0]
+        there = [task for task, (_, connection, _) in self.tasks.items() if connection.address[1] == port]
+        for task in there:
+            self.write(task, engine.generated_by(task, now_s))
+        self.down.add(port)
+        self.engines[port] = Engine(release.engine)
+        self.plan(port)
+        self.events.after(fault.back_s, lambda: self.down.discard(port))
+        lost = [self.tasks.pop(task) for task in there]
+        for asked, _, sent in lost:
+            if asked is not None:
+                asked.told += sent[0]
+        for asked, connection, _ in sorted(lost, key=lambda one: one[0] is not None):
+            connection.connection_lost(None if asked is None else ConnectionResetError())
 
     def write(self, task: Task, tokens: int) -> None:
         """Send the tokens that a client has not got."""
@@ -315,8 +358,9 @@ class Live:
         """Send what was written, and let the gateway look at its deadlines."""
         now_s = self.events.now_s
         for task, (asked, connection, _) in list(self.tasks.items()):
-            self.write(task, self.engines[connection.address[1]].generated_by(task, now_s))
-            assert not asked.wire.is_closed, "a client was cut off"
+            if asked is not None:
+                self.write(task, self.engines[connection.address[1]].generated_by(task, now_s))
+                assert not asked.wire.is_closed, "a client was cut off"
         self.gateway.check_time(now_s)
         self.events.after(SWEEP_S, self.sweep)
 
@@ -327,4 +371,5 @@ def chunk(event: dict[str, Any]) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
+PROBED = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 DONE = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"

@@ -13,6 +13,7 @@ from tests.parity.live import Live, blocks_of, prompt_of
 
 from modelyard.policy.dispatch import DispatchRules
 from modelyard.policy.engine_model import Speed
+from modelyard.sim.faults import Fault
 from modelyard.sim.requests import Arrival
 from modelyard.sim.tasks import EngineSpec
 from modelyard.sim.world import ReleaseSpec, World, WorldSpec
@@ -81,6 +82,25 @@ WORLDS = {
         150,
         5.0,
     ),
+    "engines that crash, and come back": (
+        WorldSpec(
+            releases=(ReleaseSpec(engine=ENGINE, replicas=3),),
+            slots=6,
+            faults=(
+                Fault(at_s=5.1, place=1, back_s=4.0),
+                Fault(at_s=7.13, place=1, back_s=6.0),
+                Fault(at_s=20.3, place=2, back_s=1.0),
+                Fault(at_s=26.7, place=0, back_s=9.0),
+            ),
+        ),
+        200,
+        5.0,
+    ),
+    "the only engine crashes": (
+        WorldSpec(releases=(ReleaseSpec(engine=ENGINE),), slots=4, faults=(Fault(at_s=9.6, back_s=5.0),)),
+        100,
+        2.0,
+    ),
 }
 
 
@@ -99,3 +119,5 @@ def test_the_live_gateway_does_what_the_simulated_one_does(name: str, seed: int,
     refused = sum(one.refused_s < inf for one in simulated)
     assert waited > 10 or "alike" in name, "nobody had to wait: this shows little"
     assert refused > 10 or "patience" not in name, "nobody was refused: this shows little"
+    gone_on = sum(one.told > 0 and one.is_done for one in simulated)
+    assert gone_on > 3 or "crash, and" not in name, "no answer had to be gone on with: this shows little"

@@ -11,34 +11,27 @@ sends fewer (``policy/batch_pace.py``).
 from typing import TYPE_CHECKING
 
 from modelyard.gateway import memory, waiting
+from modelyard.policy import making_way as policy
 from modelyard.policy.dispatch import ReplicaLoad, Verdict
 from modelyard.policy.job import NEVER_S
 
 if TYPE_CHECKING:
     from modelyard.gateway.exchange import Exchange
 
-CUTS_OF_LINE_MAX = 8
-"""Times that one line gives up its slot. Where slots are asked for without a pause, batches have a reserved share of
-them, and what is always cut off would only heat the room."""
-CUTS_MAX = 8
-"""Most lines that are cut off for one request: more memory than theirs would not come free at once anyway."""
-
 
 def make_way(exchange: "Exchange") -> None:
     """Cut off lines until ``exchange``, which waits, has a replica, or nothing is left to be cut off."""
     endpoint = exchange.endpoint
-    for _ in range(CUTS_MAX):
-        if exchange not in endpoint.dispatcher.line:
-            return
-        victim = next((one for one in reversed(endpoint.batch_lines) if _can_stop(one)), None)
-        if victim is None:
-            return
-        _step_aside(victim)
+    policy.make_way(
+        lambda: reversed(endpoint.batch_lines),
+        waits=lambda: exchange in endpoint.dispatcher.line,
+        can_stop=_can_stop,
+        cut=_step_aside,
+    )
 
 
 def _can_stop(line: "Exchange") -> bool:
-    """Say whether a line is with an engine that may take another instead, and nobody has seen any of its answer."""
-    if line.connection is None or line.replica is None or line.is_over or line.gave_way >= CUTS_OF_LINE_MAX:
+    if line.connection is None or line.replica is None or line.is_over:
         return False  # still on its way: what opens a connection for it, or writes its intent, would come back for it
     return not line.replica.is_draining and not line.has_begun
 

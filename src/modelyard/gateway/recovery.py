@@ -19,6 +19,7 @@ from modelyard.gateway.side_requests import GUEST_MISSING
 from modelyard.gateway.upstream import CONNECT_TIMEOUT
 from modelyard.policy.breaker import Failure
 from modelyard.policy.dispatch import ReplicaLoad, Verdict
+from modelyard.policy.retries import ATTEMPTS_MAX
 from modelyard.policy.suspects import fingerprint
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-ATTEMPTS_MAX = 3
 ANSWER = "complete answer"
 NEVER_S = float("inf")
 

@@ -8,6 +8,8 @@ the requests may be retries, and credit older than that is void: an idle hour
 must not pay for a storm. (Finagle's ``RetryBudget``; Envoy's retry budget.)
 """
 
+ATTEMPTS_MAX = 3
+"""Replicas that one request is sent to, at most."""
 WINDOW_BUCKETS = 10
 """Seconds, one bucket each, that credit lasts."""
 RESERVE = 5

@@ -30,6 +30,10 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     blocks: tuple[int, ...] = ()
     session: int = 0
     """A hash of what keeps requests together; 0: nothing."""
+    is_line: bool = False
+    """Of a batch: it makes way for everybody else."""
+    can_resume: bool = True
+    """Whether its text alone holds the state of its answer, so that another engine could go on with it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +52,12 @@ class Request:
     done_s: float = inf
     refused_s: float = inf
     refusal: str = ""
-    """Why it was refused: ``full``, ``never``, ``late`` (its time in line was over); "": it was not."""
+    """Why it was refused: ``full``, ``never``, ``late`` (its time in line was over); or what its engine failed it by:
+    ``unreachable``, ``lost``, ``silent``, ``deadly`` (it takes engines down). "": it was not."""
+    told: int = 0
+    """Tokens that its caller had when it lost its engine: another one goes on behind them."""
+    gave_way: int = 0
+    """How often it gave up its slot, as a line of a batch does."""
     cached_tokens: int = 0
     preemptions: int = 0
     replica: ReplicaLoad | None = None
@@ -59,6 +68,11 @@ class Request:
     def __repr__(self) -> str:
         state = self.refusal or ("done" if self.done_s < inf else "running" if self.dispatched_s < inf else "waiting")
         return f"<Request {self.number} of {self.arrival.tenant_id}: {state}>"
+
+    @property
+    def is_done(self) -> bool:
+        """Say whether it was answered."""
+        return self.done_s < inf
 
     def turned_away(self, verdict: Verdict) -> None:
         """Take the news that the place in line is lost."""
