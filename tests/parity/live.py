@@ -7,6 +7,7 @@ engine model that the simulated world has, whose answers go back as the events o
 
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from pathlib import Path
 from random import Random
@@ -31,7 +32,7 @@ from modelyard.policy.job import BANDS
 from modelyard.policy.routing import stable_hash
 from modelyard.sim.engine import Engine
 from modelyard.sim.events import Event, Events
-from modelyard.sim.faults import Fault
+from modelyard.sim.faults import Fault, Kind
 from modelyard.sim.requests import Arrival
 from modelyard.sim.tasks import Task
 from modelyard.sim.world import SWEEP_S, WorldSpec
@@ -74,10 +75,11 @@ class Asked:
 class Wire:
     """The other end of a connection."""
 
-    def __init__(self, wrote: Any = None) -> None:
+    def __init__(self, wrote: Any = None, closed: Any = None) -> None:
         self.sent = bytearray()
         self.is_closed = False
         self.wrote = wrote
+        self.closed = closed
 
     def write(self, data: bytes) -> None:
         self.sent += data
@@ -86,6 +88,8 @@ class Wire:
 
     def close(self) -> None:
         self.is_closed = True
+        if self.closed is not None:
+            self.closed()
 
     abort = write_eof = close
 
@@ -130,7 +134,7 @@ class Pool(UpstreamPool):
             self.live.events.after(0.0, lambda: receiver.unreachable(address, "connection refused"))
             return
         connection = UpstreamConnection(self, address)
-        wire = Wire(lambda: self.live.sent(connection, wire))
+        wire = Wire(lambda: self.live.sent(connection, wire), lambda: self.live.dropped(connection))
         connection.connection_made(wire)  # type: ignore[arg-type]
         receiver.connected(connection)
 
@@ -147,6 +151,7 @@ class Live:
     engines: dict[int, Engine] = field(default_factory=dict)
     due: dict[int, Event] = field(default_factory=dict)
     down: set[int] = field(default_factory=set)
+    hung_s: dict[int, float] = field(default_factory=dict)
     tasks: dict[Task, tuple[Asked | None, UpstreamConnection, list[int]]] = field(default_factory=dict)
     """What is on engines: whose it is (nobody's: a probe), on which connection, and how many tokens were sent."""
     started: int = 0
@@ -186,8 +191,8 @@ class Live:
             self.events.at(arrival.at_s, lambda arrival=arrival, prompt=prompt: self.ask(arrival, prompt))
         self.events.at(SWEEP_S, self.sweep)
         for fault in self.spec.faults:
-            assert fault.back_s < inf, "there is no controller here"
-            self.events.at(fault.at_s, lambda fault=fault: self.crash(fault))
+            assert fault.back_s < inf or fault.kind is Kind.HANG, "there is no controller here"
+            self.events.at(fault.at_s, partial(self.fail, fault))
         while self.left and self.events.step():
             assert self.events.now_s < 10_000, f"{self.left} requests were forgotten"
         self.journal.close()
@@ -290,8 +295,20 @@ class Live:
             )
         self.started += 1
         self.tasks[task] = (asked, connection, [0])
-        self.engines[port].submit(task, self.events.now_s)
-        self.plan(port)
+        if port not in self.hung_s:
+            self.engines[port].submit(task, self.events.now_s)
+            self.plan(port)
+
+    def dropped(self, connection: UpstreamConnection) -> None:
+        """Let an engine stop what nobody waits for any more."""
+        port = connection.address[1]
+        for task in [task for task, (_, other, _) in self.tasks.items() if other is connection]:
+            asked, _, sent = self.tasks.pop(task)
+            if asked is not None:
+                asked.told += sent[0]
+            if port not in self.hung_s:
+                self.engines[port].abort(task, self.events.now_s)
+                self.plan(port)
 
     def plan(self, port: int) -> None:
         event, next_s = self.due.get(port), self.engines[port].next_s
@@ -299,7 +316,7 @@ class Live:
             return
         if event is not None:
             event.call_off()
-        if next_s < inf:
+        if next_s < inf and port not in self.hung_s:
             self.due[port] = self.events.at(next_s, lambda: self.advance(port))
 
     def advance(self, port: int) -> None:
@@ -327,18 +344,31 @@ class Live:
             )
         self.plan(port)
 
-    def crash(self, fault: Fault) -> None:
+    def fail(self, fault: Fault) -> None:
+        """Let an engine crash, or hang."""
+        ports = [port for port in self.engines if port not in self.down and port not in self.hung_s]
+        port = ports[fault.place % len(ports)]
+        if fault.kind is Kind.CRASH:
+            self.crash(port, fault.back_s)
+        else:
+            self.hung_s[port] = self.events.now_s
+            self.due.pop(port).call_off()
+
+    def generated(self, task: Task) -> int:
+        """Return how many tokens there are by now."""
+        port = self.tasks[task][1].address[1]
+        return self.engines[port].generated_by(task, min(self.events.now_s, self.hung_s.get(port, inf)))
+
+    def crash(self, port: int, back_s: float) -> None:
         """Let an engine's process end: its clients have what it wrote, and then their connections break."""
-        ports = [port for port in self.engines if port not in self.down]
-        port, now_s = ports[fault.place % len(ports)], self.events.now_s
-        engine, release = self.engines[port], self.spec.releases[0]
+        release = self.spec.releases[0]
         there = [task for task, (_, connection, _) in self.tasks.items() if connection.address[1] == port]
         for task in there:
-            self.write(task, engine.generated_by(task, now_s))
+            self.write(task, self.generated(task))
         self.down.add(port)
         self.engines[port] = Engine(release.engine)
         self.plan(port)
-        self.events.after(fault.back_s, lambda: self.down.discard(port))
+        self.events.after(back_s, lambda: self.down.discard(port))
         lost = [self.tasks.pop(task) for task in there]
         for asked, _, sent in lost:
             if asked is not None:
@@ -357,9 +387,9 @@ class Live:
     def sweep(self) -> None:
         """Send what was written, and let the gateway look at its deadlines."""
         now_s = self.events.now_s
-        for task, (asked, connection, _) in list(self.tasks.items()):
+        for task, (asked, _, _) in list(self.tasks.items()):
             if asked is not None:
-                self.write(task, self.engines[connection.address[1]].generated_by(task, now_s))
+                self.write(task, self.generated(task))
                 assert not asked.wire.is_closed, "a client was cut off"
         self.gateway.check_time(now_s)
         self.events.after(SWEEP_S, self.sweep)

@@ -102,7 +102,7 @@ class Gateway:
         self.control = ControlProxy(self, control_socket, internal_token)
         self.kept = KeptRequests(self, control_socket, internal_token)
         self.connections: set[ClientConnection] = set()
-        self.exchanges: set[Exchange] = set()
+        self.exchanges: dict[Exchange, None] = {}
         self.is_draining = False
         self.engine_heads: dict[tuple[str, str], bytes] = {}
         """First part of the head of a request, by replica and route; forgotten with each table."""
@@ -302,7 +302,7 @@ class Gateway:
         ``wait_s_max`` is the longest that its caller wants to stand in line, None what the settings say.
         """
         exchange.client.current = exchange
-        self.exchanges.add(exchange)
+        self.exchanges[exchange] = None
         exchange.endpoint.in_flight += 1
         exchange.endpoint.arrivals += 1
         if exchange.call.links:

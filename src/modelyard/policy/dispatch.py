@@ -127,12 +127,7 @@ class Dispatcher(ReplicaSet, Generic[W]):
         Returns None, and changes nothing, when no other replica could help or the budget of retries is spent.
         """
         failed_on = waiter.failed_on
-        if not any(
-            other not in failed_on and not other.is_draining and not other.ejected_until_s
-            for other in self._may_get(waiter.job)
-        ):
-            return None
-        if not self.retries.take(now_s):
+        if not self.may_retry(waiter.job, failed_on, now_s) or not self.retries.take(now_s):
             return None
         self._give_up(failed_on[-1], waiter.job)
         verdict: ReplicaLoad | Verdict | None = self._take(waiter.job, now_s, failed_on)

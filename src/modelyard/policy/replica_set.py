@@ -225,6 +225,9 @@ class ReplicaSet:
             replica.granted_s = health.open_until_s
             if is_out or replica.occupancy is not None:
                 self.retries.grant(replica.own)
+        elif kind is Failure.SILENT and is_out:
+            # An engine that hangs fails all that is on it at the same moment, and gets nothing more either.
+            self.retries.grant(replica.own)
         if is_out:
             breaker.reprieve(self._healths(), now_s=now_s)
             self._note_health()
@@ -273,6 +276,13 @@ class ReplicaSet:
             self.has_ejected = self.has_ejected or replica.ejected_until_s > 0.0
         self.is_cold = all(replica.is_draining or replica.is_missing for replica in self._serving)
         self.is_asleep = all(replica.is_draining or replica.is_missing for replica in self._own)
+
+    def may_retry(self, job: Job, failed_on: Collection[ReplicaLoad], now_s: float) -> bool:
+        """Say whether some other replica may help a request, and the budget of retries allows to try it."""
+        return self.retries.has_left(now_s) and any(
+            other not in failed_on and not other.is_draining and not other.ejected_until_s
+            for other in self._may_get(job)
+        )
 
     # --- what runs there ---
 

@@ -63,10 +63,14 @@ class RetryBudget:
         """
         self._granted += requests
 
+    def has_left(self, now_s: float) -> bool:
+        """Say whether one more retry may be made."""
+        self.roll(now_s)
+        return self.retries < self.allowed
+
     def take(self, now_s: float) -> bool:
         """Say whether one more retry may be made, and count it if so."""
-        self.roll(now_s)
-        if self.retries >= self.allowed:
+        if not self.has_left(now_s):
             return False
         self._retried += 1
         return True

@@ -106,6 +106,7 @@ class Breakage:
         tasks = [task for task in world.tasks.values() if task.replica_id == replica.id]
         reached = [(task, world.generated(task)) for task in tasks]
         replica.is_down = True
+        replica.engine.halt(min(now_s, replica.hung_s))
         self.dead.append(replica.engine)
         replica.engine = Engine(replica.release.engine)
         world.schedule(replica)
@@ -131,6 +132,8 @@ class Breakage:
         world = self._world
         for replica in [one for one in world.replicas.values() if one.hung_s < inf]:
             for task in [task for task in world.tasks.values() if task.replica_id == replica.id]:
+                if world.tasks.get(task.what) is not task:
+                    continue  # it left with another
                 if isinstance(task.what, Aside):
                     if now_s - task.come_s >= PROBE_TIMEOUT_S:
                         world.drop(task, 0)

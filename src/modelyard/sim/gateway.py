@@ -65,6 +65,14 @@ class Floor(Protocol):
         """Take a request off its engine."""
         ...
 
+    def on(self, replica_id: str) -> list[Request]:
+        """Return the requests that are on a replica's engine."""
+        ...
+
+    def tokens(self, request: Request) -> int:
+        """Return how many tokens its engine has generated for a request."""
+        ...
+
     def ask(self, replica_id: str, prompt_tokens: int, output_tokens: int, aside: Aside) -> None:
         """Ask an engine something that answers no client; ``aside`` is told how it ends, later."""
         ...
@@ -148,6 +156,8 @@ class Gateway:
     """From the dispatch to the first token, at most: as ``gateway.first_token_timeout_s``."""
     token_s: float = 30.0
     """Between two tokens, at most: as ``gateway.token_timeout_s``."""
+    total_s: float = 120.0
+    """All of a request that an engine fails, as ``gateway.total_timeout_s``; nothing is cut off that goes on."""
     outputs: OutputPredictor = field(default_factory=OutputPredictor)
     tallies: dict[str, ReleaseTally] = field(default_factory=dict)
     in_flight: int = 0
@@ -293,11 +303,15 @@ class Gateway:
 
     def silent(self, request: Request, now_s: float) -> None:
         """Note that a request's engine said nothing in time."""
-        recovery.silent(self, request, now_s)
+        if now_s >= request.until_s:
+            recovery.fail(self, request, "long", now_s)
+        else:
+            recovery.silent(self, request, now_s)
 
     def silent_from_s(self, request: Request, heard_s: float) -> float:
         """Return when an engine has been silent for too long that was last heard at ``heard_s``; infinite: never."""
-        return heard_s + self.token_s if heard_s < inf else request.dispatched_s + self.first_token_s
+        silent_s = heard_s + self.token_s if heard_s < inf else request.dispatched_s + self.first_token_s
+        return min(silent_s, request.until_s)
 
     def _probed(self, replica: ReplicaLoad, failure: Failure | None) -> None:
         self.dispatcher.probed(
@@ -344,6 +358,8 @@ class Gateway:
     def send(self, request: Request, replica: ReplicaLoad) -> None:
         """Send a request to a replica, whose slot is taken."""
         request.replica = replica
+        if request.until_s == inf:
+            request.until_s = self.floor.now_s + self.total_s
         if request.arrival.is_line:
             self.lines[request] = None
         if self.dispatcher.has_shadow and request.dispatched_s == inf:

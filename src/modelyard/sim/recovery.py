@@ -40,9 +40,27 @@ def lost(gateway: "Gateway", request: Request, now_s: float) -> None:
 
 def silent(gateway: "Gateway", request: Request, now_s: float) -> None:
     """Deal with an engine that said nothing in time."""
+    replica = request.replica
+    assert replica is not None, "nobody is silent"
     _failed(gateway, request, Failure.SILENT, "no token in time", now_s)
-    if not retry(gateway, request, now_s):
+    has_moved = retry(gateway, request, now_s)
+    if replica.ejected_until_s:
+        _leave(gateway, replica, now_s)
+    if not has_moved:
         fail(gateway, request, "silent", now_s)
+
+
+def _leave(gateway: "Gateway", replica: ReplicaLoad, now_s: float) -> None:
+    """Let those go elsewhere, too, who wait for their first token from an engine that is known to be silent."""
+    waiting = [one for one in gateway.floor.on(replica.route.id) if one.replica is replica and not one.told]
+    for other in sorted(waiting, key=lambda one: (one.arrival.at_s, one.number)):
+        if gateway.floor.tokens(other) or not gateway.dispatcher.may_retry(
+            other.job, [*other.failed_on, replica], now_s
+        ):
+            continue
+        gateway.floor.stop(other)
+        if not retry(gateway, other, now_s):
+            fail(gateway, other, "unreachable", now_s)
 
 
 def retry(gateway: "Gateway", request: Request, now_s: float) -> bool:
@@ -80,7 +98,7 @@ def fail(gateway: "Gateway", request: Request, why: str, now_s: float) -> None:
     if replica is not None:
         tally: ReleaseTally = gateway.tally(replica.version_id)
         first_s = request.ttft_s if request.first_s < inf else None
-        status = TIMEOUT if why == "silent" else UNAVAILABLE
+        status = TIMEOUT if why in {"silent", "long"} else UNAVAILABLE
         service_s = now_s - request.job.dispatched_s
         tally.ended(status, now_s - request.arrival.at_s, first_s, service_s, prompt, told, now_s)
     gateway.floor.refuse(request, why)

@@ -53,7 +53,10 @@ class Request:
     refused_s: float = inf
     refusal: str = ""
     """Why it was refused: ``full``, ``never``, ``late`` (its time in line was over); or what its engine failed it by:
-    ``unreachable``, ``lost``, ``silent``, ``deadly`` (it takes engines down). "": it was not."""
+    ``unreachable``, ``lost``, ``silent``, ``long`` (all its time was over), ``deadly`` (it takes engines down). "": it
+    was not."""
+    until_s: float = inf
+    """When all its time is over, counted from when it was first sent to an engine."""
     told: int = 0
     """Tokens that its caller had when it lost its engine: another one goes on behind them."""
     gave_way: int = 0

@@ -204,13 +204,22 @@ class World:
             self._sweep_soon()
 
     def stop(self, request: Request) -> None:
-        """Take a request off its engine, which drops it at the end of its iteration."""
+        """Take a request off its engine, which drops it at the end of its iteration; it is to begin anew."""
         self._growing.pop(request, None)
         task = self.tasks.pop(request)
         replica = self.replicas[task.replica_id]
         if replica.works:
             replica.engine.abort(task, self.events.now_s)
             self.schedule(replica)
+
+    def on(self, replica_id: str) -> list[Request]:
+        """Return the requests that are on a replica's engine."""
+        there = [task.what for task in self.tasks.values() if task.replica_id == replica_id]
+        return [what for what in there if isinstance(what, Request)]
+
+    def tokens(self, request: Request) -> int:
+        """Return how many tokens its engine has generated for a request."""
+        return self.generated(self.tasks[request])
 
     def ask(self, replica_id: str, prompt_tokens: int, output_tokens: int, aside: Aside) -> None:
         """Ask an engine something that answers no client."""
