@@ -243,7 +243,7 @@ class Live:
                 "model": "m",
                 "prompt": prompt,
                 "max_tokens": arrival.output_max,
-                "stream": True,
+                "stream": arrival.is_stream,
                 "stop": [str(len(self.asked) - 1)],
             }
         )
@@ -260,7 +260,7 @@ class Live:
         if not asked.wire.sent.startswith(b"HTTP/1.1 200 ") or b'"error":' in asked.wire.sent[-1000:]:
             asked.refused_s = self.events.now_s
             self.left -= 1
-        elif b"data: [DONE]" in asked.wire.sent[-40:]:
+        elif not asked.arrival.is_stream or b"data: [DONE]" in asked.wire.sent[-40:]:
             asked.done_s = self.events.now_s
             self.left -= 1
 
@@ -322,23 +322,29 @@ class Live:
     def advance(self, port: int) -> None:
         """Let an engine go on, and send what it wrote."""
         begun, done = self.engines[port].advance(self.events.now_s)
-        for task in begun:
+        for task in [task for task in begun if task in self.tasks]:
             asked, connection, _ = self.tasks[task]
             if asked is not None:
-                asked.first_s = min(asked.first_s, self.events.now_s)
-                connection.data_received(HEAD)
-                self.write(task, 1)
-        for task in done:
+                if not asked.told:
+                    asked.first_s = self.events.now_s
+                if asked.arrival.is_stream:
+                    connection.data_received(HEAD)
+                    self.write(task, 1)
+        for task in [task for task in done if task in self.tasks]:
             asked, connection, _ = self.tasks[task]
             if asked is None:
                 del self.tasks[task]
                 connection.data_received(PROBED)
                 continue
-            self.write(task, task.output_tokens)
+            if asked.arrival.is_stream:
+                self.write(task, task.output_tokens)
             usage = {"prompt_tokens": task.prompt_tokens, "completion_tokens": task.output_tokens}
             usage["total_tokens"] = sum(usage.values())
             finish = {"index": 0, "text": "", "logprobs": None, "finish_reason": "length"}
             del self.tasks[task]
+            if not asked.arrival.is_stream:
+                connection.data_received(whole(CHUNK | {"choices": [finish | {"text": "a"}], "usage": usage}))
+                continue
             connection.data_received(
                 chunk(CHUNK | {"choices": [finish]}) + chunk(CHUNK | {"choices": [], "usage": usage}) + DONE
             )
@@ -364,7 +370,9 @@ class Live:
         release = self.spec.releases[0]
         there = [task for task, (_, connection, _) in self.tasks.items() if connection.address[1] == port]
         for task in there:
-            self.write(task, self.generated(task))
+            asked = self.tasks[task][0]
+            if asked is not None and asked.arrival.is_stream:
+                self.write(task, self.generated(task))
         self.down.add(port)
         self.engines[port] = Engine(release.engine)
         self.plan(port)
@@ -388,11 +396,17 @@ class Live:
         """Send what was written, and let the gateway look at its deadlines."""
         now_s = self.events.now_s
         for task, (asked, _, _) in list(self.tasks.items()):
-            if asked is not None:
+            if asked is not None and asked.arrival.is_stream:
                 self.write(task, self.generated(task))
                 assert not asked.wire.is_closed, "a client was cut off"
         self.gateway.check_time(now_s)
         self.events.after(SWEEP_S, self.sweep)
+
+
+def whole(answer: dict[str, Any]) -> bytes:
+    """Return an answer that is no stream."""
+    body = json.dumps(answer | {"object": "text_completion"}).encode()
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
 
 
 def chunk(event: dict[str, Any]) -> bytes:

@@ -8,6 +8,7 @@ from math import inf
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 from tests.parity.live import Live, blocks_of, prompt_of
 
@@ -48,6 +49,22 @@ def load(
                 band=tenant % 3,
                 blocks=blocks_of(prompt, f"ten_{tenant}"),
             )
+        )
+    return arrivals, prompts
+
+
+def flood(seed: int, count: int) -> tuple[list[Arrival], list[str]]:
+    """Return requests of which nine in ten are a flood's, half of them no streams; the others' come now and then."""
+    arrivals, prompts = load(seed, count, 9.0, tenants=1, longest=600)
+    chance = Random(seed)
+    for number, arrival in enumerate(arrivals):
+        tenant_id = "ten_flood" if chance.random() < 0.95 else f"ten_quiet{chance.randrange(2)}"
+        arrivals[number] = msgspec.structs.replace(
+            arrival,
+            tenant_id=tenant_id,
+            band=1,
+            is_stream=chance.random() < 0.5,
+            blocks=blocks_of(prompts[number], tenant_id),
         )
     return arrivals, prompts
 
@@ -106,6 +123,12 @@ WORLDS = {
         250,
         4.0,
     ),
+    "a flood beside others": (WorldSpec(releases=(ReleaseSpec(engine=ENGINE, replicas=2),)), 500, 0.0),
+    "a flood, and memory decides": (
+        WorldSpec(releases=(ReleaseSpec(engine=EngineSpec(speed=SPEED, kv_blocks=700, hash_tokens=256)),)),
+        350,
+        0.0,
+    ),
     "the only engine crashes": (
         WorldSpec(releases=(ReleaseSpec(engine=ENGINE),), slots=4, faults=(Fault(at_s=9.6, back_s=5.0),)),
         100,
@@ -118,13 +141,15 @@ WORLDS = {
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_live_gateway_does_what_the_simulated_one_does(name: str, seed: int, tmp_path: Path) -> None:
     spec, count, rate = WORLDS[name]
-    arrivals, prompts = load(seed, count, rate)
+    arrivals, prompts = load(seed, count, rate) if rate else flood(seed, count)
     simulated = World(spec, Random(seed)).run(arrivals)
     live = Live(spec, tmp_path, seed).run(arrivals, prompts)
     for ours, real in zip(simulated, live, strict=True):
         assert (ours.replica_id, ours.dispatched_s) == (real.replica_id, real.dispatched_s), ours
         assert (ours.first_s, ours.done_s) == (real.first_s, real.done_s), ours
         assert ours.refused_s == real.refused_s, ours
+    made_way = sum(one.gave_way for one in simulated)
+    assert made_way > 3 or "flood beside" not in name, "nobody made way: this shows little"
     waited = sum(one.waited_s > 0.05 for one in simulated if one.dispatched_s < inf)
     refused = sum(one.refused_s < inf for one in simulated)
     assert waited > 10 or "alike" in name, "nobody had to wait: this shows little"

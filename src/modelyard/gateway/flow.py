@@ -273,6 +273,7 @@ class Gateway:
         if self.overload.level and sheds(self.overload.level, band):
             raise errors.overloaded(retry_after_s=self.overload.retry_after_s)
         job = Job(tenant.id, tenant.weight, band, prompt, output, output, len(request.body))
+        job.is_stream = call.is_stream
         if output:
             job.output_tokens = endpoint.outputs.predict(tenant.id, output)
         if endpoint.dispatcher.has_fallback:
@@ -352,6 +353,8 @@ class Gateway:
             waiting.begin(exchange, is_cold=is_cold)
             if endpoint.batch_lines and exchange.job.band < BATCH_BAND:
                 making_way.make_way(exchange)
+            if exchange in endpoint.dispatcher.line.light:
+                making_way.trade(exchange)
 
     def _is_suspect(self, exchange: Exchange) -> bool:
         exchange.body = exchange.first_body = engine_request.body_of(exchange)

@@ -8,6 +8,7 @@ anything; who is youngest loses least. A plane that sees its lines make way
 sends fewer (``policy/batch_pace.py``).
 """
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from modelyard.gateway import memory, waiting
@@ -17,6 +18,10 @@ from modelyard.policy.job import NEVER_S
 
 if TYPE_CHECKING:
     from modelyard.gateway.exchange import Exchange
+
+
+LOOKED_AT_MAX = 1000
+"""Requests of an endpoint that are looked at for one to be put out."""
 
 
 def make_way(exchange: "Exchange") -> None:
@@ -39,22 +44,45 @@ def _can_stop(line: "Exchange") -> bool:
 def _step_aside(line: "Exchange") -> None:
     replica = line.replica
     assert replica is not None, "it was on one"
-    dispatcher, gateway = line.endpoint.dispatcher, line.gateway
-    now_s = gateway.clock.monotonic_s()
+    dispatcher = line.endpoint.dispatcher
     line.endpoint.batch_lines.pop(line, None)
-    line.gave_way += 1
-    line.drop_connection()
-    line.replica = line.relay = None
-    line.is_reopening = False
-    line.deadline_s = NEVER_S
-    # It begins anew, with all of its time.
-    line.total_deadline_s = now_s + gateway.settings.queue_wait_s + line.endpoint.patience.total_s
-    memory.put_back(line, replica, now_s, "it made way for a request in real time")
-    deadline_s = now_s + gateway.settings.queue_wait_s
-    verdict = dispatcher.step_aside(line, replica, now_s=now_s, deadline_s=deadline_s)
+    now_s = _leave(line, replica, "it made way for a request in real time")
+    verdict = dispatcher.step_aside(line, replica, now_s=now_s, deadline_s=now_s + line.gateway.settings.queue_wait_s)
     if isinstance(verdict, ReplicaLoad):
         line.dispatch(verdict)
     elif verdict is not Verdict.WAIT:
         waiting.turned_away(line, verdict)
     elif line in dispatcher.line:
         waiting.begin(line, is_cold=False)
+
+
+def trade(exchange: "Exchange") -> None:
+    """Hand ``exchange``, which waits and whose tenant asks for little, the place of one whose tenant has too many."""
+    gateway, endpoint = exchange.gateway, exchange.endpoint
+    now_s = gateway.clock.monotonic_s()
+    traded = policy.trade(
+        exchange,
+        endpoint.dispatcher,
+        islice((one for one in reversed(gateway.exchanges) if one.endpoint is endpoint), LOOKED_AT_MAX),
+        can_stop=_can_stop,
+        now_s=now_s,
+        deadline_s=now_s + gateway.settings.queue_wait_s,
+    )
+    if traded is not None:
+        victim, replica = traded
+        _leave(victim, replica, "it made way for a tenant that asks for little")
+        waiting.begin(victim, is_cold=False)
+
+
+def _leave(exchange: "Exchange", replica: ReplicaLoad, why: str) -> float:
+    """Take a request off its engine, to begin anew with all of its time; return the time."""
+    gateway = exchange.gateway
+    now_s = gateway.clock.monotonic_s()
+    exchange.gave_way += 1
+    exchange.drop_connection()
+    exchange.replica = exchange.relay = None
+    exchange.is_reopening = False
+    exchange.deadline_s = NEVER_S
+    exchange.total_deadline_s = now_s + gateway.settings.queue_wait_s + exchange.endpoint.patience.total_s
+    memory.put_back(exchange, replica, now_s, why)
+    return now_s

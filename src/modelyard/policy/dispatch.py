@@ -15,7 +15,7 @@ from modelyard.policy.admission import can_ever_fit
 from modelyard.policy.breaker import Failure
 from modelyard.policy.fairness import cost_of
 from modelyard.policy.headroom import LOOK_S, Headroom
-from modelyard.policy.job import Job
+from modelyard.policy.job import FIRST_S, Job
 from modelyard.policy.occupancy import Occupancy
 from modelyard.policy.queueing import DrainRate, WaitingLine
 from modelyard.policy.replica_load import ReplicaLoad
@@ -62,7 +62,6 @@ class Dispatcher(ReplicaSet, Generic[W]):
         self.drain = DrainRate()
         self.headroom = Headroom(rules.kept_share_max)
         self._was_kept = False
-        """Whether what ``_find`` found last is kept for others."""
         self.has_full = False
         """A replica said so and does not bear all its slots yet."""
         self._deliver = deliver
@@ -165,6 +164,19 @@ class Dispatcher(ReplicaSet, Generic[W]):
         self._give_up(replica, waiter.job)
         self._serve_all(now_s, replica.occupancy)
         return self._arrive(waiter, now_s, deadline_s)
+
+    def trade(self, waiter: W, victim: W, replica: ReplicaLoad, *, now_s: float, deadline_s: float) -> bool:
+        """Hand the place of ``victim`` to one who waits, if it suffices; then it is the first of its tenant in line."""
+        self._give_up(replica, victim.job)
+        found = self._find(waiter.job, now_s, self._avoided(waiter))
+        if found is None:
+            self._occupy(replica, victim.job, now_s)
+            self._served(replica, victim.job)
+            return False
+        self._hand(waiter, found, now_s)
+        victim.job.due_s = FIRST_S
+        self.line.join(victim, victim.job, deadline_s=deadline_s)
+        return True
 
     def relieve(self, *, now_s: float) -> None:
         """Try replicas that were full with more; called a few times a second."""
@@ -381,19 +393,15 @@ class Dispatcher(ReplicaSet, Generic[W]):
         return avoid
 
     def _find(self, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
-        """Return the replica for a request, None also where all room that is left is kept for those below their share.
-
-        What failed elsewhere is not held up again.
-        """
+        """Return the replica for a request, None also where what is left is kept, unless it failed elsewhere."""
         replica = super()._find(job, now_s, avoid)
-        headroom = self.headroom
-        self._was_kept = False
-        if replica is None or avoid or not headroom.kept[job.band]:
-            return replica
-        if headroom.leaves_room(job, replica, self._serving, self._kv_share_max):
-            return replica
-        self._was_kept = True
-        return None
+        self._was_kept = (
+            replica is not None
+            and not avoid
+            and self.headroom.kept[job.band] > 0
+            and not self.headroom.leaves_room(job, replica, self._serving, self._kv_share_max)
+        )
+        return None if self._was_kept else replica
 
     def _light_behind(self, first: W, now_s: float) -> tuple[W, ReplicaLoad] | None:
         """Return who may have the room that is kept from the first in line, and where."""

@@ -1,19 +1,22 @@
 """Room that is kept free for those who ask for little, while somebody else asks for all there is.
 
 Fair shares say who is next, but whoever is next still waits until somebody
-who runs is done: nobody is put out. Beside a flood all slots are always taken,
-so a tenant that asks for one answer in a while waits for the rest of somebody
-else's. Here the flood leaves a few slots alone: no tenant that runs more than
-its fair share takes the last ``kept`` of them, as long as others who run less
-were here in the last minute.
+who runs is done. Beside a flood all slots are always taken, so a tenant that
+asks for one answer in a while waits for the rest of somebody else's.
+
+Where the flood has answers of which nobody has seen anything, the youngest
+begins anew later (``making_way.py``). That costs nearly nothing, but streams
+are seen from their first token on. So beside streams the flood leaves a few
+slots alone: no tenant that runs more than its fair share takes the last
+``kept`` of them, as long as others who run less were here in the last minute.
 
 How many is a matter of how often such a request comes while one slot falls
 free (``LATE_SHARE``), not of how long answers are: whoever takes a kept slot
 is followed by the next that falls free, since the flood may not have it. It
 is never more than ``share_max`` of what runs, and nothing where nobody else
-comes: that is all that it costs.
+comes or somebody can be put out: that is all that it costs.
 
-A request may take a kept slot before those who wait if its tenant runs less
+A request may take a kept slot, or somebody's place, before those who wait if its tenant runs less
 than its fair share, has nobody else waiting, and is ahead of the next in line
 by no more than what ``LEAD`` requests like this one cost. So a tenant that always
 waits never passes anybody, and what fairness promises those who always wait
@@ -40,6 +43,8 @@ LATE_SHARE = 0.01
 """Of those who ask for little, the part that may find the kept slots taken by others of them."""
 LEAD = 4.0
 """A few requests in quick succession are no flood. With 1 the second of two waits as long as without all this."""
+UNSEEN_MIN = 2
+"""So many that could be put out for each slot that would be kept are enough to keep none."""
 LOOK_S = 1.0
 """No more often is it thought over how much to keep."""
 _FADED = 0.3
@@ -60,6 +65,7 @@ class Headroom:
         "_seen",
         "_tokens",
         "_total",
+        "_unseen",
         "_weight",
         "kept",
         "looked_s",
@@ -73,6 +79,8 @@ class Headroom:
         for those who ask for little and are no less urgent."""
         self._running: dict[str, int] = {}
         self._total = self._peak = 0
+        self._unseen = 0
+        """Of those who run, how many could be put out."""
         self._seen: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """When a tenant was last here, and its weight; who was here last comes last."""
         self._weight = 0.0
@@ -108,6 +116,7 @@ class Headroom:
         """Note that a request takes a slot."""
         self._running[job.tenant_id] = self._running.get(job.tenant_id, 0) + 1
         self._total += 1
+        self._unseen += not job.is_stream
         self._peak = max(self._peak, self._total)
 
     def ended(self, job: Job) -> None:
@@ -118,6 +127,7 @@ class Headroom:
         else:
             del self._running[job.tenant_id]
         self._total -= 1
+        self._unseen -= not job.is_stream
         self._ends_new += 1
 
     # --- what follows ---
@@ -130,6 +140,11 @@ class Headroom:
         """Say whether a tenant, with ``job``, runs no more than its fair share of what runs; one request always is."""
         own = self._running.get(job.tenant_id, 0)
         return not own or (own + 1) * self._weight <= job.weight * (self._total + 1)
+
+    def is_above_share(self, job: Job) -> bool:
+        """Say whether the tenant of a job that runs would still run its fair share without it."""
+        own = self._running.get(job.tenant_id, 0)
+        return own > 1 and (own - 1) * self._weight >= job.weight * self._total
 
     def may_pass(self, job: Job, first: Job, line: WaitingLine[W]) -> bool:
         """Say whether one who waits may have kept room before ``first``, who is the first in line."""
@@ -179,8 +194,11 @@ class Headroom:
         for band, new in enumerate(self._light_new):
             self._light[band] = self._light[band] * fade + new
             light += self._light[band]
-            is_shared = len(seen) > 1 and light > _FADED
-            self.kept[band] = min(int(self.share_max * most), wanted(light / max(1.0, self._ends))) if is_shared else 0
+            self.kept[band] = 0
+            if len(seen) > 1 and light > _FADED:
+                slots = wanted(light / max(1.0, self._ends))
+                if self._unseen < UNSEEN_MIN * slots:
+                    self.kept[band] = min(int(self.share_max * most), slots)
         self._light_new = [0] * len(BANDS)
 
 

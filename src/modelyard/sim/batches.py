@@ -65,7 +65,9 @@ class Batch:
         now_s = self._events.now_s
         while self.left and not self._is_over and self.pace.has_room(now_s):
             self._number -= 1
-            arrival = msgspec.structs.replace(self.left.popleft(), at_s=now_s, band=BATCH_BAND, is_line=True)
+            arrival = msgspec.structs.replace(
+                self.left.popleft(), at_s=now_s, band=BATCH_BAND, is_line=True, is_stream=False
+            )
             self.pace.sent()
             self._arrive(Request(arrival, self._number))
 

@@ -69,6 +69,10 @@ class Floor(Protocol):
         """Return the requests that are on a replica's engine."""
         ...
 
+    def youngest(self, gateway: int) -> Iterator[Request]:
+        """Yield a gateway's requests that are on engines, the last to come first."""
+        ...
+
     def tokens(self, request: Request) -> int:
         """Return how many tokens its engine has generated for a request."""
         ...
@@ -195,6 +199,7 @@ class Gateway:
         job = Job(arrival.tenant_id, arrival.weight, arrival.band, arrival.prompt_tokens, output_max, output_max)
         job.output_tokens = self.outputs.predict(arrival.tenant_id, output_max)
         job.session = arrival.session
+        job.is_stream = arrival.is_stream
         if self.hash_tokens and self.dispatcher.is_crowd:
             job.prefix = arrival.blocks
         return job
@@ -215,17 +220,14 @@ class Gateway:
             self.send(request, verdict)
         elif verdict is not Verdict.WAIT:
             self._refuse(request, verdict.name.lower())
-        elif self.lines and request.job.band < BATCH_BAND:
-            making_way.make_way(
-                lambda: reversed(self.lines),
-                waits=lambda: request in self.dispatcher.line,
-                can_stop=lambda line: line.replica is not None and not line.replica.is_draining,
-                cut=self._step_aside,
-            )
+        else:
+            self._make_way(request, now_s)
 
     def began(self, request: Request, now_s: float) -> None:
         """Note a first token."""
         assert request.replica is not None, "an answer of nobody's"
+        if not request.arrival.is_stream:
+            return  # it comes whole
         self.dispatcher.began(request.replica, request.job, now_s=now_s)
         self.dispatcher.succeeded(request.replica)
 
@@ -243,7 +245,7 @@ class Gateway:
         self.tally(request.version_id).ended(
             200,
             seconds,
-            request.ttft_s,
+            request.ttft_s if arrival.is_stream else None,
             now_s - request.dispatched_s,
             arrival.prompt_tokens,
             arrival.output_tokens,
@@ -310,6 +312,8 @@ class Gateway:
 
     def silent_from_s(self, request: Request, heard_s: float) -> float:
         """Return when an engine has been silent for too long that was last heard at ``heard_s``; infinite: never."""
+        if not request.arrival.is_stream:
+            return request.until_s
         silent_s = heard_s + self.token_s if heard_s < inf else request.dispatched_s + self.first_token_s
         return min(silent_s, request.until_s)
 
@@ -346,6 +350,8 @@ class Gateway:
 
     def needs_marks(self, request: Request) -> bool:
         """Say whether its memory will be counted anew as its answer grows beyond what was predicted."""
+        if not request.arrival.is_stream:
+            return False
         return request.arrival.output_tokens > request.job.output_tokens - OUTPUT_LEFT_MIN
 
     def tally(self, version_id: str) -> ReleaseTally:
@@ -380,6 +386,38 @@ class Gateway:
                 dispatcher.drop_shadow(replica, copy, now_s=self.floor.now_s)
 
             self.floor.ask(replica.route.id, arrival.prompt_tokens, arrival.output_tokens, Aside(ended))
+
+    def _make_way(self, request: Request, now_s: float) -> None:
+        """Let a line of a batch, or whoever has more than its share, give up a slot for one who has just joined."""
+        if self.lines and request.job.band < BATCH_BAND:
+            making_way.make_way(
+                lambda: reversed(self.lines),
+                waits=lambda: request in self.dispatcher.line,
+                can_stop=lambda line: line.replica is not None and not line.replica.is_draining,
+                cut=self._step_aside,
+            )
+        if request not in self.dispatcher.line.light:
+            return
+        traded = making_way.trade(
+            request,
+            self.dispatcher,
+            self.floor.youngest(self.number),
+            can_stop=self._can_stop,
+            now_s=now_s,
+            deadline_s=now_s + self.queue_wait_s,
+        )
+        if traded is not None:
+            victim, _ = traded
+            victim.gave_way += 1
+            self.made_way += 1
+            self.floor.stop(victim)
+            victim.replica = None
+
+    def _can_stop(self, request: Request) -> bool:
+        """Say whether nobody has seen any of an answer."""
+        if request.replica is None or request.replica.is_draining or request.told:
+            return False
+        return not request.arrival.is_stream or not self.floor.tokens(request)
 
     def _step_aside(self, line: Request) -> None:
         """Take a line of a batch off its replica; it stands in line again, to begin anew."""

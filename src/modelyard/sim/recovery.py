@@ -54,8 +54,10 @@ def _leave(gateway: "Gateway", replica: ReplicaLoad, now_s: float) -> None:
     """Let those go elsewhere, too, who wait for their first token from an engine that is known to be silent."""
     waiting = [one for one in gateway.floor.on(replica.route.id) if one.replica is replica and not one.told]
     for other in sorted(waiting, key=lambda one: (one.arrival.at_s, one.number)):
-        if gateway.floor.tokens(other) or not gateway.dispatcher.may_retry(
-            other.job, [*other.failed_on, replica], now_s
+        if (
+            not other.arrival.is_stream
+            or gateway.floor.tokens(other)
+            or not gateway.dispatcher.may_retry(other.job, [*other.failed_on, replica], now_s)
         ):
             continue
         gateway.floor.stop(other)
@@ -97,7 +99,7 @@ def fail(gateway: "Gateway", request: Request, why: str, now_s: float) -> None:
     gateway.last_request_s = now_s
     if replica is not None:
         tally: ReleaseTally = gateway.tally(replica.version_id)
-        first_s = request.ttft_s if request.first_s < inf else None
+        first_s = request.ttft_s if request.first_s < inf and request.arrival.is_stream else None
         status = TIMEOUT if why in {"silent", "long"} else UNAVAILABLE
         service_s = now_s - request.job.dispatched_s
         tally.ended(status, now_s - request.arrival.at_s, first_s, service_s, prompt, told, now_s)

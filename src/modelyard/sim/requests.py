@@ -32,6 +32,8 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     """A hash of what keeps requests together; 0: nothing."""
     is_line: bool = False
     """Of a batch: it makes way for everybody else."""
+    is_stream: bool = True
+    """Whether its caller gets tokens as they come; else nobody has seen any of its answer until its end."""
     can_resume: bool = True
     """Whether its text alone holds the state of its answer, so that another engine could go on with it."""
 

@@ -10,7 +10,7 @@ Right for some dozens of replicas; ``fleet/`` has thousands of endpoints.
 """
 
 import random
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -217,6 +217,11 @@ class World:
         there = [task.what for task in self.tasks.values() if task.replica_id == replica_id]
         return [what for what in there if isinstance(what, Request)]
 
+    def youngest(self, gateway: int) -> Iterator[Request]:
+        """Yield a gateway's requests that are on engines, the last to come first."""
+        there = [what for what in self.tasks if isinstance(what, Request) and what.gateway == gateway]
+        yield from sorted(there, key=lambda one: (-one.arrival.at_s, -one.number))
+
     def tokens(self, request: Request) -> int:
         """Return how many tokens its engine has generated for a request."""
         return self.generated(self.tasks[request])
@@ -260,7 +265,7 @@ class World:
         """Forget what was on an engine that is gone, or given up: its caller has ``tokens`` of it."""
         request = task.what
         del self.tasks[request]
-        if isinstance(request, Request):
+        if isinstance(request, Request) and request.arrival.is_stream:
             request.told += tokens
             if (marks := self._growing.get(request)) is not None:
                 for length in marks.passed(request.told, self.events.now_s):

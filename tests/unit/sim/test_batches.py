@@ -2,7 +2,6 @@
 
 from random import Random
 
-from modelyard.policy import making_way
 from modelyard.policy.engine_model import Speed
 from modelyard.sim.gateway import Gateway
 from modelyard.sim.report import summary
@@ -70,43 +69,3 @@ def test_a_shadow_gets_its_copies_and_changes_no_answer() -> None:
     assert 60 < gateway_of(world).shadowed < 140
     copied = [one.engine for one in world.replicas.values() if one.release.version_id == "ver_2"]
     assert copied[0].totals(world.now_s).generated > 0
-
-
-class Line:
-    """A line on a replica."""
-
-    def __init__(self, gave_way: int = 0, *, is_begun: bool = False) -> None:
-        self.gave_way = gave_way
-        self.is_begun = is_begun
-
-
-def cut(lines: list[Line], needed: int) -> list[Line]:
-    """Return which lines were cut off until ``needed`` were."""
-    gone: list[Line] = []
-
-    def cut_off(line: Line) -> None:
-        lines.remove(line)
-        gone.append(line)
-
-    making_way.make_way(
-        lambda: reversed(lines),
-        waits=lambda: len(gone) < needed,
-        can_stop=lambda line: not line.is_begun,
-        cut=cut_off,
-    )
-    return gone
-
-
-def test_the_youngest_makes_way_and_no_more_than_needed() -> None:
-    lines = [Line(), Line(), Line()]
-    youngest = lines[-1]
-    assert cut(lines, 1) == [youngest]
-
-
-def test_who_has_begun_or_gave_way_often_enough_stays() -> None:
-    old, often, begun = Line(), Line(making_way.CUTS_OF_LINE_MAX), Line(is_begun=True)
-    assert cut([old, often, begun], 5) == [old]
-
-
-def test_one_request_cuts_off_a_few_at_most() -> None:
-    assert len(cut([Line() for _ in range(50)], 50)) == making_way.CUTS_MAX
