@@ -149,10 +149,10 @@ def show_faults(seeds: int) -> None:
         "ours, all answers are text": (None, 0.0),
     }
     scenario_h = failing.SCENARIO_H
+    print(f"\n{failing.REPLICAS} engines, 10 requests/s, an hour, {seeds} seeds; an engine crashes twice an hour and")
     print(
-        f"\n{failing.REPLICAS} engines, 20 requests/s, half an hour, {seeds} seeds; a crash every 40 min of an engine,"
+        f"hangs every two hours; the last column: as often as in the fleet's scenario, every {1 / scenario_h:,.0f} h\n"
     )
-    print(f"a hang every 2 h; the last column: as often as in the fleet's scenario, every {1 / scenario_h:,.0f} h\n")
     print(
         "| requests of engines that fail | crashes, hangs | failed | gone on with | first token after 5 s |"
         " answered (from, to) | in the scenario |"
@@ -173,14 +173,14 @@ def show_faults(seeds: int) -> None:
 def show_batches(seeds: int) -> None:
     """Print what a batch adds, and what others feel of it."""
     print(f"\nTwo engines, 12 requests/s for 15 minutes, {seeds} seeds, means; and a batch that is never through\n")
-    print("| | engines busy | tokens/s | TTFT p50 s | p99 s | a token p50 ms | waited p99 s | lines/s | made way |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+    print("| | tokens/s | TTFT p50 s | p99 s | a token p50 ms | waited p99 s | lines/s | made way |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
     for name, lines in {"without": 0, "with the batch": 100_000}.items():
         found = [failing.fill(seed, lines=lines) for seed in range(1, seeds + 1)]
         seen = [one.seen for one in found]
         tokens_s = mean(one.seen.tokens_s + one.line_tokens_s for one in found)
         print(
-            f"| {name} | {mean(one.busy_share for one in seen):.0%} | {tokens_s:,.0f} |"
+            f"| {name} | {tokens_s:,.0f} |"
             f" {mean(one.ttft_s.p50 for one in seen):.3f} | {mean(one.ttft_s.p99 for one in seen):.3f} |"
             f" {1000 * mean(one.tpot_s.p50 for one in seen):.1f} | {mean(one.waited_s.p99 for one in seen):.3f} |"
             f" {mean(one.lines / one.seen.span_s for one in found):.1f} | {mean(one.made_way for one in found):,.0f} |"

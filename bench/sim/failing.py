@@ -20,7 +20,7 @@ SPEED = Speed(0.0135, 6.4e-05, 3.8e-05, 4.9e-08)
 """Llama-3.1-8B on an RTX PRO 6000, fitted to real vLLM (``accuracy.vllm``)."""
 ENGINE = EngineSpec(speed=SPEED, max_num_seqs=64, kv_blocks=8000)
 REPLICAS = 4
-RATES = FaultRates(crashes_h=4.0, hangs_h=2.0)
+RATES = FaultRates(crashes_h=2.0, hangs_h=0.5)
 """Far more often than engines fail, so that an hour shows enough of it."""
 SCENARIO_H = Faults().engine_per_day / 24
 """How often an engine fails in the fleet's scenario, an hour of one."""
@@ -81,7 +81,7 @@ class Failing:
 
 
 def run(
-    front: FrontFactory | None, seed: int, *, not_text: float = NOT_TEXT, seconds: float = 1800.0, rate: float = 20.0
+    front: FrontFactory | None, seed: int, *, not_text: float = NOT_TEXT, seconds: float = 3600.0, rate: float = 10.0
 ) -> Failing:
     """Let ``rate`` requests a second come to four engines that fail by ``RATES``."""
     faults = draw(RATES, replicas=REPLICAS, seconds=seconds, chance=random.Random(seed))

@@ -61,13 +61,13 @@ class Pace:
 
     def answered(self, now_s: float, *, queued_s: float = 0.0, gave_way: bool = False) -> None:
         """Note an answer: how long its line waited at the gateway, and whether it had to begin again for others."""
-        self._ended()
+        is_old = self._ended()
         if gave_way:
             # One too many, and that one is begun anew already: less by one, not by half.
-            self._jammed()
+            self._jammed(is_old=is_old)
             self.limit = max(self.jam_limit, self.limit - 1)
         elif queued_s > QUEUED_S_LONG:
-            self._shrink(now_s)
+            self._shrink(now_s, is_old=is_old)
         elif self.is_used_up:
             self.calm += 1 / self.limit
             self.limit = min(float(self.most), self.limit + self._step())
@@ -76,8 +76,7 @@ class Pace:
 
     def turned_away(self, now_s: float, retry_after_s: float | None) -> None:
         """Note that there was no room, and when there may be."""
-        self._ended()
-        self._shrink(now_s)
+        self._shrink(now_s, is_old=self._ended())
         pause_s = PAUSE_S_DEFAULT if retry_after_s is None else min(retry_after_s, PAUSE_S_MAX)
         self.paused_until_s = max(self.paused_until_s, now_s + pause_s)
 
@@ -85,17 +84,20 @@ class Pace:
         """Note a line that got no answer, which says nothing of room."""
         self._ended()
 
-    def _ended(self) -> None:
+    def _ended(self) -> bool:
+        """Give a line's place back; say whether it was out when it last was too much."""
         self.running -= 1
-        self.jam_left -= self.jam_left > 0
-
-    def _jammed(self) -> None:
-        """Note that it is too much, unless these are old news."""
         if not self.jam_left:
+            return False
+        self.jam_left -= 1
+        return True
+
+    def _jammed(self, *, is_old: bool) -> None:
+        """Note that it is too much."""
+        self.calm = 0.0
+        if not is_old:
             self.jam_left = self.running
             self.jam_limit = max(1.0, self.limit * SHRUNK_TO)
-            self.ceiling = self.limit
-            self.calm = 0.0
 
     def _step(self) -> float:
         """Return by how much an answer makes it grow."""
@@ -104,8 +106,9 @@ class Pace:
         is_safe = self.limit < self.ceiling - 1 or self.calm > FORGOTTEN
         return GROWN_BY / self.limit if is_safe else GROWN_BY / (FEELING * self.limit)
 
-    def _shrink(self, now_s: float) -> None:
+    def _shrink(self, now_s: float, *, is_old: bool) -> None:
         if now_s - self.shrunk_at_s >= SHRINK_PAUSE_S:
-            self._jammed()
+            self._jammed(is_old=is_old)
+            self.ceiling = self.jam_limit / SHRUNK_TO
             self.limit = max(self.jam_limit, self.limit * SHRUNK_TO)
             self.shrunk_at_s = now_s
