@@ -14,7 +14,7 @@ from modelyard.domain.routing_table import ReplicaRoute
 from modelyard.policy.admission import can_ever_fit
 from modelyard.policy.breaker import Failure
 from modelyard.policy.fairness import cost_of
-from modelyard.policy.headroom import LOOK_S, Headroom
+from modelyard.policy.headroom import Headroom
 from modelyard.policy.job import FIRST_S, Job
 from modelyard.policy.occupancy import Occupancy
 from modelyard.policy.queueing import DrainRate, WaitingLine
@@ -116,8 +116,6 @@ class Dispatcher(ReplicaSet, Generic[W]):
         headroom, job = self.headroom, waiter.job
         if headroom.share_max:
             headroom.came(job, now_s, waits=bool(self.line.waiters) and self.line.waits(job))
-            if now_s - headroom.looked_s >= LOOK_S:
-                headroom.look(now_s)
         return self._arrive(waiter, now_s, deadline_s)
 
     def retry(self, waiter: W, *, now_s: float, deadline_s: float) -> ReplicaLoad | Verdict | None:
@@ -374,7 +372,9 @@ class Dispatcher(ReplicaSet, Generic[W]):
         if self.is_cold or now_s < job.fallback_s < deadline_s:
             return False
         # Counted in tokens, and only those ahead of this one: another tenant's flood must not turn it away.
-        wait_s = self.drain.wait_s(self.line.tokens_before(job), now_s)
+        ahead = self.line.tokens_before(job)
+        if (wait_s := self.drain.wait_s(ahead, now_s)) is None:
+            wait_s = self.guess_s(ahead, job)
         return wait_s is not None and now_s + wait_s > deadline_s
 
     def _past_line(self, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:

@@ -60,6 +60,7 @@ class Headroom:
         "_ends_new",
         "_light",
         "_light_new",
+        "_looked_s",
         "_peak",
         "_running",
         "_seen",
@@ -68,7 +69,6 @@ class Headroom:
         "_unseen",
         "_weight",
         "kept",
-        "looked_s",
         "share_max",
     )
 
@@ -84,8 +84,7 @@ class Headroom:
         self._seen: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """When a tenant was last here, and its weight; who was here last comes last."""
         self._weight = 0.0
-        self.looked_s = 0.0
-        """When it was last thought over how much to keep."""
+        self._looked_s = 0.0
         # Requests of tenants within their share, and slots that fell free: faded sums, and what came since.
         self._light = [0.0] * len(BANDS)
         self._light_new = [0] * len(BANDS)
@@ -111,6 +110,8 @@ class Headroom:
             self._light_new[job.band] += 1
             tokens = reservation(job)
             self._tokens += (_WEIGHT if self._tokens else 1.0) * (tokens - self._tokens)
+        if now_s - self._looked_s >= LOOK_S:
+            self._look(now_s)
 
     def started(self, job: Job) -> None:
         """Note that a request takes a slot."""
@@ -176,10 +177,10 @@ class Headroom:
             room = min(room, max(0, int(free / self._tokens)))
         return max(0, room)
 
-    def look(self, now_s: float) -> None:
-        """Forget who has not been here for long, and think over how much to keep; due every ``LOOK_S``."""
-        fade = exp((self.looked_s - now_s) / SEEN_S)
-        self.looked_s = now_s
+    def _look(self, now_s: float) -> None:
+        """Forget who has not been here for long, and think over how much to keep."""
+        fade = exp((self._looked_s - now_s) / SEEN_S)
+        self._looked_s = now_s
         seen = self._seen
         for tenant_id, (seen_s, weight) in list(seen.items()):
             if seen_s >= now_s - SEEN_S:
