@@ -102,11 +102,12 @@ class Headroom:
         """Note that a request comes; ``waits``: others of its tenant stand in line, so that it asks for much."""
         tenant_id, weight, seen = job.tenant_id, job.weight, self._seen
         known = seen.get(tenant_id)
-        if known is None or known[1] != weight:
+        # To the second is often enough: every request comes by here.
+        if known is None or known[1] != weight or now_s - known[0] >= LOOK_S:
             self._weight += weight - (known[1] if known else 0.0)
-        seen[tenant_id] = (now_s, weight)
-        seen.move_to_end(tenant_id)
-        if not waits and self.is_light(job):
+            seen[tenant_id] = (now_s, weight)
+            seen.move_to_end(tenant_id)
+        if not waits and len(seen) > 1 and self.is_light(job):
             self._light_new[job.band] += 1
             tokens = reservation(job)
             self._tokens += (_WEIGHT if self._tokens else 1.0) * (tokens - self._tokens)
@@ -115,10 +116,13 @@ class Headroom:
 
     def started(self, job: Job) -> None:
         """Note that a request takes a slot."""
-        self._running[job.tenant_id] = self._running.get(job.tenant_id, 0) + 1
-        self._total += 1
-        self._unseen += not job.is_stream
-        self._peak = max(self._peak, self._total)
+        running, tenant_id = self._running, job.tenant_id
+        running[tenant_id] = running.get(tenant_id, 0) + 1
+        self._total = total = self._total + 1
+        peak = self._peak
+        self._peak = total if total > peak else peak
+        if not job.is_stream:
+            self._unseen += 1
 
     def ended(self, job: Job) -> None:
         """Note that it gives the slot back."""
@@ -128,7 +132,8 @@ class Headroom:
         else:
             del self._running[job.tenant_id]
         self._total -= 1
-        self._unseen -= not job.is_stream
+        if not job.is_stream:
+            self._unseen -= 1
         self._ends_new += 1
 
     # --- what follows ---
