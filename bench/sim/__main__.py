@@ -2,9 +2,9 @@
 
 ``accuracy``: simulated beside real vLLM, on requests whose times the fit has not seen. ``admission``: one replica on
 Azure's conversations, admitted in five ways. ``fairness``: two tenants, by tokens and by turns; a quiet one beside a
-flood. ``faults``: engines that crash and hang. ``batches``: lines that fill what is idle. ``speed``: events a second.
-Recordings are in ``tests/data``, traces in
-the folder that ``--traces`` or ``MODELYARD_TRACES`` names.
+flood. ``overload``: the first of an endpoint. ``faults``: engines that crash and hang. ``batches``: lines that fill
+what is idle. ``speed``: events a second. Recordings are in ``tests/data``, traces in the folder that ``--traces`` or
+``MODELYARD_TRACES`` names.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from modelyard.sim.world import ReleaseSpec, World, WorldSpec
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
 FOLDER = ROOT.parent / "shared" / "traces"
-PARTS = ("accuracy", "admission", "fairness", "faults", "batches", "speed")
+PARTS = ("accuracy", "admission", "fairness", "overload", "faults", "batches", "speed")
 
 
 def show_accuracy() -> list[object]:
@@ -140,6 +140,22 @@ def show_isolation(seeds: int) -> None:
         )
 
 
+def show_overload(seeds: int) -> None:
+    """Print what the first overload of an endpoint comes to, with and without its engines' speed."""
+    print(f"\n20 requests/s for a minute, on a Llama-2-70B replica that served nothing before; {seeds} seeds, sums\n")
+    print("| slots | the engine's speed | answered | tokens/s | refused at once | waited 30 s in vain |")
+    print("|---:|---|---:|---:|---:|---:|")
+    for slots in (4, 8, 16, 64):
+        for is_known in (False, True):
+            found = [admission.first_overload(seed, slots=slots, is_known=is_known) for seed in range(seeds)]
+            tokens_s = mean(one.tokens_s for one in found)
+            full, late = (sum(one.refused.get(why, 0) for one in found) for why in ("full", "late"))
+            print(
+                f"| {slots} | {'known' if is_known else 'not known'} | {sum(one.done for one in found)} |"
+                f" {tokens_s:,.0f} | {full:,} | {late} |"
+            )
+
+
 def show_faults(seeds: int) -> None:
     """Print what is lost when engines fail."""
     ways = {
@@ -219,6 +235,8 @@ def main() -> None:
         found["admission"] = show_admission(options.traces, 1, options.requests)
     if "fairness" in parts:
         show_fairness(options.seeds)
+    if "overload" in parts:
+        show_overload(options.seeds)
     if "faults" in parts:
         show_faults(options.seeds)
     if "batches" in parts:
