@@ -155,6 +155,8 @@ class Live:
     tasks: dict[Task, tuple[Asked | None, UpstreamConnection, list[int]]] = field(default_factory=dict)
     """What is on engines: whose it is (nobody's: a probe), on which connection, and how many tokens were sent."""
     started: int = 0
+    asides: int = 0
+    """Probes and copies that engines were asked."""
     left: int = 0
 
     def __post_init__(self) -> None:
@@ -220,7 +222,8 @@ class Live:
                     ReplicaRoute(f"rep_{number:03d}", "127.0.0.1", 1 + number, "s", slots, kv_tokens=kv_tokens)
                 )
                 number += 1
-            releases.append(ReleaseRoute(release.version_id, release.weight, tuple(routes)))
+            shadow = release.shadow
+            releases.append(ReleaseRoute(release.version_id, release.weight, tuple(routes), shadow=shadow))
         route = EndpointRoute(
             "ep_sim", "t", "m", True, 0, tuple(releases), frozenset({PATH}), frozenset(), 0, Price(1, 1, 1),
             Progress(Stage.READY),
@@ -277,8 +280,12 @@ class Live:
         wire.sent.clear()
         request = json.loads(body)
         port = connection.address[1]
-        if "stop" not in request:
-            asked, task = None, Task("probe", number=self.started, prompt_tokens=1, output_tokens=1)
+        if b" side-" in head:
+            # A probe for one token, or a shadow copy; nobody hears what it says.
+            of = self.asked[int(request["stop"][0])].arrival if "stop" in request else PROBE
+            sizes = {"prompt_tokens": of.prompt_tokens, "output_tokens": of.output_tokens}
+            self.asides += 1
+            asked, task = None, Task("side", number=self.started, **sizes)
         else:
             asked = self.asked[int(request["stop"][0])]
             asked.dispatched_s = self.events.now_s
@@ -415,5 +422,6 @@ def chunk(event: dict[str, Any]) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
+PROBE = Arrival(at_s=0.0, prompt_tokens=1, output_tokens=1)
 PROBED = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 DONE = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"

@@ -99,6 +99,17 @@ WORLDS = {
         150,
         5.0,
     ),
+    "a shadow gets copies": (
+        WorldSpec(
+            releases=(
+                ReleaseSpec(engine=ENGINE, version_id="ver_1", replicas=2),
+                ReleaseSpec(engine=ENGINE, version_id="ver_2", weight=0, shadow=40),
+            ),
+            slots=6,
+        ),
+        150,
+        4.0,
+    ),
     "engines that crash, and come back": (
         WorldSpec(
             releases=(ReleaseSpec(engine=ENGINE, replicas=3),),
@@ -142,12 +153,14 @@ WORLDS = {
 def test_the_live_gateway_does_what_the_simulated_one_does(name: str, seed: int, tmp_path: Path) -> None:
     spec, count, rate = WORLDS[name]
     arrivals, prompts = load(seed, count, rate) if rate else flood(seed, count)
-    simulated = World(spec, Random(seed)).run(arrivals)
-    live = Live(spec, tmp_path, seed).run(arrivals, prompts)
+    world, gateway = World(spec, Random(seed)), Live(spec, tmp_path, seed)
+    simulated, live = world.run(arrivals), gateway.run(arrivals, prompts)
     for ours, real in zip(simulated, live, strict=True):
         assert (ours.replica_id, ours.dispatched_s) == (real.replica_id, real.dispatched_s), ours
         assert (ours.first_s, ours.done_s) == (real.first_s, real.done_s), ours
         assert ours.refused_s == real.refused_s, ours
+    assert gateway.asides == world.asides
+    assert 30 < gateway.asides < 90 or "shadow" not in name, "few copies: this shows little"
     made_way = sum(one.gave_way for one in simulated)
     assert made_way > 3 or "flood beside" not in name, "nobody made way: this shows little"
     waited = sum(one.waited_s > 0.05 for one in simulated if one.dispatched_s < inf)

@@ -128,6 +128,8 @@ class World:
     """Requests that have come, or are to come, and not ended."""
     _growing: dict[Request, Marks] = field(default_factory=dict)
     """Answers whose length matters as they grow."""
+    asides: int = 0
+    """Probes and copies that engines were asked."""
     _sweeps: bool = False
     _started: int = 0
 
@@ -232,6 +234,7 @@ class World:
         if replica is None or replica.is_down:
             self.events.after(0.0, lambda: aside.ended(Failure.UNREACHABLE))
             return
+        self.asides += 1
         self._submit(replica, aside, prompt_tokens=prompt_tokens, output_tokens=output_tokens, blocks=(), band=0)
 
     def _submit(
