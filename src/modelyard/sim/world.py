@@ -10,7 +10,7 @@ Right for some dozens of replicas; ``fleet/`` has thousands of endpoints.
 """
 
 import random
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -18,7 +18,6 @@ import msgspec
 
 from modelyard.domain.endpoints import Autoscale, Scaling
 from modelyard.domain.routing_table import ReplicaSnapshot
-from modelyard.policy.breaker import Failure
 from modelyard.policy.dispatch import DispatchRules
 from modelyard.policy.scaling import divide
 from modelyard.sim.batches import Batch
@@ -27,6 +26,7 @@ from modelyard.sim.events import Event, Events
 from modelyard.sim.faults import Breakage, Fault
 from modelyard.sim.gateway import MARK_TOKENS, SWEEP_S, Floor, Front, Gateway, Marks
 from modelyard.sim.keeper import Keeper
+from modelyard.sim.on_engines import OnEngines
 from modelyard.sim.requests import Arrival, Request
 from modelyard.sim.scaler import Scaler, View
 from modelyard.sim.tables import gateway_of, table_of
@@ -107,7 +107,7 @@ FrontFactory = Callable[[int, Floor, random.Random], Front]
 
 
 @dataclass(eq=False)
-class World:
+class World(OnEngines):
     """Replicas, gateways and requests. ``front`` makes another gateway than the production one."""
 
     spec: WorldSpec
@@ -126,12 +126,13 @@ class World:
     """What is on engines, by the request or whatever else it is for, in order of its start."""
     left: int = 0
     """Requests that have come, or are to come, and not ended."""
-    _growing: dict[Request, Marks] = field(default_factory=dict)
+    growing: dict[Request, Marks] = field(default_factory=dict)
     """Answers whose length matters as they grow."""
+    started: int = 0
+    """How often anything was sent to an engine."""
     asides: int = 0
     """Probes and copies that engines were asked."""
     _sweeps: bool = False
-    _started: int = 0
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -191,7 +192,7 @@ class World:
             self.breakage.refused(request)
             return
         request.dispatched_s, request.replica_id, request.version_id = now_s, replica_id, version_id
-        self._submit(
+        self.submit(
             replica,
             request,
             prompt_tokens=arrival.prompt_tokens + request.told,
@@ -201,89 +202,15 @@ class World:
         )
         front = self.fronts[request.gateway]
         if self.spec.knows_kv and isinstance(front, Gateway) and front.needs_marks(request):
-            marks = self._growing.setdefault(request, Marks(arrival.at_s))
+            marks = self.growing.setdefault(request, Marks(arrival.at_s))
             marks.next_tokens = 1 + (request.told or MARK_TOKENS)
             self._sweep_soon()
-
-    def stop(self, request: Request) -> None:
-        """Take a request off its engine, which drops it at the end of its iteration; it is to begin anew."""
-        self._growing.pop(request, None)
-        task = self.tasks.pop(request)
-        replica = self.replicas[task.replica_id]
-        if replica.works:
-            replica.engine.abort(task, self.events.now_s)
-            self.schedule(replica)
-
-    def on(self, replica_id: str) -> list[Request]:
-        """Return the requests that are on a replica's engine."""
-        there = [task.what for task in self.tasks.values() if task.replica_id == replica_id]
-        return [what for what in there if isinstance(what, Request)]
-
-    def youngest(self, gateway: int) -> Iterator[Request]:
-        """Yield a gateway's requests that are on engines, the last to come first."""
-        there = [what for what in self.tasks if isinstance(what, Request) and what.gateway == gateway]
-        yield from sorted(there, key=lambda one: (-one.arrival.at_s, -one.number))
-
-    def tokens(self, request: Request) -> int:
-        """Return how many tokens its engine has generated for a request."""
-        return self.generated(self.tasks[request])
-
-    def ask(self, replica_id: str, prompt_tokens: int, output_tokens: int, aside: Aside) -> None:
-        """Ask an engine something that answers no client."""
-        replica = self.replicas.get(replica_id)
-        if replica is None or replica.is_down:
-            self.events.after(0.0, lambda: aside.ended(Failure.UNREACHABLE))
-            return
-        self.asides += 1
-        self._submit(replica, aside, prompt_tokens=prompt_tokens, output_tokens=output_tokens, blocks=(), band=0)
-
-    def _submit(
-        self,
-        replica: Replica,
-        what: Request | Aside,
-        *,
-        prompt_tokens: int,
-        output_tokens: int,
-        blocks: tuple[int, ...],
-        band: int,
-    ) -> None:
-        now_s = self.events.now_s
-        task = Task(
-            what,
-            number=self._started,
-            prompt_tokens=prompt_tokens,
-            output_tokens=output_tokens,
-            blocks=blocks,
-            band=band,
-            replica_id=replica.id,
-        )
-        self._started += 1
-        self.tasks[what] = task
-        task.come_s = now_s
-        if replica.works:
-            replica.engine.submit(task, now_s)
-            self.schedule(replica)
-
-    def drop(self, task: Task, tokens: int) -> None:
-        """Forget what was on an engine that is gone, or given up: its caller has ``tokens`` of it."""
-        request = task.what
-        del self.tasks[request]
-        if isinstance(request, Request) and request.arrival.is_stream:
-            request.told += tokens
-            if (marks := self._growing.get(request)) is not None:
-                for length in marks.passed(request.told, self.events.now_s):
-                    self.fronts[request.gateway].grew(request, length)
-
-    def generated(self, task: Task) -> int:
-        """Return how many tokens there are by now of what is on an engine."""
-        replica = self.replicas[task.replica_id]
-        return replica.engine.generated_by(task, min(self.events.now_s, replica.hung_s))
 
     def refuse(self, request: Request, why: str) -> None:
         """Answer that a request will not be served."""
         assert not request.refusal, "refused twice"
         request.refused_s, request.refusal = self.events.now_s, why
-        self._growing.pop(request, None)
+        self.growing.pop(request, None)
         self._ended(request)
 
     def pages(self) -> dict[str, ReplicaSnapshot]:
@@ -357,7 +284,7 @@ class World:
     def _began(self, request: Request, task: Task, now_s: float) -> None:
         front = self.fronts[request.gateway]
         if request.told:
-            if (marks := self._growing.get(request)) is not None:
+            if (marks := self.growing.get(request)) is not None:
                 for length in marks.passed(request.told + 1, now_s):
                     front.grew(request, length)
         else:
@@ -367,7 +294,7 @@ class World:
     def _done(self, request: Request, task: Task, now_s: float) -> None:
         request.done_s = now_s
         request.preemptions += task.preemptions
-        self._growing.pop(request, None)
+        self.growing.pop(request, None)
         self.fronts[request.gateway].done(request, now_s)
         self._ended(request)
 
@@ -379,7 +306,7 @@ class World:
     def _sweep(self) -> None:
         self._sweeps = False
         now_s = self.events.now_s
-        for request, marks in self._growing.items():
+        for request, marks in self.growing.items():
             if (task := self.tasks.get(request)) is not None:
                 for length in marks.due(request.told + self.generated(task), now_s):
                     self.fronts[request.gateway].grew(request, length)
@@ -389,7 +316,7 @@ class World:
             front.sweep(now_s)
             if self.breakage is not None and isinstance(front, Gateway):
                 front.roll(now_s)
-        has_more = self._growing or any(front.waiting for front in self.fronts)
+        has_more = self.growing or any(front.waiting for front in self.fronts)
         if has_more or (self.breakage is not None and self.left):
             self._sweep_soon()
 
