@@ -79,6 +79,12 @@ class Speed(msgspec.Struct, frozen=True):
         return seconds if seconds > 1e-6 else 1e-6
 
 
+def request_s(speed: Speed, *, batch: float, prompt_tokens: float, completion_tokens: float) -> float:
+    """Return how long an engine takes for each of many such requests, ``batch`` of them at once."""
+    held = batch * (prompt_tokens + completion_tokens / 2)
+    return speed.prefill_token_s * prompt_tokens + completion_tokens * speed.iteration_s(batch, 0.0, held) / batch
+
+
 class EngineModel(msgspec.Struct, frozen=True):
     """The fit: ``weights`` are a, b, c, d of scaled terms.
 
