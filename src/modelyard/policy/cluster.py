@@ -161,6 +161,21 @@ class Cluster:
         found = self._where.get((node_id, index))
         return None if found is None else found[0].slot(found[1]).free
 
+    def shares(self, node_id: str, index: int) -> int:
+        """Return how many are on an accelerator."""
+        block, position = self._where[node_id, index]
+        return block.shares[position]
+
+    def has_room(self, placement: Placement) -> bool:
+        """Say whether ``placement`` could be taken now, at that very place."""
+        parts = self._parts(placement)
+        if sum(len(positions) for _, positions, _ in parts) < placement.accelerators:
+            return False  # a node is gone
+        slots = [(block.slot(at), part) for block, positions, part in parts for at in positions if block.is_open]
+        return len(slots) == placement.accelerators and all(
+            slot.free >= part.memory_bytes and (slot.is_empty or not placement.is_exclusive) for slot, part in slots
+        )
+
     def _add(self, seen: NodeSeen) -> None:
         node = seen.node
         if reason := _closed_because(seen):

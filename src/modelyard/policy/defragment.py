@@ -1,15 +1,16 @@
-"""Which replicas to move so that one that needs accelerators whole, or much of one, has room.
+"""Which replicas to move so that one that needs accelerators whole, or much of one, has room; or so that one is empty.
 
 What is free may be enough and lie in pieces. ``moves`` finds the fewest
-replicas whose move to other accelerators opens what is pending; each move is
-a load there and a drain here, so there is a bound on them.
+replicas whose move to other accelerators opens what is pending; ``cleared``
+empties an accelerator that little is on, for whoever gives it back. Each move
+is a load there and a drain here, so there is a bound on them.
 """
 
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from modelyard.domain.nodes import Placement
+from modelyard.domain.nodes import Part, Placement
 from modelyard.policy.asks import Ask, gib, refused
 from modelyard.policy.cluster import Block, Cluster
 from modelyard.policy.fragmentation import STANDARD_MIX, Mix
@@ -21,6 +22,8 @@ class Placed(msgspec.Struct, frozen=True):
 
     placement: Placement
     ask: Ask
+    load: float = 0.0
+    """Of one accelerator's time, 0 to 1."""
 
 
 class Move(msgspec.Struct, frozen=True):
@@ -57,6 +60,84 @@ def moves(
         if (plan := _plan(cluster, pending, block, {one: movable[one] for one in ids}, mix)) is not None:
             return plan
     return None
+
+
+Place = tuple[str, int]
+"""An accelerator: node and index."""
+TRIES = 12
+"""Accelerators that ``cleared`` looks at, the emptiest first: of those with more on them few can be emptied."""
+
+
+def cleared(
+    cluster: Cluster, movable: Mapping[str, Placed], *, most: int, load_most: float = 0.8, mix: Mix = STANDARD_MIX
+) -> tuple[Move, ...]:
+    """Return the moves after which one more accelerator is empty, none where at most ``most`` of them do not do it.
+
+    They go where others are, as long as what all of these ask of an accelerator stays below ``load_most`` of its time.
+    ``cluster`` has all of ``movable`` on it, and is as it was when this returns.
+    """
+    here: dict[Place, list[str]] = {}
+    loads: dict[Place, float] = {}
+    for replica_id, placed in sorted(movable.items()):
+        if placed.ask.count == 1:
+            place = _place(placed.placement)
+            here.setdefault(place, []).append(replica_id)
+            loads[place] = loads.get(place, 0.0) + placed.load
+    able = sorted(
+        (sum(movable[one].ask.memory_bytes for one in ids), place)
+        for place, ids in here.items()
+        if len(ids) <= most and cluster.shares(*place) == len(ids)
+    )
+    for _, place in able[:TRIES]:
+        leaving = {one: movable[one] for one in here[place]}
+        if found := _leave(cluster, place, leaving, loads, load_most, mix):
+            return found
+    return ()
+
+
+def _place(placement: Placement) -> Place:
+    part = placement.parts[0]
+    return part.node_id, part.accelerators[0]
+
+
+def _leave(
+    cluster: Cluster,
+    place: Place,
+    leaving: Mapping[str, Placed],
+    loads: Mapping[Place, float],
+    load_most: float,
+    mix: Mix,
+) -> tuple[Move, ...]:
+    """Return moves for all of ``leaving``, or none."""
+    taken: list[Placement] = []
+    busy = dict(loads)
+
+    def fill(full: Place) -> None:
+        """Let nothing more go to an accelerator."""
+        rest = Placement((Part(full[0], (full[1],), cluster.free_bytes(*full) or 0),))
+        cluster.take(rest)
+        taken.append(rest)
+
+    fill(place)
+    done: list[Move] = []
+    for replica_id, placed in sorted(leaving.items(), key=lambda item: (-item[1].ask.memory_bytes, item[0])):
+        to = None
+        for _ in range(TRIES):
+            to = find(msgspec.structs.replace(placed.ask, is_beside=True), cluster, mix)
+            if to is None or busy.get(_place(to), 0.0) + placed.load <= load_most:
+                break
+            fill(_place(to))
+            to = None
+        if to is None:
+            break
+        cluster.take(to)
+        taken.append(to)
+        busy[_place(to)] = busy.get(_place(to), 0.0) + placed.load
+        text = f"moving it to {to.node_id} helps to empty accelerator {place[1]} of {place[0]}"
+        done.append(Move(replica_id, placed.placement, to, text))
+    for placement in reversed(taken):
+        cluster.give_back(placement)
+    return tuple(done) if len(done) == len(leaving) else ()
 
 
 def _tries(

@@ -117,7 +117,7 @@ class _Book:
     def _scores(self, count: int) -> dict[BlockClass, _Found | None]:
         ask = self._ask
         key = (ask.memory_bytes, count, ask.count > 1, ask.kinds, ask.pool, ask.may_use_spot, ask.may_be_simulated)
-        found = self._cluster.scores.setdefault((*key, self._weights), {})
+        found = self._cluster.scores.setdefault((*key, ask.is_beside, self._weights), {})
         return cast("dict[BlockClass, _Found | None]", found)
 
     def _look(self, klass: BlockClass, count: int, scores: dict[BlockClass, _Found | None]) -> _Found | None:
@@ -140,10 +140,11 @@ class _Book:
         before = [quantum(slot, shape.memory_bytes) for slot in slots]
         for position in fits:
             slot = slots[position]
-            if (slot.free, slot.is_empty) in tried:
+            if (slot.free, slot.is_empty) in tried or (slot.is_empty and self._ask.is_beside):
                 continue
             tried.add((slot.free, slot.is_empty))
             score = self._cost(shape, slots, before, {position: slot.free - self._ask.memory_bytes})
+            score += self._weights.opened * slot.is_empty
             found = _Found(score, slot.free, (position,))
             best = found if best is None else min(best, found)
         return best

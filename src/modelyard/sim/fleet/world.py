@@ -24,14 +24,16 @@ from modelyard.sim.fleet.backfill import Backfill
 from modelyard.sim.fleet.columns import Columns
 from modelyard.sim.fleet.events import Events
 from modelyard.sim.fleet.lines import Lines
+from modelyard.sim.fleet.moves import EVERY_S, PLACES, Moves
 from modelyard.sim.fleet.population import Floats, Population
 from modelyard.sim.fleet.prewarm import Prewarm
 from modelyard.sim.fleet.queue import Line, Replicas, first_token_s, step, wait_within
 from modelyard.sim.fleet.recorder import Recorder
 from modelyard.sim.fleet.room import Room
 from modelyard.sim.fleet.scenario import DAY_S, Scenario
-from modelyard.sim.fleet.stock import Replica, State, Stock
+from modelyard.sim.fleet.stock import LIVE, Replica, State, Stock
 from modelyard.sim.fleet.tally import Outcome
+from modelyard.sim.fleet.turns import Turns
 
 DRAIN_S = 60.0
 """Longest that a replica that must go finishes what it has."""
@@ -95,6 +97,10 @@ class World:
         self.events = Events(scenario.faults, self.stock, random.Random(seeds[2]), self.begin_s)
         self.backfill = Backfill(scenario, population)
         self.prewarm = prewarm
+        self.turns = Turns(self.columns.number) if measures.sleeping else None
+        self.moves: Moves | None = None
+        if measures.consolidating:
+            self.moves, self.stock.places = Moves(), PLACES
         self.recorder = Recorder(scenario, population)
         self.memories: list[Memory | None] = [None] * self.columns.number
         self.targets = [0] * self.columns.number
@@ -131,9 +137,13 @@ class World:
         self.recorder.asked(len(asked), columns.number)
         for at in asked.tolist():
             self._decide(at, now_s)
+        if self.turns is not None:
+            self.turns.look(self, now_s)
+        if self.moves is not None and tick % round(EVERY_S / self.scenario.tick_s) == 0:
+            self.moves.look(self, now_s)
         if self.short and tick % round(RETRY_S / self.scenario.tick_s) == 0:
             for at in sorted(self.short):
-                self._fill(at, now_s)
+                self.fill(at, now_s)
         if tick % round(SHARING_S / self.scenario.tick_s) == 0:
             self._share()
         self.backfill.fill(columns, self.recorder)
@@ -149,7 +159,8 @@ class World:
         cold = (self.columns.ready == 0) & (self.columns.waiting == 0) & (arrived > 0)
         if cold.any():
             came = np.bincount(where, weights=counts > 0, minlength=self.columns.number)
-            self.recorder.activated(float(came[cold].sum()))
+            self.recorder.activated(float(came[cold & (self.columns.there == 0)].sum()))
+            self.recorder.woken(float(came[cold & (self.columns.there > 0)].sum()))
         if self.prewarm is not None:
             self.prewarm.count(self, arrived, now_s)
         return arrived
@@ -232,8 +243,11 @@ class World:
     def _happen(self, now_s: float) -> None:
         """Let everything happen that is due."""
         for replica in self.events.loaded(now_s):
+            is_moved = replica.state is State.MOVING
             replica.state, replica.since_s = State.READY, now_s
-            self._changed(replica.deployment)
+            if is_moved and self.moves is not None:
+                self.moves.arrived(self, replica, now_s)
+            self.changed(replica.deployment)
         for replica in self.events.drained(now_s):
             if replica.state is State.DRAINING:
                 self.stock.stop(replica)
@@ -245,19 +259,21 @@ class World:
         if replica.state is State.READY:
             ready = self.columns.ready[at]
             if is_warned:
-                self._drain(replica, now_s)
+                self.drain(replica, now_s)
             else:
                 self.recorder.cut(float(self.columns.running[at] / max(ready, 1.0)), has_others=ready > 1)
-        if not is_warned or replica.state is State.LOADING:
+        if replica.state is not State.GONE and (not is_warned or replica.state is not State.DRAINING):
             self.stock.stop(replica)
-        self._changed(at)
+        self.changed(at)
         self._refill(at)
 
-    def _changed(self, at: int) -> None:
+    def changed(self, at: int) -> None:
         """Count the replicas of a deployment anew, and ask about it."""
         mine = self.stock.of_deployment.get(at, ())
         self.columns.ready[at] = sum(one.state is State.READY for one in mine)
-        self.columns.live[at] = sum(one.state in (State.READY, State.LOADING) for one in mine)
+        self.columns.asleep[at] = sum(one.state is State.ASLEEP for one in mine)
+        self.columns.waking[at] = sum(one.state is State.WAKING for one in mine)
+        self.columns.live[at] = sum(one.state in LIVE for one in mine)
         self.columns.must[at] = True
 
     def _refill(self, at: int) -> None:
@@ -279,12 +295,14 @@ class World:
         columns.bound(at, self.sizer.steady(self.spec, decision.memory, seen, rules))
         self.targets[at] = decision.replicas
         if decision.replicas != int(columns.live[at]):
-            self._fill(at, now_s)
+            self.fill(at, now_s)
 
     def seen(self, at: int, now_s: float) -> Seen:
         """Return what the policy is shown, as ``control/sizing.py`` gathers it."""
         columns = self.columns
-        rate, ready, capacity = float(columns.rate[at]), int(columns.ready[at]), float(columns.capacity[at])
+        rate, capacity = float(columns.rate[at]), float(columns.capacity[at])
+        # Who sleeps is there within seconds: it is neither missing nor loading.
+        ready = int(columns.ready[at] + columns.asleep[at] + columns.waking[at])
         queued, flying = int(np.ceil(columns.waiting[at])), int(columns.flying[at])
         if not queued and not flying and columns.arrived[at] > 0:
             flying = 1  # it came and went within the tick
@@ -310,7 +328,7 @@ class World:
             expected_reason="the forecast",
         )
 
-    def _fill(self, at: int, now_s: float) -> None:
+    def fill(self, at: int, now_s: float) -> None:
         """Start or drain until a deployment has as many replicas as it should."""
         target = self.targets[at]
         self.short.discard(at)
@@ -320,7 +338,7 @@ class World:
                 self.recorder.no_room()
                 break
         for replica in list(self.stock.surplus(at, target)) if self.columns.live[at] > target else ():
-            self._drain(replica, now_s)
+            self.drain(replica, now_s)
 
     def _start(self, at: int, now_s: float) -> bool:
         """Start one replica, or take back one that drains; say whether there was room."""
@@ -330,38 +348,45 @@ class World:
                 and self.stock.nodes[one.placement.node_id].id not in self.stock.cluster.closed
             ):
                 one.state, one.since_s = State.READY, now_s
-                self._changed(at)
+                self.changed(at)
                 return True
-        deployment = self.population.deployments[at]
-        replica = self.stock.start(at, deployment.profile, deployment.name, now_s)
-        if replica is None:
+        profile, digest = self.population.deployments[at].profile, self.digest(at)
+        replica = self.stock.start(at, profile, digest, now_s)
+        if replica is None and not (self.moves is not None and self.moves.open(self, at, now_s)):
             for victim in self.room.make(self, at, now_s):
-                self._evict(victim, now_s)
-                replica = self.stock.start(at, deployment.profile, deployment.name, now_s)
+                self.evict(victim)
+                replica = self.stock.start(at, profile, digest, now_s)
         if replica is None:
             return False
         self.room.found(at)
         self.events.load(replica, now_s)
-        self._changed(at)
+        self.changed(at)
         self.recorder.started()
         return True
 
-    def _evict(self, replica: Replica, now_s: float) -> None:
+    def digest(self, at: int) -> str:
+        """Return the name of a deployment's weights."""
+        return self.population.deployments[at].name
+
+    def evict(self, replica: Replica) -> None:
         """Stop an idle replica for somebody who waits; its deployment has one less, as ``control/flow.py`` has it."""
         at = replica.deployment
         self.stock.stop(replica)
-        self._changed(at)
+        self.changed(at)
         self.targets[at] = int(self.columns.live[at])
         if (memory := self.memories[at]) is not None:
             self.memories[at] = msgspec.structs.replace(memory, replicas=self.targets[at])
 
-    def _drain(self, replica: Replica, now_s: float) -> None:
+    def drain(self, replica: Replica, now_s: float) -> None:
         at = replica.deployment
-        if replica.state is State.LOADING:
+        if replica.state is not State.READY:
             self.stock.stop(replica)
         else:
             replica.state, replica.since_s = State.DRAINING, now_s
-            service_s = float(self.columns.fixed_s[at] + self.columns.slots[at] * self.columns.shared_s[at])
-            left_s = min(3.0 * service_s, DRAIN_S) if self.columns.flying[at] > 0 else 0.0
-            self.events.drain(replica, now_s + left_s)
-        self._changed(at)
+            self.events.drain(replica, now_s + self.left_s(at))
+        self.changed(at)
+
+    def left_s(self, at: int) -> float:
+        """Return how long a replica that gets nothing new finishes what it has."""
+        service_s = float(self.columns.fixed_s[at] + self.columns.slots[at] * self.columns.shared_s[at])
+        return min(3.0 * service_s, DRAIN_S) if self.columns.flying[at] > 0 else 0.0
