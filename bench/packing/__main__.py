@@ -14,7 +14,9 @@ import time
 from pathlib import Path
 
 from bench.packing.policies import Packer, best_fit, by, chance, fgd, gpu_packing, spread
-from bench.packing.trace import WHOLE, Trace, alibaba, shaped
+from bench.packing.openb import with_cores
+from bench.packing.openb import PAPER as PUBLISHED
+from bench.packing.trace import Trace, alibaba, gpus, shaped
 from modelyard.policy.cluster import Cluster
 
 PAPER = {"spread": 23.6, "random": 13.4, "GPU packing": 10.2, "best fit": 9.9, "modelyard (FGD)": 5.3}
@@ -43,7 +45,7 @@ def run(trace: Trace, packer: Packer, *, demand: float, seed: int) -> tuple[floa
         times.append(time.perf_counter() - begun)
         if placement is not None:
             cluster.take(placement)
-            allocated += ask.count * ask.memory_bytes / WHOLE
+            allocated += gpus(ask.kinds, ask.count, ask.memory_bytes)
     return 1 - allocated / trace.capacity, times
 
 

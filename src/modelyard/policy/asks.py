@@ -28,6 +28,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """For batches, and for what others can replace: a spot node may go within two minutes."""
     may_be_simulated: bool = False
     """Its engine loads no weights, so it may run on accelerators that are only declared."""
+    cores_milli: int = 0
+    """Thousandths of cores on each of its nodes, where the nodes' are counted."""
     is_beside: bool = False
     """Only where somebody is already: it must not take an accelerator that is empty."""
     avoid: frozenset[str] = frozenset()

@@ -76,13 +76,7 @@ def cleared(
     They go where others are, as long as what all of these ask of an accelerator stays below ``load_most`` of its time.
     ``cluster`` has all of ``movable`` on it, and is as it was when this returns.
     """
-    here: dict[Place, list[str]] = {}
-    loads: dict[Place, float] = {}
-    for replica_id, placed in sorted(movable.items()):
-        if placed.ask.count == 1:
-            place = _place(placed.placement)
-            here.setdefault(place, []).append(replica_id)
-            loads[place] = loads.get(place, 0.0) + placed.load
+    here, loads = _by_place(movable)
     able = sorted(
         (sum(movable[one].ask.memory_bytes for one in ids), place)
         for place, ids in here.items()
@@ -95,9 +89,83 @@ def cleared(
     return ()
 
 
+def relieved(
+    cluster: Cluster, movable: Mapping[str, Placed], *, load_most: float = 0.8, mix: Mix = STANDARD_MIX
+) -> Move | None:
+    """Return the move of a replica away from the accelerator of which most is asked, None where none is above 1.
+
+    The one that asks for most goes, as long as there is a place that it does not crowd in turn.
+    """
+    here, loads = _by_place(movable)
+    crowded = sorted((place for place, load in loads.items() if load > 1 and len(here[place]) > 1), key=lambda one: -loads[one])
+    for place in crowded[:TRIES]:
+        largest = max(here[place], key=lambda one: (movable[one].load, one))
+        placed = movable[largest]
+        with _Search(cluster, loads, load_most, mix) as search:
+            search.fill(place)
+            # A place of its own is fine for what needs more than is left anywhere.
+            to = search.place_for(placed, is_beside=False)
+        if to is not None:
+            return Move(largest, placed.placement, to, f"accelerator {place[1]} of {place[0]} has too much to do")
+    return None
+
+
+def _by_place(movable: Mapping[str, Placed]) -> tuple[dict[Place, list[str]], dict[Place, float]]:
+    """Return who shares each accelerator, and what is asked of it."""
+    here: dict[Place, list[str]] = {}
+    loads: dict[Place, float] = {}
+    for replica_id, placed in sorted(movable.items()):
+        if placed.ask.count == 1:
+            place = _place(placed.placement)
+            here.setdefault(place, []).append(replica_id)
+            loads[place] = loads.get(place, 0.0) + placed.load
+    return here, loads
+
+
 def _place(placement: Placement) -> Place:
     part = placement.parts[0]
     return part.node_id, part.accelerators[0]
+
+
+class _Search:
+    """Looks for places on a cluster that is left as it was."""
+
+    def __init__(self, cluster: Cluster, loads: Mapping[Place, float], load_most: float, mix: Mix) -> None:
+        self._cluster = cluster
+        self._loads = dict(loads)
+        self._load_most = load_most
+        self._mix = mix
+        self._taken: list[Placement] = []
+
+    def __enter__(self) -> "_Search":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for placement in reversed(self._taken):
+            self._cluster.give_back(placement)
+
+    def fill(self, place: Place) -> None:
+        """Let nothing more go to an accelerator."""
+        self._take(Placement((Part(place[0], (place[1],), self._cluster.free_bytes(*place) or 0),)))
+
+    def place_for(self, placed: Placed, *, is_beside: bool) -> Placement | None:
+        """Return a place that ``placed`` does not crowd, and take it."""
+        ask = msgspec.structs.replace(placed.ask, is_beside=is_beside)
+        for _ in range(TRIES):
+            to = find(ask, self._cluster, self._mix)
+            if to is None:
+                return None
+            load = self._loads.get(_place(to), 0.0) + placed.load
+            if load <= self._load_most or _place(to) not in self._loads:
+                self._take(to)
+                self._loads[_place(to)] = load
+                return to
+            self.fill(_place(to))
+        return None
+
+    def _take(self, placement: Placement) -> None:
+        self._cluster.take(placement)
+        self._taken.append(placement)
 
 
 def _leave(
@@ -109,35 +177,16 @@ def _leave(
     mix: Mix,
 ) -> tuple[Move, ...]:
     """Return moves for all of ``leaving``, or none."""
-    taken: list[Placement] = []
-    busy = dict(loads)
-
-    def fill(full: Place) -> None:
-        """Let nothing more go to an accelerator."""
-        rest = Placement((Part(full[0], (full[1],), cluster.free_bytes(*full) or 0),))
-        cluster.take(rest)
-        taken.append(rest)
-
-    fill(place)
     done: list[Move] = []
-    for replica_id, placed in sorted(leaving.items(), key=lambda item: (-item[1].ask.memory_bytes, item[0])):
-        to = None
-        for _ in range(TRIES):
-            to = find(msgspec.structs.replace(placed.ask, is_beside=True), cluster, mix)
-            if to is None or busy.get(_place(to), 0.0) + placed.load <= load_most:
-                break
-            fill(_place(to))
-            to = None
-        if to is None:
-            break
-        cluster.take(to)
-        taken.append(to)
-        busy[_place(to)] = busy.get(_place(to), 0.0) + placed.load
-        text = f"moving it to {to.node_id} helps to empty accelerator {place[1]} of {place[0]}"
-        done.append(Move(replica_id, placed.placement, to, text))
-    for placement in reversed(taken):
-        cluster.give_back(placement)
-    return tuple(done) if len(done) == len(leaving) else ()
+    with _Search(cluster, loads, load_most, mix) as search:
+        search.fill(place)
+        for replica_id, placed in sorted(leaving.items(), key=lambda item: (-item[1].ask.memory_bytes, item[0])):
+            to = search.place_for(placed, is_beside=True)
+            if to is None:
+                return ()
+            text = f"moving it to {to.node_id} helps to empty accelerator {place[1]} of {place[0]}"
+            done.append(Move(replica_id, placed.placement, to, text))
+    return tuple(done)
 
 
 def _tries(

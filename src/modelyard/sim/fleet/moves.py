@@ -31,7 +31,12 @@ class Moves:
         self.made = 0
 
     def look(self, world: "World", now_s: float) -> None:
-        """Empty some accelerators."""
+        """Move from accelerators that have too much to do, and empty some that have little."""
+        for _ in range(ROUNDS):
+            move = defragment.relieved(world.stock.cluster, _movable(world, self._busy()), mix=world.stock.mix)
+            if move is None:
+                break
+            self._begin(world, move, now_s)
         for _ in range(ROUNDS):
             movable = _movable(world, self._busy())
             moves = defragment.cleared(world.stock.cluster, movable, most=MOVES_MOST, mix=world.stock.mix)

@@ -133,6 +133,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     faults: Faults = Faults()
     loading: Loading = Loading()
     idle_s: float = 300.0
+    asleep_s: float = 3_600.0
+    """Idle time of engines that sleep meanwhile (``Measures.sleeping``): what they hold is the memory of a machine."""
     replicas_most: int = 64
     start_day: float = 7.0
     hours: float = 24.0

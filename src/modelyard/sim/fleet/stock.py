@@ -194,8 +194,11 @@ class Stock:
         for part in replica.placement.parts:
             self.on_node[part.node_id].pop(replica.number, None)
 
-    def sleep(self, replica: Replica, now_s: float) -> list[Replica]:
-        """Free the accelerators of a replica that stays; return those that have no room beside it any more."""
+    def sleep(self, replica: Replica, now_s: float, *, but: Replica | None = None) -> list[Replica]:
+        """Free the accelerators of a replica that stays; return those that have no room beside it any more.
+
+        ``but`` one that is about to wake.
+        """
         self._free(replica)
         replica.state, replica.since_s = State.ASLEEP, now_s
         here = self.asleep.setdefault(replica.placement.node_id, [])
@@ -203,7 +206,7 @@ class Stock:
         self.slivers += self._sliver(replica)
         gone: list[Replica] = []
         left = self.loading.sleep_bytes - sum(self.weights[one.deployment] for one in here)
-        for one in here[:-1]:
+        for one in [one for one in here[:-1] if one is not but]:
             on_it = [other for other in here if other not in gone and overlap(other, replica)]
             if left >= 0 and len(on_it) <= SLEEPERS_MOST:
                 break

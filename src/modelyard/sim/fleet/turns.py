@@ -69,9 +69,9 @@ class Turns:
             world.changed(at)
             world.fill(at, now_s)
             return
-        for victim in turn.instead_of:
-            self._sleep(world, world.stock.replicas[int(victim)], now_s)
         replica = world.stock.replicas[int(turn.replica_id)]
+        for victim in turn.instead_of:
+            self._sleep(world, world.stock.replicas[int(victim)], now_s, but=replica)
         world.stock.wake(replica, now_s)
         world.events.wake(replica, now_s)
         world.changed(at)
@@ -82,12 +82,12 @@ class Turns:
         for id in sleepers.spared(offered, number):
             self._sleep(world, world.stock.replicas[int(id)], now_s)
 
-    def _sleep(self, world: "World", replica: Replica, now_s: float) -> None:
+    def _sleep(self, world: "World", replica: Replica, now_s: float, *, but: Replica | None = None) -> None:
         at, stock = replica.deployment, world.stock
         held_s = stock.weights[at] / stock.loading.memory + world.left_s(at)
         if _is_alone(world, replica):
             world.recorder.turned(held_s * replica.placement.accelerators)
-        for gone in stock.sleep(replica, now_s):
+        for gone in stock.sleep(replica, now_s, but=but):
             world.evict(gone)
         world.changed(at)
 

@@ -86,6 +86,8 @@ class World:
             scale_to_zero=measures.scale_to_zero,
             idle_s=scenario.idle_s,
         )
+        asleep = msgspec.structs.replace(self.spec, idle_s=scenario.asleep_s)
+        self.specs = [asleep if measures.sleeping and one.profile.is_llm else self.spec for one in population.deployments]
         self.begin_s = scenario.start_day * DAY_S - scenario.warmup_s
         self.columns = Columns(population, scenario.tick_s)
         self.lines = Lines()
@@ -289,10 +291,10 @@ class World:
             memory = passed(
                 memory, rules, asked_s=float(columns.before_s[at]), now_s=now_s, every_s=self.scenario.tick_s
             )
-        decision = self.sizer.decide(self.spec, memory, seen, rules)
+        decision = self.sizer.decide(self.specs[at], memory, seen, rules)
         self.memories[at] = decision.memory
         self.reasons[at] = decision.reason
-        columns.bound(at, self.sizer.steady(self.spec, decision.memory, seen, rules))
+        columns.bound(at, self.sizer.steady(self.specs[at], decision.memory, seen, rules))
         self.targets[at] = decision.replicas
         if decision.replicas != int(columns.live[at]):
             self.fill(at, now_s)
