@@ -21,7 +21,7 @@ from modelyard.policy.fragmentation import STANDARD_MIX, Fragmentation, Mix
 __all__ = ["Ask", "NoRoom", "Weights", "find", "no_room", "place"]
 
 
-STEP = 0.08
+STEP = 0.06
 """Fragmentation is compared in steps of so much of an accelerator. Of two places that differ by less the first node is
 better than the last decimal: what is placed comes together on the first nodes, and the others keep cores and
 accelerators for what needs many of both (``bench.packing``: 5 % left unused instead of 7.5 %)."""

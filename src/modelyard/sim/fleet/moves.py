@@ -32,18 +32,21 @@ class Moves:
 
     def look(self, world: "World", now_s: float) -> None:
         """Move from accelerators that have too much to do, and empty some that have little."""
+        movable = _movable(world, self._busy())
+        cluster, mix = world.stock.cluster, world.stock.mix
         for _ in range(ROUNDS):
-            move = defragment.relieved(world.stock.cluster, _movable(world, self._busy()), mix=world.stock.mix)
+            move = defragment.relieved(cluster, movable, mix=mix)
             if move is None:
                 break
             self._begin(world, move, now_s)
+            del movable[move.replica_id]
         for _ in range(ROUNDS):
-            movable = _movable(world, self._busy())
-            moves = defragment.cleared(world.stock.cluster, movable, most=MOVES_MOST, mix=world.stock.mix)
+            moves = defragment.cleared(cluster, movable, most=MOVES_MOST, mix=mix)
             if not moves:
                 break
             for move in moves:
                 self._begin(world, move, now_s)
+                del movable[move.replica_id]
 
     def open(self, world: "World", at: int, now_s: float) -> bool:
         """Move replicas so that one more of ``at`` has room once they are gone; say whether they do, or are about to."""
@@ -84,7 +87,7 @@ def _movable(world: "World", busy: set[int]) -> dict[str, Placed]:
     load = columns.rate / columns.alone_requests_s
     for replica in world.stock.replicas.values():
         at = replica.deployment
-        if replica.state is State.READY and columns.is_shared[at] and replica.number not in busy:
+        if replica.state is State.READY and at >= 0 and columns.is_shared[at] and replica.number not in busy:
             profile = world.population.deployments[at].profile
             ask = Ask(
                 memory_bytes=profile.memory_bytes,

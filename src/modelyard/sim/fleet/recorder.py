@@ -195,6 +195,7 @@ class Recorder:
             ttft_all_p99_s=(self.warm + self.other).quantile(0.99),
             activations=round(self.activations),
             moves=world.moves.made if world.moves is not None else 0,
+            stolen=world.pools.stolen if world.pools is not None else 0,
             wakes=round(self.wakes),
             starts=self.starts,
             no_room=self.refused,

@@ -194,6 +194,12 @@ class Stock:
         for part in replica.placement.parts:
             self.on_node[part.node_id].pop(replica.number, None)
 
+    def hand_over(self, replica: Replica, deployment: int, now_s: float) -> None:
+        """Let a ready replica be another deployment's."""
+        self.of_deployment[replica.deployment].remove(replica)
+        replica.deployment, replica.since_s = deployment, now_s
+        self.of_deployment.setdefault(deployment, []).append(replica)
+
     def sleep(self, replica: Replica, now_s: float, *, but: Replica | None = None) -> list[Replica]:
         """Free the accelerators of a replica that stays; return those that have no room beside it any more.
 

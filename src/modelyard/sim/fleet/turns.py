@@ -109,7 +109,7 @@ def _bed(world: "World", replica: Replica, now_s: float) -> Bed:
     idle: list[tuple[float, Replica]] = []
     for other in stock.on_node[part.node_id].values():
         at = other.deployment
-        if other.state is State.READY and columns.is_llm[at] and overlap(other, replica):
+        if other.state is State.READY and at >= 0 and columns.is_llm[at] and overlap(other, replica):
             if columns.flying[at] == 0 and columns.waiting[at] == 0:
                 idle.append((now_s - float(columns.asked_s[at]), other))
     idle.sort(key=lambda pair: (-pair[0], pair[1].number))

@@ -25,6 +25,7 @@ from modelyard.sim.fleet.columns import Columns
 from modelyard.sim.fleet.events import Events
 from modelyard.sim.fleet.lines import Lines
 from modelyard.sim.fleet.moves import EVERY_S, PLACES, Moves
+from modelyard.sim.fleet.pools import LOOK_S, Pools
 from modelyard.sim.fleet.population import Floats, Population
 from modelyard.sim.fleet.prewarm import Prewarm
 from modelyard.sim.fleet.queue import Line, Replicas, first_token_s, step, wait_within
@@ -100,6 +101,7 @@ class World:
         self.backfill = Backfill(scenario, population)
         self.prewarm = prewarm
         self.turns = Turns(self.columns.number) if measures.sleeping else None
+        self.pools = Pools(population) if measures.warm_pools else None
         self.moves: Moves | None = None
         if measures.consolidating:
             self.moves, self.stock.places = Moves(), PLACES
@@ -141,6 +143,8 @@ class World:
             self._decide(at, now_s)
         if self.turns is not None:
             self.turns.look(self, now_s)
+        if self.pools is not None and tick % round(LOOK_S / self.scenario.tick_s) == 0:
+            self.pools.look(self, now_s)
         if self.moves is not None and tick % round(EVERY_S / self.scenario.tick_s) == 0:
             self.moves.look(self, now_s)
         if self.short and tick % round(RETRY_S / self.scenario.tick_s) == 0:
@@ -227,7 +231,7 @@ class World:
         by_place: dict[tuple[str, int], float] = {}
         mine: list[tuple[int, tuple[str, int]]] = []
         for replica in stock.replicas.values():
-            if columns.is_shared[replica.deployment] and replica.state is State.READY:
+            if replica.state is State.READY and replica.deployment >= 0 and columns.is_shared[replica.deployment]:
                 part = replica.placement.parts[0]
                 place = part.node_id, part.accelerators[0]
                 by_place[place] = by_place.get(place, 0.0) + float(load[replica.deployment])
@@ -247,6 +251,8 @@ class World:
         for replica in self.events.loaded(now_s):
             is_moved = replica.state is State.MOVING
             replica.state, replica.since_s = State.READY, now_s
+            if replica.deployment < 0:
+                continue  # it waits in a warm pool
             if is_moved and self.moves is not None:
                 self.moves.arrived(self, replica, now_s)
             self.changed(replica.deployment)
@@ -258,6 +264,9 @@ class World:
 
     def _lose(self, replica: Replica, now_s: float, *, is_warned: bool) -> None:
         at = replica.deployment
+        if at < 0:
+            self.stock.stop(replica)
+            return
         if replica.state is State.READY:
             ready = self.columns.ready[at]
             if is_warned:
@@ -352,6 +361,9 @@ class World:
                 one.state, one.since_s = State.READY, now_s
                 self.changed(at)
                 return True
+        if self.pools is not None and self.pools.take(self, at, now_s):
+            self.changed(at)
+            return True
         profile, digest = self.population.deployments[at].profile, self.digest(at)
         replica = self.stock.start(at, profile, digest, now_s)
         if replica is None and not (self.moves is not None and self.moves.open(self, at, now_s)):
@@ -368,6 +380,8 @@ class World:
 
     def digest(self, at: int) -> str:
         """Return the name of a deployment's weights."""
+        if self.pools is not None and at in self.pools.digests:
+            return self.pools.digests[at]
         return self.population.deployments[at].name
 
     def evict(self, replica: Replica) -> None:
