@@ -1,8 +1,8 @@
 """The shape of Alibaba's trace with its cores: nodes and pods by what they have and ask for.
 
 Counts of ``openb_node_list_gpu_node.csv`` and ``openb_pod_list_default.csv`` of alibaba/clusterdata,
-cluster-trace-gpu-v2023 (Weng et al., "Beware of Fragmentation", USENIX ATC'23); no row of it is kept. A trace drawn from
-them has no tenants, no times and no memory, of which the nodes have more than is asked for.
+cluster-trace-gpu-v2023 (Weng et al., "Beware of Fragmentation", USENIX ATC'23); no row of it is kept. A trace drawn
+from them has no tenants, no times and no memory, of which the nodes have more than is asked for.
 """
 
 import random
@@ -13,7 +13,7 @@ from modelyard.policy.asks import Ask
 from modelyard.policy.cluster import CPU, Block
 from modelyard.policy.fragmentation import Typical
 
-PAPER = {"random": 13.56, "GPU packing": 8.20, "best fit": 7.12, "modelyard (FGD)": 4.75}
+PUBLISHED = {"random": 13.56, "GPU packing": 8.20, "best fit": 7.12, "modelyard (FGD)": 4.75}
 """Percent of the GPUs that nobody has once 102 % of them were asked for: means of ten seeds, as the paper's authors
 publish them (hkust-adsl/kubernetes-scheduler-simulator, ``analysis_allo_discrete.csv``, workload ``default``)."""
 NODES = {

@@ -89,4 +89,6 @@ def _of_block(ask: Ask, block: Block) -> Iterator[Place]:
 
 def _placement(ask: Ask, place: Place) -> Placement:
     block, positions = place
-    return Placement((Part(block.node.id, tuple(block.indices[at] for at in positions), ask.memory_bytes, ask.cores_milli),))
+    return Placement(
+        (Part(block.node.id, tuple(block.indices[at] for at in positions), ask.memory_bytes, ask.cores_milli),)
+    )

@@ -50,6 +50,11 @@ class Trace:
         return sum(one.kind != CPU for seen in self.nodes for one in seen.node.accelerators)
 
     @property
+    def has_cores(self) -> bool:
+        """Whether nodes' cores are counted."""
+        return any(seen.node.cores_milli for seen in self.nodes)
+
+    @property
     def mix(self) -> Mix:
         """What is typical: the tasks themselves, as the paper has it; of those without a GPU nothing of one is lost."""
         return mix_of({task: number for task, number in self.tasks.items() if gpus(task.kinds, 1, 1)})
@@ -61,9 +66,7 @@ class Trace:
         while asked < demand * self.capacity:
             task = chance.choices(kinds, numbers)[0]
             asked += gpus(task.kinds, task.count, task.memory_bytes)
-            yield Ask(
-                memory_bytes=task.memory_bytes, count=task.count, kinds=task.kinds, cores_milli=task.cores_milli
-            )
+            yield Ask(memory_bytes=task.memory_bytes, count=task.count, kinds=task.kinds, cores_milli=task.cores_milli)
 
 
 def gpus(kinds: frozenset[str], count: int, share: int) -> float:

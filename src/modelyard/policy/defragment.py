@@ -97,7 +97,9 @@ def relieved(
     The one that asks for most goes, as long as there is a place that it does not crowd in turn.
     """
     here, loads = _by_place(movable)
-    crowded = sorted((place for place, load in loads.items() if load > 1 and len(here[place]) > 1), key=lambda one: -loads[one])
+    crowded = sorted(
+        (place for place, load in loads.items() if load > 1 and len(here[place]) > 1), key=lambda one: -loads[one]
+    )
     for place in crowded[:TRIES]:
         largest = max(here[place], key=lambda one: (movable[one].load, one))
         placed = movable[largest]

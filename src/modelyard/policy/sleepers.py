@@ -23,8 +23,9 @@ class Rule(msgspec.Struct, frozen=True):
     """Nobody needed it for so long. What a turn costs is seconds of an accelerator, and of a caller who comes back."""
     residency_s: float = 5.0
     """Awake without a request for so long it gives its place to one that is waited for."""
-    share_up: float = 75.0
-    share_down: float = 60.0
+    share_up: float = 85.0
+    """Higher than ``load_share_up``: another one is awake within seconds, not minutes."""
+    share_down: float = 75.0
 
 
 STANDARD = Rule()
@@ -106,9 +107,7 @@ def turn(beds: Sequence[Bed], rule: Rule = STANDARD) -> Turn:
     if roomy:
         best = min(roomy, key=lambda bed: (not bed.is_held, bed.replica_id))
         return Turn(best.replica_id, (), "there is room beside others" if best.is_held else "its accelerators are free")
-    able = [
-        bed for bed in beds if bed.in_the_way and all(idle_s >= rule.residency_s for _, idle_s in bed.in_the_way)
-    ]
+    able = [bed for bed in beds if bed.in_the_way and all(idle_s >= rule.residency_s for _, idle_s in bed.in_the_way)]
     if not able:
         return Turn(None, (), "those on its accelerators are needed")
 

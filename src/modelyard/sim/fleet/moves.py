@@ -49,7 +49,7 @@ class Moves:
                 del movable[move.replica_id]
 
     def open(self, world: "World", at: int, now_s: float) -> bool:
-        """Move replicas so that one more of ``at`` has room once they are gone; say whether they do, or are about to."""
+        """Move replicas so that one more of ``at`` has room once they are gone; say whether that helps."""
         profile = world.population.deployments[at].profile
         pending = Ask(memory_bytes=profile.memory_bytes, count=profile.accelerators, kinds=frozenset({profile.kind}))
         movable = _movable(world, self._busy())
@@ -102,7 +102,7 @@ def _movable(world: "World", busy: set[int]) -> dict[str, Placed]:
 
 
 def _brothers(world: "World", replica: Replica) -> frozenset[str]:
-    """Return the nodes where others of its deployment are: two of one model on one accelerator are no faster than one."""
+    """Return the nodes where others of its deployment are: two on one accelerator are no faster than one."""
     places: list[Placement] = [
         one.placement for one in world.stock.of_deployment[replica.deployment] if one is not replica
     ]

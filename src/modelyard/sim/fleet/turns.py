@@ -33,7 +33,11 @@ class Turns:
         load: Floats = np.maximum(columns.flying / columns.slots, columns.rate / columns.capacity)
         idle_s = now_s - columns.asked_s
         awake = columns.ready + columns.waking
-        wakes = (columns.asleep > 0) & (demand > 0) & ((demand > awake * columns.slots) | (load * 100 > awake * RULE.share_up))
+        wakes = (
+            (columns.asleep > 0)
+            & (demand > 0)
+            & ((demand > awake * columns.slots) | (load * 100 > awake * RULE.share_up))
+        )
         fewer = np.maximum(columns.ready - 1, 0)
         carries = (load * 100 <= fewer * RULE.share_down) & (demand <= fewer * columns.slots)
         is_idle = (demand == 0) & (idle_s >= RULE.idle_s)
@@ -109,9 +113,9 @@ def _bed(world: "World", replica: Replica, now_s: float) -> Bed:
     idle: list[tuple[float, Replica]] = []
     for other in stock.on_node[part.node_id].values():
         at = other.deployment
-        if other.state is State.READY and at >= 0 and columns.is_llm[at] and overlap(other, replica):
-            if columns.flying[at] == 0 and columns.waiting[at] == 0:
-                idle.append((now_s - float(columns.asked_s[at]), other))
+        is_able = other.state is State.READY and at >= 0 and columns.is_llm[at] and overlap(other, replica)
+        if is_able and columns.flying[at] == 0 and columns.waiting[at] == 0:
+            idle.append((now_s - float(columns.asked_s[at]), other))
     idle.sort(key=lambda pair: (-pair[0], pair[1].number))
     gone: list[tuple[float, Replica]] = []
     for pair in idle:

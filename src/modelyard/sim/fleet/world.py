@@ -88,7 +88,9 @@ class World:
             idle_s=scenario.idle_s,
         )
         asleep = msgspec.structs.replace(self.spec, idle_s=scenario.asleep_s)
-        self.specs = [asleep if measures.sleeping and one.profile.is_llm else self.spec for one in population.deployments]
+        self.specs = [
+            asleep if measures.sleeping and one.profile.is_llm else self.spec for one in population.deployments
+        ]
         self.begin_s = scenario.start_day * DAY_S - scenario.warmup_s
         self.columns = Columns(population, scenario.tick_s)
         self.lines = Lines()
