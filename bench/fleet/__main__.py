@@ -234,8 +234,8 @@ def main() -> None:
     """Parse the command line, run, print."""
     parser = argparse.ArgumentParser(prog="python -m bench.fleet", description=__doc__.split("\n")[0])
     parser.add_argument("tables", nargs="*", choices=[*TABLES, []], help="all by default")
-    parser.add_argument("--endpoints", type=int, help="default: 3000; of the goals alone 400")
-    parser.add_argument("--hours", type=float, help="default: 24; of the goals alone 6")
+    parser.add_argument("--endpoints", type=int, help="default: 3000; of the goals alone 300")
+    parser.add_argument("--hours", type=float, help="default: 24; of the goals alone 4")
     parser.add_argument("--seeds", type=int, help="default: 3; of the goals alone 2")
     parser.add_argument("--traces", type=Path, default=Path(os.environ.get("MODELYARD_TRACES", FOLDER)))
     parser.add_argument("--json", action="store_true")
@@ -243,7 +243,7 @@ def main() -> None:
     if not (options.traces / RATES_FILE).is_file():
         raise tools.fail(f"{options.traces} has no {RATES_FILE}; name its folder by --traces or MODELYARD_TRACES")
     # The goals alone are made for a look of some minutes.
-    sizes = (400, 6.0, 2) if options.tables == ["goals"] else (3000, 24.0, 3)
+    sizes = (300, 4.0, 2) if options.tables == ["goals"] else (3000, 24.0, 3)
     asked = (options.endpoints, options.hours, options.seeds)
     endpoints, hours, seeds = (default if value is None else value for value, default in zip(asked, sizes, strict=True))
     bench = Bench(options.traces, servegen(options.traces), seeds)

@@ -169,7 +169,8 @@ def requests(folder: Path, seeds: int, count: int) -> list[Goal]:
     ]
     came = admission.rates(azure(folder / AZURE_FILE), count, 2.9)
     names = ("11 at once (the source's formula)", "KV: prompt + predicted output (ours)")
-    ways = [[admission.ways(came, seed)[name] for name in names] for seed in range(1, 1 + min(seeds, 1))]
+    all_ways = [admission.ways(came, seed) for seed in range(min(seeds, 1))]
+    ways = [[found_ways[name] for name in names] for found_ways in all_ways]
     times = [eleven.span_s / predicted.span_s for eleven, predicted in ways]
     found.append(
         Goal(

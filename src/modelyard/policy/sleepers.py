@@ -19,13 +19,13 @@ import msgspec
 class Rule(msgspec.Struct, frozen=True):
     """When a replica may sleep, and how busy those are meant to be that are awake (percent)."""
 
-    idle_s: float = 15.0
+    idle_s: float = 10.0
     """Nobody needed it for so long. What a turn costs is seconds of an accelerator, and of a caller who comes back."""
     residency_s: float = 5.0
     """Awake without a request for so long it gives its place to one that is waited for."""
-    share_up: float = 85.0
+    share_up: float = 90.0
     """Higher than ``load_share_up``: another one is awake within seconds, not minutes."""
-    share_down: float = 75.0
+    share_down: float = 80.0
 
 
 STANDARD = Rule()

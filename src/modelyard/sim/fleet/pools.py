@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 COUNTED_S = 3600.0
 """Time over which cold starts are counted, as ``control/pools.py`` has it."""
 LOOK_S = 60.0
-BUDGET = 16
-"""Accelerators that all pools together may hold."""
+BUDGET = 64
+"""Replicas that all pools together may have; one needs a fiftieth of an accelerator."""
 
 
 class Pools:

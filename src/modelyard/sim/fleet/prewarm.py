@@ -83,7 +83,7 @@ class Prewarm:
         rate, capacity = float(columns.rate[at]), float(columns.capacity[at])
         situation = Situation(
             now_s=now_s,
-            ready=int(columns.ready[at]),
+            ready=int(columns.there[at]),
             demand=int(columns.flying[at] + math.ceil(columns.waiting[at])),
             needed=max(world.spec.floor, int(is_awake), math.ceil(max(load, rate / capacity))),
             load_s=load_s,
