@@ -19,7 +19,7 @@ import msgspec
 from bench import tools
 from bench.fleet import goals
 from bench.fleet.literal import Literal
-from bench.fleet.scenarios import TUNED, scaled, steps
+from bench.fleet.scenarios import TUNED, best, scaled, steps
 from bench.fleet.seats import burden
 from bench.packing.__main__ import packers
 from bench.packing.__main__ import run as packed
@@ -134,6 +134,7 @@ def show_serve(bench: Bench, endpoints: int, hours: float) -> None:
         ("+1 a loop, to the letter", bench.run("serve", "literal", base, Literal())),
         ("ours", bench.run("serve", "ours", base)),
         ("ours, settings of the search", bench.run("serve", "tuned", msgspec.structs.replace(base, rules=TUNED))),
+        ("ours, engines sleep and move", bench.run("serve", "dense", best(endpoints, hours))),
         ("ours, nothing breaks", bench.run("serve", "calm", calm)),
     ]
     print(f"\n## Callers over {hours:g} h, {endpoints:,} endpoints\n")
@@ -158,6 +159,10 @@ def show_batch(bench: Bench, endpoints: int, hours: float) -> None:
         rows.append((f"{share:g}", bench.run("batch", f"{share:g}", one)))
     one = msgspec.structs.replace(base, rules=msgspec.structs.replace(base.rules, batch_scales=True))
     rows.append(("0.29, and `batch_scales`", bench.run("batch", "demand", one)))
+    for share in (0.29, 1.0, 1.5):
+        dense = best(endpoints, hours)
+        dense = msgspec.structs.replace(dense, traffic=msgspec.structs.replace(dense.traffic, batch_share=share))
+        rows.append((f"{share:g}, engines sleep and move", bench.run("batch", f"dense {share:g}", dense)))
     print(f"\n## Utilisation over {hours:g} h, {endpoints:,} endpoints\n")
     print("| batch requests for each online one | online | total | of them done on idle replicas | GPU-hours | late |")
     print("|---|---:|---:|---:|---:|---:|")

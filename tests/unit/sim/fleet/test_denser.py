@@ -15,7 +15,11 @@ from modelyard.sim.fleet.world import World
 from modelyard.sim.rates import Client
 
 SLOTS = 8 * 144
-NODES = (Nodes(kind="h100", count=12, share_spot=0.3), Nodes(kind="a100", count=12), Nodes(kind="l4", count=8, accelerators=4))
+NODES = (
+    Nodes(kind="h100", count=12, share_spot=0.3),
+    Nodes(kind="a100", count=12),
+    Nodes(kind="l4", count=8, accelerators=4),
+)
 CALM = Faults(node_per_day=0.0, engine_per_day=0.0, reclaim_per_day=0.0)
 SHAKY = Faults(node_per_day=5.0, engine_per_day=10.0, reclaim_per_day=20.0)
 
@@ -95,9 +99,9 @@ def check(world: World) -> None:
     asleep = [one for some in stock.asleep.values() for one in some]
     assert all(one.state is State.ASLEEP for one in asleep)
     assert len(asleep) == sum(one.state is State.ASLEEP for one in stock.replicas.values())
-    for node_id, index in held:
-        assert (stock.cluster.free_bytes(node_id, index) or 0) >= 0
-        assert stock.cluster.shares(node_id, index) == held[node_id, index]
+    for (node_id, index), number in held.items():
+        assert stock.cluster.free_bytes(node_id, index) is not None
+        assert stock.cluster.shares(node_id, index) == number
 
 
 TERMS = Terms(prompt_tokens=1024, completion_tokens=256, kinds=(("h100", 8),))
