@@ -78,12 +78,12 @@ def _hours(alone: list[Outcome], ours: list[Outcome]) -> list[Goal]:
     fixed = shown([one.dedicated_gpu_hours for one in alone], ",.0f")
     own = shown([one.gpu_hours for one in ours], ",.0f")
     return [
-        Goal("GPU-hours: dedicated, unquantised, as many as are needed", ">= 20x fewer", base,
-             f"{own}: {shown(same, '.1f')}x", [one >= 20 for one in same]),
-        Goal("the same: exactly one each, and the batches' own", ">= 20x fewer", fixed,
-             f"{shown(with_batches, '.1f')}x", [one >= 20 for one in with_batches]),
-        Goal("the same: exactly one each, without batches' own", ">= 20x fewer", fixed,
-             f"{shown(strict, '.1f')}x", [one >= 20 for one in strict]),
+        Goal("GPU-hours: dedicated, unquantised, as many as are needed", "20 times fewer", base,
+             f"{own}: {shown(same, '.1f')} times", [one >= 20 for one in same]),
+        Goal("the same: exactly one each, and the batches' own", "20 times fewer", fixed,
+             f"{shown(with_batches, '.1f')} times", [one >= 20 for one in with_batches]),
+        Goal("the same: exactly one each, without batches' own", "20 times fewer", fixed,
+             f"{shown(strict, '.1f')} times", [one >= 20 for one in strict]),
     ]  # fmt: skip
 
 
@@ -175,9 +175,9 @@ def requests(folder: Path, seeds: int, count: int) -> list[Goal]:
     found.append(
         Goal(
             f"throughput of one replica, {count:,} of Azure's requests (baseline: 11 at once)",
-            "1.8x, no preemption",
+            "1.8 times, no preemption",
             shown([eleven.span_s for eleven, _ in ways], ",.0f") + " s",
-            f"{shown([one.span_s for _, one in ways], ',.0f')} s: {shown(times, '.2f')}x",
+            f"{shown([one.span_s for _, one in ways], ',.0f')} s: {shown(times, '.2f')} times",
             [one >= 1.8 and not ours.preemptions for one, (_, ours) in zip(times, ways, strict=True)],
         )
     )
