@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from modelyard.sim.fleet.world import World
 
 EVERY_S = 60.0
-ROUNDS, SHARE = 8, 20
-"""Accelerators that are emptied at most, every time: some, and a twentieth of those that are held."""
+ROUNDS = 8
+"""Accelerators that are emptied at most, every time."""
 MOVES_MOST = 4
 """For one accelerator, or for one replica that has no room."""
 PLACES = Weights(opened=0.2)
@@ -34,14 +34,13 @@ class Moves:
         """Move from accelerators that have too much to do, and empty some that have little."""
         movable = _movable(world, self._busy())
         cluster, mix = world.stock.cluster, world.stock.mix
-        rounds = ROUNDS + world.stock.accelerators // SHARE
-        for _ in range(rounds):
+        for _ in range(ROUNDS):
             move = defragment.relieved(cluster, movable, mix=mix)
             if move is None:
                 break
             self._begin(world, move, now_s)
             del movable[move.replica_id]
-        for _ in range(rounds):
+        for _ in range(ROUNDS):
             moves = defragment.cleared(cluster, movable, most=MOVES_MOST, mix=mix)
             if not moves:
                 break
