@@ -17,12 +17,13 @@ from statistics import mean, median
 import msgspec
 
 from bench import tools
+from bench.fleet import goals
 from bench.fleet.literal import Literal
-from bench.fleet.scenarios import TUNED, scaled, steps
+from bench.fleet.scenarios import TUNED, best, scaled, steps
 from bench.fleet.seats import burden
-from bench.packing.__main__ import PAPER, packers
+from bench.packing.__main__ import packers
 from bench.packing.__main__ import run as packed
-from bench.packing.trace import shaped
+from bench.packing.openb import PUBLISHED, with_cores
 from modelyard.domain.endpoints import IdleTime
 from modelyard.sim.fleet import Scenario, simulate
 from modelyard.sim.fleet.population import populate
@@ -37,7 +38,8 @@ CALM = Faults(node_per_day=0.0, engine_per_day=0.0, reclaim_per_day=0.0)
 class Bench:
     """Runs scenarios for every seed, and keeps what came out."""
 
-    def __init__(self, clients: list[Client], seeds: int) -> None:
+    def __init__(self, folder: Path, clients: list[Client], seeds: int) -> None:
+        self.folder = folder
         self.clients = clients
         self.seeds = seeds
         self.found: dict[str, dict[str, list[Outcome]]] = {}
@@ -132,6 +134,7 @@ def show_serve(bench: Bench, endpoints: int, hours: float) -> None:
         ("+1 a loop, to the letter", bench.run("serve", "literal", base, Literal())),
         ("ours", bench.run("serve", "ours", base)),
         ("ours, settings of the search", bench.run("serve", "tuned", msgspec.structs.replace(base, rules=TUNED))),
+        ("ours, engines sleep and move", bench.run("serve", "dense", best(endpoints, hours))),
         ("ours, nothing breaks", bench.run("serve", "calm", calm)),
     ]
     print(f"\n## Callers over {hours:g} h, {endpoints:,} endpoints\n")
@@ -156,6 +159,10 @@ def show_batch(bench: Bench, endpoints: int, hours: float) -> None:
         rows.append((f"{share:g}", bench.run("batch", f"{share:g}", one)))
     one = msgspec.structs.replace(base, rules=msgspec.structs.replace(base.rules, batch_scales=True))
     rows.append(("0.29, and `batch_scales`", bench.run("batch", "demand", one)))
+    for share in (0.29, 1.0, 1.5):
+        dense = best(endpoints, hours)
+        dense = msgspec.structs.replace(dense, traffic=msgspec.structs.replace(dense.traffic, batch_share=share))
+        rows.append((f"{share:g}, engines sleep and move", bench.run("batch", f"dense {share:g}", dense)))
     print(f"\n## Utilisation over {hours:g} h, {endpoints:,} endpoints\n")
     print("| batch requests for each online one | online | total | of them done on idle replicas | GPU-hours | late |")
     print("|---|---:|---:|---:|---:|---:|")
@@ -195,19 +202,30 @@ def show_seats(bench: Bench, endpoints: int, hours: float) -> None:
 
 def show_packing(bench: Bench, endpoints: int, hours: float) -> None:
     """FGD on a trace of the paper's shape, from ``bench.packing``."""
-    trace = shaped(has_kinds=True)
+    trace = with_cores()
     found: dict[str, list[float]] = {}
     for seed in range(bench.seeds):
         for name, packer in packers(trace, seed).items():
-            if name in ("best fit", "modelyard (FGD)"):
+            if name in PUBLISHED:
                 found.setdefault(name, []).append(100 * packed(trace, packer, demand=1.02, seed=seed)[0])
-    print(f"\n## Unallocated of {trace.capacity:,} accelerators at a demand of 102 %\n")
-    print("| packer | here | the paper's trace, with CPUs (B7) |\n|---|---:|---:|")
+    print(f"\n## Unallocated of {trace.capacity:,} GPUs at a demand of 102 %\n")
+    print("| packer | here | the paper's, ten seeds | points apart |\n|---|---:|---:|---:|")
     for name, values in found.items():
-        print(f"| {name} | {mean(values):.1f} % ({min(values):.1f} to {max(values):.1f}) | {PAPER[name]} % |")
+        spread_of = f"({min(values):.2f} to {max(values):.2f})"
+        apart = mean(values) - PUBLISHED[name]
+        print(f"| {name} | {mean(values):.2f} % {spread_of} | {PUBLISHED[name]} % | {apart:+.2f} |")
+
+
+def show_goals(bench: Bench, endpoints: int, hours: float) -> None:
+    """Every goal in one table."""
+    if not (bench.folder / goals.AZURE_FILE).is_file():
+        raise tools.fail(f"{bench.folder} has no {goals.AZURE_FILE}; name its folder by --traces or MODELYARD_TRACES")
+    found = goals.fleet(bench.run, endpoints, hours) + goals.packing(bench.seeds)
+    goals.show(found + goals.requests(bench.folder, bench.seeds, goals.REQUESTS), bench.seeds)
 
 
 TABLES = {
+    "goals": show_goals,
     "packing": show_packing,
     "seats": show_seats,
     "steps": show_steps,
@@ -221,17 +239,21 @@ def main() -> None:
     """Parse the command line, run, print."""
     parser = argparse.ArgumentParser(prog="python -m bench.fleet", description=__doc__.split("\n")[0])
     parser.add_argument("tables", nargs="*", choices=[*TABLES, []], help="all by default")
-    parser.add_argument("--endpoints", type=int, default=3000)
-    parser.add_argument("--hours", type=float, default=24.0)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--endpoints", type=int, help="default: 3000; of the goals alone 300")
+    parser.add_argument("--hours", type=float, help="default: 24; of the goals alone 4")
+    parser.add_argument("--seeds", type=int, help="default: 3; of the goals alone 2")
     parser.add_argument("--traces", type=Path, default=Path(os.environ.get("MODELYARD_TRACES", FOLDER)))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if not (options.traces / RATES_FILE).is_file():
         raise tools.fail(f"{options.traces} has no {RATES_FILE}; name its folder by --traces or MODELYARD_TRACES")
-    bench = Bench(servegen(options.traces), options.seeds)
+    # The goals alone are made for a look of some minutes.
+    sizes = (300, 4.0, 2) if options.tables == ["goals"] else (3000, 24.0, 3)
+    asked = (options.endpoints, options.hours, options.seeds)
+    endpoints, hours, seeds = (default if value is None else value for value, default in zip(asked, sizes, strict=True))
+    bench = Bench(options.traces, servegen(options.traces), seeds)
     for name in options.tables or list(TABLES):
-        TABLES[name](bench, options.endpoints, options.hours)
+        TABLES[name](bench, endpoints, hours)
     if options.json:
         print(json.dumps(msgspec.to_builtins(bench.found)))
 

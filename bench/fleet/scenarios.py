@@ -11,6 +11,10 @@ NOTHING = Measures(
 """One dedicated replica an endpoint, weights in 16 bits, batches that start and end together."""
 TUNED = Autoscale(batch_scales=False, idle=IdleTime.LEARNED, down_utilization=60.0, down_utilization_s=300.0)
 """What ``bench.fleet.search`` found, as far as few settings say it."""
+SLEEPY = msgspec.structs.replace(TUNED, idle=IdleTime.FIXED)
+"""The same for engines that sleep: who is back at once need not learn when to stay awake."""
+DENSE = {"sleeping": True, "consolidating": True, "warm_pools": True}
+"""What makes a fleet denser, on top of all others."""
 STEPS: tuple[tuple[str, dict[str, bool]], ...] = (
     ("one dedicated replica each, 16 bits, batches of 8 that end together", {}),
     ("+ scale to zero, pre-warmed", {"scale_to_zero": True, "prewarm": True}),
@@ -20,6 +24,12 @@ STEPS: tuple[tuple[str, dict[str, bool]], ...] = (
     ("+ continuous batching", {"continuous": True}),
     ("+ batches on idle replicas", {"backfill": True}),
 )
+DENSER: tuple[tuple[str, dict[str, bool]], ...] = (
+    ("+ engines sleep beside their weights, by turns", {"sleeping": True}),
+    ("+ replicas move together", {"consolidating": True}),
+    ("+ warm pools of stock models", {"warm_pools": True}),
+)
+"""What came after the search: each on top of the ones before, with its settings."""
 
 
 def scaled(endpoints: int, hours: float, **changes: object) -> Scenario:
@@ -42,4 +52,12 @@ def steps(endpoints: int, hours: float) -> list[tuple[str, Scenario]]:
         one = scaled(endpoints, hours, measures=measures)
         found.append((name, msgspec.structs.replace(one, nodes=nodes(8 * endpoints / Traffic().endpoints))))
     found.append(("+ settings that the search found", msgspec.structs.replace(found[-1][1], rules=TUNED)))
+    for name, more in DENSER:
+        measures = msgspec.structs.replace(measures, **more)
+        found.append((name, msgspec.structs.replace(found[-1][1], measures=measures, rules=SLEEPY)))
     return found
+
+
+def best(endpoints: int, hours: float) -> Scenario:
+    """Return the standard scenario with all measures, and the settings of the search."""
+    return scaled(endpoints, hours, measures=Measures(**DENSE), rules=SLEEPY)

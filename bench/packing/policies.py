@@ -76,7 +76,7 @@ def _places(ask: Ask, cluster: Cluster) -> Iterator[Place]:
 
 def _of_block(ask: Ask, block: Block) -> Iterator[Place]:
     """Yield the places in one block: each accelerator that has room, or the first ones that are empty."""
-    if refused(ask, block.shape):
+    if refused(ask, block.shape) or ask.cores_milli > block.cores.free:
         return
     slots = block.slots()
     if ask.count == 1:
@@ -89,4 +89,6 @@ def _of_block(ask: Ask, block: Block) -> Iterator[Place]:
 
 def _placement(ask: Ask, place: Place) -> Placement:
     block, positions = place
-    return Placement((Part(block.node.id, tuple(block.indices[at] for at in positions), ask.memory_bytes),))
+    return Placement(
+        (Part(block.node.id, tuple(block.indices[at] for at in positions), ask.memory_bytes, ask.cores_milli),)
+    )

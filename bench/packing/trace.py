@@ -14,6 +14,7 @@ from pathlib import Path
 
 from modelyard.domain.nodes import Accelerator, Node, NodeSeen
 from modelyard.policy.asks import Ask
+from modelyard.policy.cluster import CPU
 from modelyard.policy.fragmentation import Mix, Typical, mix_of
 
 WHOLE = 1000
@@ -45,13 +46,18 @@ class Trace:
 
     @property
     def capacity(self) -> int:
-        """Accelerators of all nodes."""
-        return sum(len(seen.node.accelerators) for seen in self.nodes)
+        """GPUs of all nodes."""
+        return sum(one.kind != CPU for seen in self.nodes for one in seen.node.accelerators)
+
+    @property
+    def has_cores(self) -> bool:
+        """Whether nodes' cores are counted."""
+        return any(seen.node.cores_milli for seen in self.nodes)
 
     @property
     def mix(self) -> Mix:
-        """What is typical: the tasks themselves, as the paper has it."""
-        return mix_of(dict(self.tasks))
+        """What is typical: the tasks themselves, as the paper has it; of those without a GPU nothing of one is lost."""
+        return mix_of({task: number for task, number in self.tasks.items() if gpus(task.kinds, 1, 1)})
 
     def asks(self, chance: random.Random, *, demand: float) -> Iterator[Ask]:
         """Yield tasks, drawn with repetition, until they ask for ``demand`` times the capacity."""
@@ -59,8 +65,13 @@ class Trace:
         asked = 0.0
         while asked < demand * self.capacity:
             task = chance.choices(kinds, numbers)[0]
-            asked += task.count * task.memory_bytes / WHOLE
-            yield Ask(memory_bytes=task.memory_bytes, count=task.count, kinds=task.kinds)
+            asked += gpus(task.kinds, task.count, task.memory_bytes)
+            yield Ask(memory_bytes=task.memory_bytes, count=task.count, kinds=task.kinds, cores_milli=task.cores_milli)
+
+
+def gpus(kinds: frozenset[str], count: int, share: int) -> float:
+    """Return the GPUs that a task asks for: none where it runs on a processor."""
+    return 0.0 if kinds == {CPU} else count * share / WHOLE
 
 
 def node(number: int, kind: str, count: int) -> NodeSeen:

@@ -26,15 +26,18 @@ class Node(msgspec.Struct, frozen=True):
     price_nanousd: int = 0
     cache_bytes: int = 0
     """0: no limit of its own."""
+    cores_milli: int = 0
+    """Thousandths of its cores that replicas may have; 0: nobody counts them."""
     is_simulated: bool = False
 
 
-class Part(msgspec.Struct, frozen=True):
-    """What a replica has of one node: the same ``memory_bytes`` of each of ``accelerators`` (by index)."""
+class Part(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a replica has of one node: the same ``memory_bytes`` of each of ``accelerators`` (by index), and cores."""
 
     node_id: str
     accelerators: tuple[int, ...]
     memory_bytes: int
+    cores_milli: int = 0
 
 
 class Placement(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -28,6 +28,10 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """For batches, and for what others can replace: a spot node may go within two minutes."""
     may_be_simulated: bool = False
     """Its engine loads no weights, so it may run on accelerators that are only declared."""
+    cores_milli: int = 0
+    """Thousandths of cores on each of its nodes, where the nodes' are counted."""
+    is_beside: bool = False
+    """Only where somebody is already: it must not take an accelerator that is empty."""
     avoid: frozenset[str] = frozenset()
     """Nodes that come last: it failed there, or a brother of it runs there."""
     tenant_id: str = ""
@@ -48,6 +52,8 @@ class Weights(msgspec.Struct, frozen=True):
     spot: float = 0.05
     """Being spot, for what may use it: it is cheaper, and leaves the others to those who may not."""
     avoid: float = 100.0
+    opened: float = 0.0
+    """An accelerator that was empty, for what may share one: above 0 where empty ones are given back or cost less."""
 
 
 STANDARD = Weights()

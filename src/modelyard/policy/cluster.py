@@ -14,6 +14,8 @@ from typing import NamedTuple
 from modelyard.domain.nodes import Accelerator, Node, NodeSeen, Part, Placement
 
 CPU = "cpu"
+MANY_CORES = 1 << 60
+"""Where nobody counts them."""
 QUANTA = 64
 """Fragmentation is counted in 64ths of an accelerator: finer parts would only make more states than anyone repeats."""
 
@@ -42,11 +44,22 @@ class BlockClass:
     """Blocks that differ in nothing a decision looks at; one object a state, so that it can be looked up by identity.
 
     ``quanta`` has a number for each accelerator, sorted: free 64ths, doubled, and 1 more where nobody is on it.
+    ``cores`` are thousandths that are free on the node; where they are counted, ``beside`` are its other blocks, for
+    whom what is placed here leaves fewer.
     """
 
     shape: Shape
     slots: tuple[Slot, ...]
     quanta: tuple[int, ...]
+    cores: int = MANY_CORES
+    beside: tuple[tuple[str, int, tuple[int, ...]], ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Cores:
+    """Thousandths of cores that are free on a node: its blocks have them together."""
+
+    free: int
 
 
 class Block:
@@ -54,6 +67,7 @@ class Block:
 
     __slots__ = (
         "capacity",
+        "cores",
         "exclusive",
         "indices",
         "is_open",
@@ -66,7 +80,9 @@ class Block:
         "taken",
     )
 
-    def __init__(self, order: int, node: Node, accelerators: list[Accelerator], *, is_open: bool) -> None:
+    def __init__(
+        self, order: int, node: Node, accelerators: list[Accelerator], cores: "Cores", *, is_open: bool
+    ) -> None:
         first = accelerators[0]
         self.order = order
         self.node = node
@@ -83,6 +99,7 @@ class Block:
         self.shares = [0] * len(accelerators)
         """Parts that are on it, exclusive ones too."""
         self.exclusive = [0] * len(accelerators)
+        self.cores = cores
         self.klass: BlockClass | None = None
 
     def slot(self, position: int) -> Slot:
@@ -109,7 +126,7 @@ class Cluster:
     price_max: int = 0
     scores: dict[object, object] = field(default_factory=dict)
     """What the packer worked out for a class, by what was asked: most of it holds for the next decision."""
-    _known: dict[tuple[Shape, tuple[Slot, ...]], BlockClass] = field(default_factory=dict)
+    _known: dict[tuple[object, ...], BlockClass] = field(default_factory=dict)
     _where: dict[tuple[str, int], tuple[Block, int]] = field(default_factory=dict)
     _of_node: dict[str, list[Block]] = field(default_factory=dict)
 
@@ -124,6 +141,7 @@ class Cluster:
         for placement in placed:
             for block, positions, part in cluster._parts(placement):
                 _take(block, positions, part, is_exclusive=placement.is_exclusive, sign=1)
+            cluster._take_cores(placement, 1)
         for node in seen:
             cluster._measure(node)
         for block in cluster.blocks:
@@ -161,6 +179,23 @@ class Cluster:
         found = self._where.get((node_id, index))
         return None if found is None else found[0].slot(found[1]).free
 
+    def shares(self, node_id: str, index: int) -> int:
+        """Return how many are on an accelerator."""
+        block, position = self._where[node_id, index]
+        return block.shares[position]
+
+    def has_room(self, placement: Placement) -> bool:
+        """Say whether ``placement`` could be taken now, at that very place."""
+        parts = self._parts(placement)
+        if sum(len(positions) for _, positions, _ in parts) < placement.accelerators:
+            return False  # a node is gone
+        if any(part.cores_milli > block.cores.free for block, _, part in parts):
+            return False
+        slots = [(block.slot(at), part) for block, positions, part in parts for at in positions if block.is_open]
+        return len(slots) == placement.accelerators and all(
+            slot.free >= part.memory_bytes and (slot.is_empty or not placement.is_exclusive) for slot, part in slots
+        )
+
     def _add(self, seen: NodeSeen) -> None:
         node = seen.node
         if reason := _closed_because(seen):
@@ -171,8 +206,9 @@ class Cluster:
         alike: dict[tuple[str, int], list[Accelerator]] = {}
         for accelerator in node.accelerators:
             alike.setdefault((accelerator.kind, accelerator.memory_bytes), []).append(accelerator)
+        cores = Cores(node.cores_milli or MANY_CORES)
         for accelerators in alike.values():
-            block = Block(len(self.blocks), node, accelerators, is_open=not reason)
+            block = Block(len(self.blocks), node, accelerators, cores, is_open=not reason)
             self.blocks.append(block)
             self._of_node.setdefault(node.id, []).append(block)
             for position, index in enumerate(block.indices):
@@ -198,7 +234,25 @@ class Cluster:
     def _change(self, placement: Placement, sign: int) -> None:
         for block, positions, part in self._parts(placement):
             _take(block, positions, part, is_exclusive=placement.is_exclusive, sign=sign)
-            self._sort_in(block)
+            if not self._counts(block):
+                self._sort_in(block)
+        for node_id in self._take_cores(placement, sign):
+            for block in self._of_node[node_id]:
+                self._sort_in(block)
+
+    def _take_cores(self, placement: Placement, sign: int) -> list[str]:
+        """Take or give back the cores of each part; return the nodes where they are counted."""
+        counted = []
+        for part in placement.parts:
+            blocks = self._of_node.get(part.node_id)
+            if blocks and self._counts(blocks[0]):
+                blocks[0].cores.free -= sign * part.cores_milli
+                counted.append(part.node_id)
+        return counted
+
+    @staticmethod
+    def _counts(block: Block) -> bool:
+        return block.node.cores_milli > 0
 
     def _sort_in(self, block: Block) -> None:
         """Put an open block into the class of its state."""
@@ -206,10 +260,16 @@ class Cluster:
             return
         # Sorted: nothing tells accelerators of one island apart but what is free, so fewer classes say the same.
         slots = tuple(sorted(block.slots()))
-        klass = self._known.get((block.shape, slots))
+        cores = max(block.cores.free, 0)
+        beside = tuple(
+            (other.shape.kind, other.shape.memory_bytes, _quanta(other))
+            for other in (self._of_node[block.node.id] if self._counts(block) else ())
+            if other is not block
+        )
+        klass = self._known.get((block.shape, slots, cores, beside))
         if klass is None:
-            klass = self._known[block.shape, slots] = BlockClass(
-                block.shape, slots, tuple(sorted(quantum(slot, block.shape.memory_bytes) for slot in slots))
+            klass = self._known[block.shape, slots, cores, beside] = BlockClass(
+                block.shape, slots, _quanta(block), cores, beside
             )
         if block.klass is klass:
             return
@@ -226,6 +286,10 @@ class Cluster:
         if not members:
             del self.classes[block.klass]
         block.klass = None
+
+
+def _quanta(block: Block) -> tuple[int, ...]:
+    return tuple(sorted(quantum(slot, block.shape.memory_bytes) for slot in block.slots()))
 
 
 def quantum(slot: Slot, memory_bytes: int) -> int:

@@ -1,15 +1,16 @@
-"""Which replicas to move so that one that needs accelerators whole, or much of one, has room.
+"""Which replicas to move so that one that needs accelerators whole, or much of one, has room; or so that one is empty.
 
 What is free may be enough and lie in pieces. ``moves`` finds the fewest
-replicas whose move to other accelerators opens what is pending; each move is
-a load there and a drain here, so there is a bound on them.
+replicas whose move to other accelerators opens what is pending; ``cleared``
+empties an accelerator that little is on, for whoever gives it back. Each move
+is a load there and a drain here, so there is a bound on them.
 """
 
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from modelyard.domain.nodes import Placement
+from modelyard.domain.nodes import Part, Placement
 from modelyard.policy.asks import Ask, gib, refused
 from modelyard.policy.cluster import Block, Cluster
 from modelyard.policy.fragmentation import STANDARD_MIX, Mix
@@ -21,6 +22,8 @@ class Placed(msgspec.Struct, frozen=True):
 
     placement: Placement
     ask: Ask
+    load: float = 0.0
+    """Of one accelerator's time, 0 to 1."""
 
 
 class Move(msgspec.Struct, frozen=True):
@@ -57,6 +60,135 @@ def moves(
         if (plan := _plan(cluster, pending, block, {one: movable[one] for one in ids}, mix)) is not None:
             return plan
     return None
+
+
+Place = tuple[str, int]
+"""An accelerator: node and index."""
+TRIES = 12
+"""Accelerators that ``cleared`` looks at, the emptiest first: of those with more on them few can be emptied."""
+
+
+def cleared(
+    cluster: Cluster, movable: Mapping[str, Placed], *, most: int, load_most: float = 0.8, mix: Mix = STANDARD_MIX
+) -> tuple[Move, ...]:
+    """Return the moves after which one more accelerator is empty, none where at most ``most`` of them do not do it.
+
+    They go where others are, as long as what all of these ask of an accelerator stays below ``load_most`` of its time.
+    ``cluster`` has all of ``movable`` on it, and is as it was when this returns.
+    """
+    here, loads = _by_place(movable)
+    able = sorted(
+        (sum(movable[one].ask.memory_bytes for one in ids), place)
+        for place, ids in here.items()
+        if len(ids) <= most and cluster.shares(*place) == len(ids)
+    )
+    for _, place in able[:TRIES]:
+        leaving = {one: movable[one] for one in here[place]}
+        if found := _leave(cluster, place, leaving, loads, load_most, mix):
+            return found
+    return ()
+
+
+def relieved(
+    cluster: Cluster, movable: Mapping[str, Placed], *, load_most: float = 0.8, mix: Mix = STANDARD_MIX
+) -> Move | None:
+    """Return the move of a replica away from the accelerator of which most is asked, None where none is above 1.
+
+    The one that asks for most goes, as long as there is a place that it does not crowd in turn.
+    """
+    here, loads = _by_place(movable)
+    crowded = sorted(
+        (place for place, load in loads.items() if load > 1 and len(here[place]) > 1), key=lambda one: -loads[one]
+    )
+    for place in crowded[:TRIES]:
+        largest = max(here[place], key=lambda one: (movable[one].load, one))
+        placed = movable[largest]
+        with _Search(cluster, loads, load_most, mix) as search:
+            search.fill(place)
+            # A place of its own is fine for what needs more than is left anywhere.
+            to = search.place_for(placed, is_beside=False)
+        if to is not None:
+            return Move(largest, placed.placement, to, f"accelerator {place[1]} of {place[0]} has too much to do")
+    return None
+
+
+def _by_place(movable: Mapping[str, Placed]) -> tuple[dict[Place, list[str]], dict[Place, float]]:
+    """Return who shares each accelerator, and what is asked of it."""
+    here: dict[Place, list[str]] = {}
+    loads: dict[Place, float] = {}
+    for replica_id, placed in sorted(movable.items()):
+        if placed.ask.count == 1:
+            place = _place(placed.placement)
+            here.setdefault(place, []).append(replica_id)
+            loads[place] = loads.get(place, 0.0) + placed.load
+    return here, loads
+
+
+def _place(placement: Placement) -> Place:
+    part = placement.parts[0]
+    return part.node_id, part.accelerators[0]
+
+
+class _Search:
+    """Looks for places on a cluster that is left as it was."""
+
+    def __init__(self, cluster: Cluster, loads: Mapping[Place, float], load_most: float, mix: Mix) -> None:
+        self._cluster = cluster
+        self._loads = dict(loads)
+        self._load_most = load_most
+        self._mix = mix
+        self._taken: list[Placement] = []
+
+    def __enter__(self) -> "_Search":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for placement in reversed(self._taken):
+            self._cluster.give_back(placement)
+
+    def fill(self, place: Place) -> None:
+        """Let nothing more go to an accelerator."""
+        self._take(Placement((Part(place[0], (place[1],), self._cluster.free_bytes(*place) or 0),)))
+
+    def place_for(self, placed: Placed, *, is_beside: bool) -> Placement | None:
+        """Return a place that ``placed`` does not crowd, and take it."""
+        ask = msgspec.structs.replace(placed.ask, is_beside=is_beside)
+        for _ in range(TRIES):
+            to = find(ask, self._cluster, self._mix)
+            if to is None:
+                return None
+            load = self._loads.get(_place(to), 0.0) + placed.load
+            if load <= self._load_most or _place(to) not in self._loads:
+                self._take(to)
+                self._loads[_place(to)] = load
+                return to
+            self.fill(_place(to))
+        return None
+
+    def _take(self, placement: Placement) -> None:
+        self._cluster.take(placement)
+        self._taken.append(placement)
+
+
+def _leave(
+    cluster: Cluster,
+    place: Place,
+    leaving: Mapping[str, Placed],
+    loads: Mapping[Place, float],
+    load_most: float,
+    mix: Mix,
+) -> tuple[Move, ...]:
+    """Return moves for all of ``leaving``, or none."""
+    done: list[Move] = []
+    with _Search(cluster, loads, load_most, mix) as search:
+        search.fill(place)
+        for replica_id, placed in sorted(leaving.items(), key=lambda item: (-item[1].ask.memory_bytes, item[0])):
+            to = search.place_for(placed, is_beside=True)
+            if to is None:
+                return ()
+            text = f"moving it to {to.node_id} helps to empty accelerator {place[1]} of {place[0]}"
+            done.append(Move(replica_id, placed.placement, to, text))
+    return tuple(done)
 
 
 def _tries(

@@ -7,7 +7,7 @@ from tests.support.clusters import ask, at, node, state
 from modelyard.domain.nodes import Placement
 from modelyard.policy.asks import Ask
 from modelyard.policy.cluster import Cluster
-from modelyard.policy.defragment import Placed, moves
+from modelyard.policy.defragment import Placed, cleared, moves, relieved
 from modelyard.policy.packing import find
 
 
@@ -87,3 +87,87 @@ def test_every_plan_can_be_carried_out_in_its_order(
     for move in plan.moves:
         cluster.give_back(move.old)
     assert find(pending, cluster) == plan.placement
+
+
+def shared(cluster: Cluster, memory: float, place: Placement, load: float = 0.0) -> Placed:
+    cluster.take(place)
+    return Placed(place, ask(memory), load)
+
+
+def test_the_accelerator_with_the_least_on_it_becomes_empty() -> None:
+    cluster = Cluster.of([node("a", 2), node("b", 2)])
+    movable = {
+        "r-1": shared(cluster, 40, at("a", 0, memory=40)),
+        "r-2": shared(cluster, 30, at("b", 0, memory=30)),
+        "r-3": shared(cluster, 10, at("b", 1, memory=10)),
+    }
+    found = cleared(cluster, movable, most=4)
+    assert [(move.replica_id, move.old.node_id) for move in found] == [("r-3", "b")]
+    assert found[0].to in (at("a", 0, memory=10), at("b", 0, memory=10)), "an empty one would win nothing"
+    assert found[0].reason.endswith("helps to empty accelerator 1 of b")
+
+
+def test_nothing_moves_to_where_there_would_be_too_much_to_do() -> None:
+    cluster = Cluster.of([node("a", 2)])
+    movable = {
+        "r-1": shared(cluster, 40, at("a", 0, memory=40), 0.6),
+        "r-2": shared(cluster, 10, at("a", 1, memory=10), 0.3),
+    }
+    assert cleared(cluster, movable, most=4) == ()
+    assert len(cleared(cluster, movable, most=4, load_most=0.9)) == 1
+
+
+def test_what_cannot_move_keeps_its_accelerator() -> None:
+    cluster = Cluster.of([node("a", 2)])
+    movable = {
+        "r-1": shared(cluster, 10, at("a", 0, memory=10)),
+        "r-2": shared(cluster, 40, at("a", 1, memory=40)),
+    }
+    cluster.take(at("a", 0, memory=5))
+    cluster.take(at("a", 1, memory=5))
+    assert cleared(cluster, movable, most=4) == ()
+
+
+def test_who_asks_for_most_leaves_an_accelerator_that_has_too_much_to_do() -> None:
+    cluster = Cluster.of([node("a", 2)])
+    movable = {
+        "r-1": shared(cluster, 10, at("a", 0, memory=10), 0.4),
+        "r-2": shared(cluster, 10, at("a", 0, memory=10), 0.7),
+    }
+    move = relieved(cluster, movable)
+    assert move is not None
+    assert (move.replica_id, move.to) == ("r-2", at("a", 1, memory=10))
+
+
+def test_one_that_has_too_much_to_do_alone_stays() -> None:
+    cluster = Cluster.of([node("a", 2)])
+    assert relieved(cluster, {"r-1": shared(cluster, 10, at("a", 0, memory=10), 1.5)}) is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    placed=st.lists(st.tuples(st.sampled_from([5, 20, 40, 60]), st.floats(0, 1)), max_size=12),
+    most=st.integers(1, 4),
+)
+def test_clearing_leaves_the_cluster_as_it_was_and_can_be_carried_out(
+    placed: list[tuple[int, float]], most: int
+) -> None:
+    cluster = Cluster.of([node("a", 4), node("b", 2)])
+    movable = {}
+    for number, (memory, load) in enumerate(placed):
+        if (found := find(ask(memory), cluster)) is not None:
+            movable[f"r-{number}"] = shared(cluster, memory, found, load)
+    before = state(cluster)
+    found = cleared(cluster, movable, most=most)
+    assert state(cluster) == before
+    assert relieved(cluster, movable) is None or state(cluster) == before
+    assert len(found) <= most
+    for move in found:
+        assert cluster.has_room(move.to), "while all that move are still there"
+        cluster.take(move.to)
+    for move in found:
+        cluster.give_back(move.old)
+    if found:
+        assert len({move.old for move in found} & {move.to for move in found}) == 0
+        part = found[0].old.parts[0]
+        assert cluster.shares(part.node_id, part.accelerators[0]) == 0

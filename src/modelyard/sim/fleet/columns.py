@@ -35,7 +35,9 @@ class Columns:
 
         self.ready = np.zeros(number)
         self.live = np.zeros(number)
-        """Ready and loading."""
+        """Ready, loading and asleep."""
+        self.asleep = np.zeros(number)
+        self.waking = np.zeros(number)
         self.running = np.zeros(number)
         self.waiting = np.zeros(number)
         self.flying = np.zeros(number)
@@ -75,13 +77,20 @@ class Columns:
         self.prompt_s, self.step_s, self.capacity = prompt_s * times, step_s * times, capacity / times
 
     @property
+    def there(self) -> Floats:
+        """Replicas that are ready, or will be in a moment since they sleep."""
+        there: Floats = self.ready + self.asleep + self.waking
+        return there
+
+    @property
     def busy(self) -> Floats:
         """How busy ready replicas are, as ``scaling.Seen.busy`` has it."""
-        served = np.maximum(self.ready, 1.0)
+        there = self.there
+        served = np.maximum(there, 1.0)
         by_slots = self.flying / (served * self.slots)
         by_load = np.minimum(self.rate / (served * self.capacity), 1.0)
         demand = self.flying + self.waiting > 0
-        return np.where(self.ready > 0, np.maximum(by_slots, by_load), demand.astype(np.float64))
+        return np.where(there > 0, np.maximum(by_slots, by_load), demand.astype(np.float64))
 
     def arrive(self, arrived: Floats) -> None:
         """Note what came in this tick."""

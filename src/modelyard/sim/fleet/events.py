@@ -38,11 +38,18 @@ class Events:
         ready_s = now_s + self._stock.loading.engine_s + replica.load_s
         heapq.heappush(self._loads, (ready_s, replica.number, replica))
 
+    def wake(self, replica: Replica, now_s: float) -> float:
+        """A replica begins to wake up; return how long that takes."""
+        loading = self._stock.loading
+        seconds = loading.wake_s + self._stock.weights[replica.deployment] / loading.memory
+        heapq.heappush(self._loads, (now_s + seconds, replica.number, replica))
+        return seconds
+
     def loaded(self, now_s: float) -> Iterator[Replica]:
-        """Yield those whose load has ended by now."""
+        """Yield those that have loaded, or are awake, by now."""
         while self._loads and self._loads[0][0] <= now_s:
             replica = heapq.heappop(self._loads)[2]
-            if replica.state is State.LOADING:
+            if replica.state in (State.LOADING, State.WAKING, State.MOVING):
                 yield replica
 
     def drain(self, replica: Replica, until_s: float) -> None:

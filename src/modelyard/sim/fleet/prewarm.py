@@ -78,12 +78,12 @@ class Prewarm:
         load_s = world.events.expected_load_s(world.population.deployments[at].profile)
         idle_s = now_s - float(columns.asked_s[at])
         memory = world.memories[at]
-        is_awake = (memory is None or memory.replicas > 0) and idle_s < world.scenario.idle_s
+        is_awake = (memory is None or memory.replicas > 0) and idle_s < world.specs[at].idle_s
         load = float(columns.flying[at] / columns.slots[at])
         rate, capacity = float(columns.rate[at]), float(columns.capacity[at])
         situation = Situation(
             now_s=now_s,
-            ready=int(columns.ready[at]),
+            ready=int(columns.there[at]),
             demand=int(columns.flying[at] + math.ceil(columns.waiting[at])),
             needed=max(world.spec.floor, int(is_awake), math.ceil(max(load, rate / capacity))),
             load_s=load_s,

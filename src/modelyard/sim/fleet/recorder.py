@@ -44,7 +44,7 @@ class Recorder:
         self.gpu_s = self.usd = self.busy_s = self.batch_busy_s = 0.0
         self.batch_came = np.zeros(len(self._capacity))
         self.batch_done = np.zeros(len(self._capacity))
-        self.activations = 0.0
+        self.activations = self.wakes = 0.0
         self.starts = self.refused = self.decisions = self.looks = self.gpus_most = 0
         self.shared_looks = self.crowded = 0
         self.by_kind: dict[str, float] = {}
@@ -68,6 +68,14 @@ class Recorder:
     def activated(self, number: float) -> None:
         """Note endpoints whose requests met nothing ready."""
         self.activations += number * self.is_counting
+
+    def woken(self, number: float) -> None:
+        """Note endpoints whose requests met an engine that slept."""
+        self.wakes += number * self.is_counting
+
+    def turned(self, accelerator_s: float) -> None:
+        """Note accelerators that are still held while an engine gives them back."""
+        self.gpu_s += accelerator_s * self.is_counting
 
     def started(self) -> None:
         """Note a replica's start."""
@@ -132,7 +140,7 @@ class Recorder:
             return
         tick_s, stock, columns = self._scenario.tick_s, world.stock, world.columns
         self._counted_s += tick_s
-        self.gpu_s += stock.accelerators * tick_s
+        self.gpu_s += (stock.accelerators + stock.slivers) * tick_s
         self.gpus_most = max(self.gpus_most, stock.accelerators)
         self.usd += stock.usd_per_hour / 3600 * tick_s
         load = np.minimum(columns.rate / self._capacity, columns.ready)
@@ -205,6 +213,9 @@ class Recorder:
             ttft_p99_s=self.warm.quantile(0.99),
             ttft_all_p99_s=(self.warm + self.other).quantile(0.99),
             activations=round(self.activations),
+            moves=world.moves.made if world.moves is not None else 0,
+            stolen=world.pools.stolen if world.pools is not None else 0,
+            wakes=round(self.wakes),
             starts=self.starts,
             no_room=self.refused,
             evicted=world.room.evicted,

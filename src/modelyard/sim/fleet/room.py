@@ -59,7 +59,7 @@ class Room:
         return [
             replica
             for replica in world.stock.replicas.values()
-            if replica.state is State.READY and replica.deployment != at and kinds[replica.deployment] == kind
+            if replica.state is State.READY and 0 <= replica.deployment != at and kinds[replica.deployment] == kind
         ]
 
 

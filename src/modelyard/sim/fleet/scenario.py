@@ -71,6 +71,9 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True):
     """From a process to an engine that could take weights (imports, context, graphs from a cache): an assumption."""
     wake_s: float = 1.0
     """An engine that sleeps beside its weights in host memory skips ``engine_s`` and takes this: an assumption."""
+    sleep_bytes: int = 600 * GB
+    """Host memory of a node for weights of engines that sleep, beside ``memory_bytes``: an assumption (a DGX H100 has
+    2 TB)."""
     adapter_s: float = 0.2
     """A LoRA adapter onto a running engine: an assumption; Alibaba's measured ones are of this size."""
     disk_bytes: int = 4_000 * GB
@@ -96,6 +99,13 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     backfill: bool = True
     """Batches run on what is idle, and on spot; else on accelerators of their own."""
     prewarm: bool = True
+    sleeping: bool = False
+    """Engines that nobody needs for seconds give their accelerators back, and wake there (``policy/sleepers.py``)."""
+    consolidating: bool = False
+    """Replicas move together, so that accelerators become empty (``policy/defragment.py``); and where one has no room
+    for want of a place that is whole."""
+    warm_pools: bool = False
+    """Replicas of stock encoders wait for whoever needs one (``policy/warm_pool.py``)."""
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +141,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     faults: Faults = Faults()
     loading: Loading = Loading()
     idle_s: float = 300.0
+    asleep_s: float = 3_600.0
+    """Idle time of engines that sleep meanwhile (``Measures.sleeping``): what they hold is the memory of a machine."""
     replicas_most: int = 64
     start_day: float = 7.0
     hours: float = 24.0

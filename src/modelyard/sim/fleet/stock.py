@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from modelyard.domain.nodes import Accelerator, Node, NodeSeen, Placement
-from modelyard.policy.asks import Ask, crowded
+from modelyard.policy.asks import STANDARD, Ask, Weights, crowded
 from modelyard.policy.cluster import Cluster
+from modelyard.policy.fit import OVERHEAD_BYTES
 from modelyard.policy.fragmentation import Mix, Typical, mix_of
 from modelyard.policy.hardware import KINDS
 from modelyard.policy.packing import find
@@ -28,9 +29,20 @@ class State(Enum):
     """Of a replica."""
 
     LOADING = auto()
+    MOVING = auto()
+    """It loads, and will take the place of another one."""
     READY = auto()
+    WAKING = auto()
+    ASLEEP = auto()
+    """Its weights are in host memory, its accelerators are free for others."""
     DRAINING = auto()
     GONE = auto()
+
+
+LIVE = frozenset({State.LOADING, State.READY, State.WAKING, State.ASLEEP})
+AWAKE_RANK = {State.READY: 0, State.WAKING: 1, State.ASLEEP: 2, State.LOADING: 3}
+SLEEPERS_MOST = 8
+"""Of one accelerator: each keeps its context there, and an engine that is awake leaves a tenth of the memory free."""
 
 
 @dataclass(slots=True, eq=False)
@@ -106,6 +118,13 @@ class Stock:
     """Accelerators that somebody holds, by kind."""
     usd_per_hour: float = 0.0
     started: int = 0
+    slivers: float = 0.0
+    """What engines that sleep keep of accelerators (their context), in accelerators."""
+    asleep: dict[str, list[Replica]] = field(default_factory=dict)
+    """Those that sleep on a node, the one that has slept for longest first."""
+    places: Weights = STANDARD
+    weights: list[int] = field(default_factory=list)
+    """Bytes by deployment."""
 
     @classmethod
     def of(cls, kinds: tuple[Nodes, ...], loading: Loading, profiles: list[Profile], chance: random.Random) -> "Stock":
@@ -123,6 +142,7 @@ class Stock:
             ask = Typical(one.memory_bytes, one.accelerators, frozenset({one.kind}))
             typical[ask] = typical.get(ask, 0.0) + 1.0
         stock = cls(Cluster.of(NodeSeen(node=node) for node in nodes), loading, mix_of(typical))
+        stock.weights = [one.weights_bytes for one in profiles]
         stock.nodes = {node.id: node for node in nodes}
         stock.on_node = {node.id: {} for node in nodes}
         stock.caches = {node.id: WeightCache(loading) for node in nodes}
@@ -146,9 +166,11 @@ class Stock:
             may_use_spot=any(other.state is State.READY and not other.is_spot for other in mine),
             avoid=crowded((other.placement for other in mine), self.nodes),
         )
-        placement = find(ask, self.cluster, self.mix)
-        if placement is None:
-            return None
+        placement = find(ask, self.cluster, self.mix, self.places)
+        return None if placement is None else self.put(deployment, one, placement, digest, now_s)
+
+    def put(self, deployment: int, one: Profile, placement: Placement, digest: str, now_s: float) -> Replica:
+        """Start a replica at a place that has room."""
         node = self.nodes[placement.node_id]
         price = node.price_nanousd / 1e9 * sum(_share(one, node) for _ in range(placement.accelerators))
         load_s = self._load_s(placement.node_id, digest, one.weights_bytes)
@@ -157,17 +179,65 @@ class Stock:
             self.started, deployment, placement, State.LOADING, now_s, is_spot=node.is_spot, load_s=load_s, price=price
         )
         self._take(replica)
-        mine.append(replica)
+        self.of_deployment.setdefault(deployment, []).append(replica)
         return replica
 
     def stop(self, replica: Replica) -> None:
         """Free what a replica holds."""
+        if replica.state is State.ASLEEP:
+            self._rise(replica)
+        else:
+            self._free(replica)
         replica.state = State.GONE
         del self.replicas[replica.number]
         self.of_deployment[replica.deployment].remove(replica)
-        self.cluster.give_back(replica.placement)
         for part in replica.placement.parts:
             self.on_node[part.node_id].pop(replica.number, None)
+
+    def hand_over(self, replica: Replica, deployment: int, now_s: float) -> None:
+        """Let a ready replica be another deployment's."""
+        self.of_deployment[replica.deployment].remove(replica)
+        replica.deployment, replica.since_s = deployment, now_s
+        self.of_deployment.setdefault(deployment, []).append(replica)
+
+    def sleep(self, replica: Replica, now_s: float, *, but: Replica | None = None) -> list[Replica]:
+        """Free the accelerators of a replica that stays; return those that have no room beside it any more.
+
+        ``but`` one that is about to wake.
+        """
+        self._free(replica)
+        replica.state, replica.since_s = State.ASLEEP, now_s
+        here = self.asleep.setdefault(replica.placement.node_id, [])
+        here.append(replica)
+        self.slivers += self._sliver(replica)
+        gone: list[Replica] = []
+        left = self.loading.sleep_bytes - sum(self.weights[one.deployment] for one in here)
+        for one in [one for one in here[:-1] if one is not but]:
+            on_it = [other for other in here if other not in gone and overlap(other, replica)]
+            if left >= 0 and len(on_it) <= SLEEPERS_MOST:
+                break
+            if left < 0 or overlap(one, replica):
+                gone.append(one)
+                left += self.weights[one.deployment]
+        return gone
+
+    def wake(self, replica: Replica, now_s: float) -> None:
+        """Take the accelerators of a replica again, which has room there."""
+        self._rise(replica)
+        replica.state, replica.since_s = State.WAKING, now_s
+        self._hold(replica)
+
+    def _rise(self, replica: Replica) -> None:
+        self.asleep[replica.placement.node_id].remove(replica)
+        self.slivers -= self._sliver(replica)
+
+    def _sliver(self, replica: Replica) -> float:
+        kind = self.nodes[replica.placement.node_id].accelerators[0]
+        return replica.placement.accelerators * OVERHEAD_BYTES / kind.memory_bytes
+
+    def _free(self, replica: Replica) -> None:
+        self.cluster.give_back(replica.placement)
+        for part in replica.placement.parts:
             for index in part.accelerators:
                 key = part.node_id, index
                 self.held[key] -= 1
@@ -178,9 +248,13 @@ class Stock:
 
     def _take(self, replica: Replica) -> None:
         self.replicas[replica.number] = replica
-        self.cluster.take(replica.placement)
         for part in replica.placement.parts:
             self.on_node[part.node_id][replica.number] = replica
+        self._hold(replica)
+
+    def _hold(self, replica: Replica) -> None:
+        self.cluster.take(replica.placement)
+        for part in replica.placement.parts:
             for index in part.accelerators:
                 key = part.node_id, index
                 self.held[key] = self.held.get(key, 0) + 1
@@ -203,10 +277,10 @@ class Stock:
     def surplus(self, deployment: int, number: int) -> Iterator[Replica]:
         """Yield the replicas to let go, so that ``number`` are left: in the order of ``policy/reconcile.py``.
 
-        Those that load go before those that serve; of equals the one that came last.
+        Those that load go before those that sleep, and these before those that serve; of equals the one that came last.
         """
-        live = [one for one in self.of_deployment.get(deployment, ()) if one.state in (State.LOADING, State.READY)]
-        live.sort(key=lambda one: (one.state is not State.READY, one.number))
+        live = [one for one in self.of_deployment.get(deployment, ()) if one.state in LIVE]
+        live.sort(key=lambda one: (AWAKE_RANK[one.state], one.number))
         yield from reversed(live[number:])
 
     def close(self, node_id: str, reason: str) -> list[Replica]:
@@ -221,6 +295,12 @@ class Stock:
                 self.cluster.cached[digest] = where - {node_id}
         self.caches[node_id] = WeightCache(self.loading)
         self.cluster.open(node_id)
+
+
+def overlap(one: Replica, other: Replica) -> bool:
+    """Say whether two replicas of one node are on the same accelerators."""
+    mine, others = one.placement.parts[0].accelerators, other.placement.parts[0].accelerators
+    return not set(mine).isdisjoint(others)
 
 
 def _share(one: Profile, node: Node) -> float:

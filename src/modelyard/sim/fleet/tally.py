@@ -99,6 +99,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     decisions: int
     looks: int
     """Endpoints times ticks: the decisions that would have been made without skipping."""
+    wakes: int = 0
+    """Endpoints whose request met an engine that slept."""
+    moves: int = 0
+    """Replicas that were started elsewhere so that accelerators became empty, or whole."""
+    stolen: int = 0
+    """Replicas that were taken from a warm pool."""
     batch_requests: float = 0.0
     batch_done: float = 0.0
     lost_nodes: int = 0

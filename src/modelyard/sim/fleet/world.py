@@ -24,14 +24,17 @@ from modelyard.sim.fleet.backfill import Backfill
 from modelyard.sim.fleet.columns import Columns
 from modelyard.sim.fleet.events import Events
 from modelyard.sim.fleet.lines import Lines
+from modelyard.sim.fleet.moves import EVERY_S, PLACES, Moves
+from modelyard.sim.fleet.pools import LOOK_S, Pools
 from modelyard.sim.fleet.population import Floats, Population
 from modelyard.sim.fleet.prewarm import Prewarm
 from modelyard.sim.fleet.queue import Line, Replicas, first_token_s, step, wait_within
 from modelyard.sim.fleet.recorder import Recorder
 from modelyard.sim.fleet.room import Room
 from modelyard.sim.fleet.scenario import DAY_S, Scenario
-from modelyard.sim.fleet.stock import Replica, State, Stock
+from modelyard.sim.fleet.stock import LIVE, Replica, State, Stock
 from modelyard.sim.fleet.tally import Outcome
+from modelyard.sim.fleet.turns import Turns
 
 DRAIN_S = 60.0
 """Longest that a replica that must go finishes what it has."""
@@ -84,6 +87,10 @@ class World:
             scale_to_zero=measures.scale_to_zero,
             idle_s=scenario.idle_s,
         )
+        asleep = msgspec.structs.replace(self.spec, idle_s=scenario.asleep_s)
+        self.specs = [
+            asleep if measures.sleeping and one.profile.is_llm else self.spec for one in population.deployments
+        ]
         self.begin_s = scenario.start_day * DAY_S - scenario.warmup_s
         self.columns = Columns(population, scenario.tick_s)
         self.lines = Lines()
@@ -95,6 +102,11 @@ class World:
         self.events = Events(scenario.faults, self.stock, random.Random(seeds[2]), self.begin_s)
         self.backfill = Backfill(scenario, population)
         self.prewarm = prewarm
+        self.turns = Turns(self.columns.number) if measures.sleeping else None
+        self.pools = Pools(population) if measures.warm_pools else None
+        self.moves: Moves | None = None
+        if measures.consolidating:
+            self.moves, self.stock.places = Moves(), PLACES
         self.recorder = Recorder(scenario, population)
         self.memories: list[Memory | None] = [None] * self.columns.number
         self.targets = [0] * self.columns.number
@@ -131,9 +143,15 @@ class World:
         self.recorder.asked(len(asked), columns.number)
         for at in asked.tolist():
             self._decide(at, now_s)
+        if self.turns is not None:
+            self.turns.look(self, now_s)
+        if self.pools is not None and tick % round(LOOK_S / self.scenario.tick_s) == 0:
+            self.pools.look(self, now_s)
+        if self.moves is not None and tick % round(EVERY_S / self.scenario.tick_s) == 0:
+            self.moves.look(self, now_s)
         if self.short and tick % round(RETRY_S / self.scenario.tick_s) == 0:
             for at in sorted(self.short):
-                self._fill(at, now_s)
+                self.fill(at, now_s)
         if tick % round(SHARING_S / self.scenario.tick_s) == 0:
             self._share()
         self.backfill.fill(columns, self.recorder)
@@ -149,7 +167,8 @@ class World:
         cold = (self.columns.ready == 0) & (self.columns.waiting == 0) & (arrived > 0)
         if cold.any():
             came = np.bincount(where, weights=counts > 0, minlength=self.columns.number)
-            self.recorder.activated(float(came[cold].sum()))
+            self.recorder.activated(float(came[cold & (self.columns.there == 0)].sum()))
+            self.recorder.woken(float(came[cold & (self.columns.there > 0)].sum()))
         if self.prewarm is not None:
             self.prewarm.count(self, arrived, now_s)
         return arrived
@@ -214,7 +233,7 @@ class World:
         by_place: dict[tuple[str, int], float] = {}
         mine: list[tuple[int, tuple[str, int]]] = []
         for replica in stock.replicas.values():
-            if columns.is_shared[replica.deployment] and replica.state is State.READY:
+            if replica.state is State.READY and replica.deployment >= 0 and columns.is_shared[replica.deployment]:
                 part = replica.placement.parts[0]
                 place = part.node_id, part.accelerators[0]
                 by_place[place] = by_place.get(place, 0.0) + float(load[replica.deployment])
@@ -232,8 +251,13 @@ class World:
     def _happen(self, now_s: float) -> None:
         """Let everything happen that is due."""
         for replica in self.events.loaded(now_s):
+            is_moved = replica.state is State.MOVING
             replica.state, replica.since_s = State.READY, now_s
-            self._changed(replica.deployment)
+            if replica.deployment < 0:
+                continue  # it waits in a warm pool
+            if is_moved and self.moves is not None:
+                self.moves.arrived(self, replica, now_s)
+            self.changed(replica.deployment)
         for replica in self.events.drained(now_s):
             if replica.state is State.DRAINING:
                 self.stock.stop(replica)
@@ -242,22 +266,27 @@ class World:
 
     def _lose(self, replica: Replica, now_s: float, *, is_warned: bool) -> None:
         at = replica.deployment
+        if at < 0:
+            self.stock.stop(replica)
+            return
         if replica.state is State.READY:
             ready = self.columns.ready[at]
             if is_warned:
-                self._drain(replica, now_s)
+                self.drain(replica, now_s)
             else:
                 self.recorder.cut(float(self.columns.running[at] / max(ready, 1.0)), has_others=ready > 1)
-        if not is_warned or replica.state is State.LOADING:
+        if replica.state is not State.GONE and (not is_warned or replica.state is not State.DRAINING):
             self.stock.stop(replica)
-        self._changed(at)
+        self.changed(at)
         self._refill(at)
 
-    def _changed(self, at: int) -> None:
+    def changed(self, at: int) -> None:
         """Count the replicas of a deployment anew, and ask about it."""
         mine = self.stock.of_deployment.get(at, ())
         self.columns.ready[at] = sum(one.state is State.READY for one in mine)
-        self.columns.live[at] = sum(one.state in (State.READY, State.LOADING) for one in mine)
+        self.columns.asleep[at] = sum(one.state is State.ASLEEP for one in mine)
+        self.columns.waking[at] = sum(one.state is State.WAKING for one in mine)
+        self.columns.live[at] = sum(one.state in LIVE for one in mine)
         self.columns.must[at] = True
 
     def _refill(self, at: int) -> None:
@@ -273,18 +302,20 @@ class World:
             memory = passed(
                 memory, rules, asked_s=float(columns.before_s[at]), now_s=now_s, every_s=self.scenario.tick_s
             )
-        decision = self.sizer.decide(self.spec, memory, seen, rules)
+        decision = self.sizer.decide(self.specs[at], memory, seen, rules)
         self.memories[at] = decision.memory
         self.reasons[at] = decision.reason
-        columns.bound(at, self.sizer.steady(self.spec, decision.memory, seen, rules))
+        columns.bound(at, self.sizer.steady(self.specs[at], decision.memory, seen, rules))
         self.targets[at] = decision.replicas
         if decision.replicas != int(columns.live[at]):
-            self._fill(at, now_s)
+            self.fill(at, now_s)
 
     def seen(self, at: int, now_s: float) -> Seen:
         """Return what the policy is shown, as ``control/sizing.py`` gathers it."""
         columns = self.columns
-        rate, ready, capacity = float(columns.rate[at]), int(columns.ready[at]), float(columns.capacity[at])
+        rate, capacity = float(columns.rate[at]), float(columns.capacity[at])
+        # Who sleeps is there within seconds: it is neither missing nor loading.
+        ready = int(columns.ready[at] + columns.asleep[at] + columns.waking[at])
         queued, flying = int(np.ceil(columns.waiting[at])), int(columns.flying[at])
         if not queued and not flying and columns.arrived[at] > 0:
             flying = 1  # it came and went within the tick
@@ -310,7 +341,7 @@ class World:
             expected_reason="the forecast",
         )
 
-    def _fill(self, at: int, now_s: float) -> None:
+    def fill(self, at: int, now_s: float) -> None:
         """Start or drain until a deployment has as many replicas as it should."""
         target = self.targets[at]
         self.short.discard(at)
@@ -320,7 +351,7 @@ class World:
                 self.recorder.no_room()
                 break
         for replica in list(self.stock.surplus(at, target)) if self.columns.live[at] > target else ():
-            self._drain(replica, now_s)
+            self.drain(replica, now_s)
 
     def _start(self, at: int, now_s: float) -> bool:
         """Start one replica, or take back one that drains; say whether there was room."""
@@ -330,38 +361,50 @@ class World:
                 and self.stock.nodes[one.placement.node_id].id not in self.stock.cluster.closed
             ):
                 one.state, one.since_s = State.READY, now_s
-                self._changed(at)
+                self.changed(at)
                 return True
-        deployment = self.population.deployments[at]
-        replica = self.stock.start(at, deployment.profile, deployment.name, now_s)
-        if replica is None:
+        if self.pools is not None and self.pools.take(self, at, now_s):
+            self.changed(at)
+            return True
+        profile, digest = self.population.deployments[at].profile, self.digest(at)
+        replica = self.stock.start(at, profile, digest, now_s)
+        if replica is None and not (self.moves is not None and self.moves.open(self, at, now_s)):
             for victim in self.room.make(self, at, now_s):
-                self._evict(victim, now_s)
-                replica = self.stock.start(at, deployment.profile, deployment.name, now_s)
+                self.evict(victim)
+                replica = self.stock.start(at, profile, digest, now_s)
         if replica is None:
             return False
         self.room.found(at)
         self.events.load(replica, now_s)
-        self._changed(at)
+        self.changed(at)
         self.recorder.started()
         return True
 
-    def _evict(self, replica: Replica, now_s: float) -> None:
+    def digest(self, at: int) -> str:
+        """Return the name of a deployment's weights."""
+        if self.pools is not None and at in self.pools.digests:
+            return self.pools.digests[at]
+        return self.population.deployments[at].name
+
+    def evict(self, replica: Replica) -> None:
         """Stop an idle replica for somebody who waits; its deployment has one less, as ``control/flow.py`` has it."""
         at = replica.deployment
         self.stock.stop(replica)
-        self._changed(at)
+        self.changed(at)
         self.targets[at] = int(self.columns.live[at])
         if (memory := self.memories[at]) is not None:
             self.memories[at] = msgspec.structs.replace(memory, replicas=self.targets[at])
 
-    def _drain(self, replica: Replica, now_s: float) -> None:
+    def drain(self, replica: Replica, now_s: float) -> None:
         at = replica.deployment
-        if replica.state is State.LOADING:
+        if replica.state is not State.READY:
             self.stock.stop(replica)
         else:
             replica.state, replica.since_s = State.DRAINING, now_s
-            service_s = float(self.columns.fixed_s[at] + self.columns.slots[at] * self.columns.shared_s[at])
-            left_s = min(3.0 * service_s, DRAIN_S) if self.columns.flying[at] > 0 else 0.0
-            self.events.drain(replica, now_s + left_s)
-        self._changed(at)
+            self.events.drain(replica, now_s + self.left_s(at))
+        self.changed(at)
+
+    def left_s(self, at: int) -> float:
+        """Return how long a replica that gets nothing new finishes what it has."""
+        service_s = float(self.columns.fixed_s[at] + self.columns.slots[at] * self.columns.shared_s[at])
+        return min(3.0 * service_s, DRAIN_S) if self.columns.flying[at] > 0 else 0.0

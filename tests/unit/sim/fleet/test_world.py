@@ -133,7 +133,7 @@ def test_a_client_of_one_day_says_nothing_of_a_week() -> None:
 
 def test_lines_of_batches_that_count_as_demand_start_what_they_were_to_fill() -> None:
     counted = msgspec.structs.replace(SMALL, rules=msgspec.structs.replace(SMALL.rules, batch_scales=True))
-    assert outcome(counted).online_gpu_hours > 1.1 * outcome().online_gpu_hours
+    assert outcome(counted).starts > outcome().starts + 5
 
 
 def test_without_numpy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
