@@ -121,6 +121,7 @@ class Gateway:
     arrivals: int = 0
     last_request_s: float = 0.0
     mean_s: float = waits.ANSWER_S
+    has_answered: bool = False
     dispatcher: Dispatcher[Request] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -194,6 +195,7 @@ class Gateway:
             now_s,
         )
         self.mean_s += _MEAN_WEIGHT * (seconds - self.mean_s)
+        self.has_answered = True
         self.outputs.observe(arrival.tenant_id, arrival.output_tokens)
         self.in_flight -= 1
         self.last_request_s = now_s
@@ -232,7 +234,7 @@ class Gateway:
     def expect(self, speed: Speed, slots: int) -> None:
         """Take what the controller learned of the engines, until they have answered here."""
         self.dispatcher.expect(speed)
-        if self.mean_s == waits.ANSWER_S:
+        if not self.has_answered:
             self.mean_s = waits.answer_s(speed, slots)
 
     def report(self, now_s: float) -> Report:
