@@ -262,13 +262,14 @@ class Starts:
 
     def _crowded(self, replica: Replica) -> frozenset[str]:
         """Return the nodes where replicas of the same version share accelerators, which more of it would slow down."""
-        nodes = {node_id: seen.node for node_id, seen in self.tools.placer.nodes.items()}
-        others = (
+        others = [
             one.placement
             for one in self.records.values()
             if one.version_id == replica.version_id and one.id != replica.id and one.state in LIVE
-        )
-        return crowded(others, nodes)
+        ]
+        known = self.tools.placer.nodes
+        where = {one.node_id for one in others}
+        return crowded(others, {node_id: known[node_id].node for node_id in where if node_id in known})
 
     def _failed(self, replica: Replica) -> list[Replica]:
         """Return the crash history of a replica's place."""
