@@ -220,12 +220,17 @@ class Starts:
 
     def _need(self, offer: Offer) -> Need:
         demand = self.world.demand(self.endpoint.id)
+        queued, wait_s = demand.queued, demand.wait_s
+        if not self.endpoint.autoscale.batch_scales:
+            # Lines that run on what is idle push nobody out, and rent nothing.
+            queued = max(queued - demand.batch_queued, 0)
+            wait_s = wait_s if queued else 0.0
         return Need(
             name=self.endpoint.name,
-            queued=demand.queued,
+            queued=queued,
             reload_s=offer.settings.load_s,
             ready=sum(record.state is ReplicaState.READY for record in self.records.values()),
-            wait_s=demand.wait_s,
+            wait_s=wait_s,
             may_evict=not self.endpoint.pool,
         )
 

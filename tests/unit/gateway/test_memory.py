@@ -1,6 +1,7 @@
 """What a gateway remembers of requests: enough to say why, bounded, and nothing of what was said."""
 
 import gc
+from bisect import bisect
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from tests.unit.gateway.test_exchange import DONE, STREAM, event, whole
 from tests.unit.gateway.test_recovery import Yard
 
+from modelyard.domain.signals import BOUNDS_S
 from modelyard.domain.why import Ask, RequestStory
 from modelyard.gateway.memory import INDEX_S, NEWEST, RequestMemory
 
@@ -75,6 +77,23 @@ def test_the_time_to_the_first_token_counts_from_the_arrival(bench: Yard) -> Non
     assert (counts.endpoint_id, counts.version_id, counts.requests, counts.errors) == ("ep", "v", 1, 0)
     assert sum(counts.ttft) == sum(counts.itl) == sum(counts.latency) == 1
     assert counts.service_s == pytest.approx(1.5)
+
+
+def test_the_wait_of_a_line_of_a_batch_says_nothing_of_its_release(bench: Yard) -> None:
+    bench.take(1)
+    clients = [bench.client()[0] for _ in range(3)]
+    for client in clients:
+        bench.ask(client)
+    for exchange in bench.endpoint.dispatcher.line.order():
+        exchange.batch_line = "a line"
+    bench.clock.advance(200.0)
+    for _ in clients:
+        bench.engine.data_received(whole(ANSWER))
+        bench.clock.advance(1.0)
+    assert told(bench).latency_s == pytest.approx(202.0)
+    (counts,) = bench.gateway.catalog.releases(now_s=bench.clock.monotonic_s())
+    slow = bisect(BOUNDS_S, 100.0)
+    assert (sum(counts.latency), sum(counts.latency[slow:])) == (3, 1), "only the first one, which ran for so long"
 
 
 def test_an_attempt_that_was_moved_is_told_and_counts_against_the_release(bench: Yard) -> None:
