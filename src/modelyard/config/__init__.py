@@ -75,7 +75,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ejection_share_max: Share = 0.5
     """Largest share of an endpoint's replicas that are kept away from requests at once for failing."""
     kv_share_max: Share = 0.97
-    """Share of a replica's KV cache that requests may reserve."""
+    """Share of a replica's KV cache that requests may reserve; gateway workers have equal parts of it."""
     header_read_timeout_s: Positive = 10.0
     """Time for a client to send a request head; slow senders are closed."""
     body_bytes_per_s_min: PositiveInt = 1024

@@ -66,6 +66,8 @@ class EndpointState(Generic[W]):
     dispatcher: Dispatcher[W]
     last_request_s: float
     arrivals: int = 0
+    batch_arrivals: int = 0
+    """Lines of batches among them."""
     in_flight: int = 0
     wanted_until_s: float = 0.0
     """Until when it is wanted awake by somebody who came while it slept, though a fallback answered, or they left."""
@@ -273,6 +275,7 @@ class Catalog(Generic[W]):
                     endpoint.wait_s(now_s),
                     endpoint.dispatcher.line.depths[BATCH_BAND] if queued else 0,
                     len(endpoint.batch_lines),
+                    endpoint.batch_arrivals,
                 )
             )
             replicas += [_report_on(load) for load in endpoint.dispatcher.replicas]
