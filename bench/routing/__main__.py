@@ -1,7 +1,8 @@
 """Replay request traces through routers: ``python -m bench.routing [--trace conversation] [--load 1.0] [--json]``.
 
 Every router meets the same engines and the same requests (``replay.py``); ours is the gateway's own dispatcher. The
-row "floor" is nobody's: each prompt is read at once, alone, with one cache for all replicas. Traces: Mooncake's, in
+row "floor" is nobody's: each prompt is read at once, alone, with one cache for all replicas; of the two before it one
+knows what engines have yet to read, the other has its own hits and no waiting. Traces: Mooncake's, in
 the folder that ``--traces`` or ``MODELYARD_TRACES`` names.
 """
 
@@ -14,11 +15,13 @@ from pathlib import Path
 from bench import tools
 from bench.routing import cost
 from bench.routing.policies import PEERS, LlmD, RoundRobin
-from bench.routing.replay import BATCH_MAX, OURS, Outcome, Setting, floor, outcome, read_file, replay
+from bench.routing.replay import BATCH_MAX, OURS, Outcome, Setting, floor, outcome, read_file, replay, unhindered
 from modelyard.sim.requests import Arrival
 
 TRACES = ("conversation", "synthetic")
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "traces"
+SEEING = "ours, if it saw into the engines"
+UNHINDERED = "ours, if nobody waited"
 FLOOR = "floor: no waiting, one cache"
 
 
@@ -36,7 +39,10 @@ def trace(folder: Path, name: str, load: float) -> list[Arrival]:
 def rows(arrivals: list[Arrival], setting: Setting) -> dict[str, Outcome]:
     """Return what callers saw, by router."""
     found = {kind.name: outcome(replay(arrivals, kind, setting)) for kind in PEERS}
-    found[OURS] = outcome(replay(arrivals, None, setting))
+    requests = replay(arrivals, None, setting)
+    found[OURS] = outcome(requests)
+    found[SEEING] = outcome(replay(arrivals, None, setting, sees=True))
+    found[UNHINDERED] = unhindered(requests, found[OURS].hit_rate)
     found[FLOOR] = floor(arrivals, replicas=setting.replicas)
     return found
 

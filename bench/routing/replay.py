@@ -16,6 +16,7 @@ from math import ceil
 from pathlib import Path
 
 from bench.routing.policies import BLOCK_TOKENS, CACHE_BLOCKS, Asked, Base, Gauges
+from bench.routing.seeing import seeing
 from modelyard.domain.routing_table import ReplicaSnapshot
 from modelyard.policy.dispatch import DispatchRules
 from modelyard.policy.engine_model import Speed
@@ -57,8 +58,8 @@ class Setting:
     slots: int = 0
     seed: int = 1
 
-    def world(self, kind: type[Base] | None) -> World:
-        """Return engines behind ours (None), or behind another router."""
+    def world(self, kind: type[Base] | None, *, sees: bool = False) -> World:
+        """Return engines behind ours (None; one that ``sees`` into them), or behind another router."""
         engine = EngineSpec(
             speed=SPEED,
             max_num_seqs=self.batch_max,
@@ -73,10 +74,12 @@ class Setting:
             knows_kv=False,
             snapshot_s=self.staleness_s,
         )
-        if kind is None:
+        if kind is None and not sees:
             return World(spec, random.Random(self.seed))
 
         def front(number: int, floor: Floor, chance: random.Random) -> Front:
+            if kind is None:
+                return seeing(number, floor, chance, RULES, BLOCK_TOKENS)
             return Routed(floor, kind(self.replicas, chance), is_fresh=not self.staleness_s)
 
         return World(spec, random.Random(self.seed), front=front)
@@ -134,9 +137,11 @@ def read_file(path: Path, *, load: float = 1.0) -> list[Arrival]:
         return read(lines, load=load)
 
 
-def replay(arrivals: Sequence[Arrival], kind: type[Base] | None, setting: Setting) -> list[Request]:
+def replay(
+    arrivals: Sequence[Arrival], kind: type[Base] | None, setting: Setting, *, sees: bool = False
+) -> list[Request]:
     """Send every request when it comes; return what became of each."""
-    return setting.world(kind).run(arrivals)
+    return setting.world(kind, sees=sees).run(arrivals)
 
 
 def outcome(requests: Sequence[Request]) -> Outcome:
@@ -170,6 +175,11 @@ def floor(arrivals: Sequence[Arrival], *, replicas: int) -> Outcome:
 def reading_s(tokens: int) -> float:
     """Return how long an engine with nothing else to do reads a prompt."""
     return ceil(tokens / 2048) * SPEED.iteration_s(1, 0, 0) + SPEED.prefill_token_s * tokens
+
+
+def unhindered(requests: Sequence[Request], hit_rate: float) -> Outcome:
+    """Return what these requests would have seen where they went, if each had been read at once and alone."""
+    return _outcome([reading_s(one.arrival.prompt_tokens - one.cached_tokens) for one in requests], hit_rate)
 
 
 def _outcome(waits: list[float], hit_rate: float) -> Outcome:

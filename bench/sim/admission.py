@@ -64,3 +64,21 @@ def ways(arrivals: list[Arrival], seed: int) -> dict[str, Summary]:
         "KV: prompt + predicted output (ours)": World(base, random.Random(seed)),
     }
     return {name: summary(world, world.run(arrivals)) for name, world in worlds.items()}
+
+
+def first_overload(seed: int, *, slots: int, is_known: bool) -> Summary:
+    """Return what a minute of 20 requests/s comes to on a replica that served nothing before.
+
+    ``is_known``: gateways were told the engine's speed.
+    """
+    chance, at_s, came = random.Random(seed), 0.0, []
+    while (at_s := at_s + chance.expovariate(20.0)) < 60.0:
+        came.append(
+            Arrival(at_s=at_s, prompt_tokens=chance.randrange(100, 1500), output_tokens=chance.randrange(50, 500))
+        )
+    spec = WorldSpec(releases=(ReleaseSpec(engine=EngineSpec(speed=SPEED)),), slots=slots)
+    world = World(spec, random.Random(seed))
+    for front in world.fronts:
+        if is_known and isinstance(front, Gateway):
+            front.expect(SPEED, slots)
+    return summary(world, world.run(came))

@@ -5,13 +5,15 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import inf
 
+import msgspec
+
 from modelyard.domain.routing_table import ReplicaSnapshot
 from modelyard.policy.admission import SAMPLES_OF_TENANT_MIN
 from modelyard.policy.dispatch import DispatchRules
 from modelyard.policy.engine_model import Speed
 from modelyard.policy.fairness import OUTPUT_WEIGHT
-from modelyard.sim.comparison import spread
-from modelyard.sim.gateway import Floor, Front, Table
+from modelyard.sim.comparison import Spread, spread
+from modelyard.sim.gateway import Floor, Front, Gateway, Table
 from modelyard.sim.requests import Arrival, Request
 from modelyard.sim.tasks import EngineSpec
 from modelyard.sim.world import FrontFactory, ReleaseSpec, World, WorldSpec
@@ -20,6 +22,7 @@ SPEED = Speed(0.0135, 6.4e-05, 3.8e-05, 4.9e-08)
 """Llama-3.1-8B on an RTX PRO 6000, fitted to real vLLM (``accuracy.vllm``)."""
 SLOTS = 16
 RULES = DispatchRules(places=1_000_000, bytes_max=1 << 50)
+QUIET = "quiet"
 LONG, SHORT = "long requests", "short requests"
 
 
@@ -90,12 +93,13 @@ class Shares:
     """Twice the cost of the largest request: what VTC promises where lengths are known."""
 
 
-def world(front: FrontFactory | None, seed: int) -> World:
-    """Return one replica of ``SLOTS`` slots."""
+def world(front: FrontFactory | None, seed: int, *, slots: int = SLOTS, kept_share_max: float | None = None) -> World:
+    """Return one replica of so many slots."""
+    rules = RULES if kept_share_max is None else msgspec.structs.replace(RULES, kept_share_max=kept_share_max)
     spec = WorldSpec(
         releases=(ReleaseSpec(engine=EngineSpec(speed=SPEED, kv_blocks=30_000)),),
-        slots=SLOTS,
-        rules=RULES,
+        slots=slots,
+        rules=rules,
         queue_wait_s=1e9,
         uses_prefixes=False,
     )
@@ -132,25 +136,76 @@ def cost(request: Request) -> int:
     return request.arrival.prompt_tokens + OUTPUT_WEIGHT * request.arrival.output_tokens
 
 
+class AtOnce(Gateway):
+    """The same gateway, which sends what the quiet tenant asks to the engine at once, whether there is a slot or not.
+
+    No gateway can do better, as the flood's requests run by then.
+    """
+
+    __slots__ = ()
+
+    def arrive(self, request: Request, now_s: float) -> None:
+        if request.arrival.tenant_id != QUIET:
+            return Gateway.arrive(self, request, now_s)
+        (replica,) = self.dispatcher.replicas
+        return self.floor.start(request, replica.route.id, replica.version_id)
+
+    def began(self, request: Request, now_s: float) -> None:
+        if request.arrival.tenant_id != QUIET:
+            Gateway.began(self, request, now_s)
+
+    def done(self, request: Request, now_s: float) -> None:
+        if request.arrival.tenant_id != QUIET:
+            Gateway.done(self, request, now_s)
+
+
+def at_once(number: int, floor: Floor, chance: random.Random) -> Front:
+    """Return a gateway that never lets the quiet tenant wait."""
+    rules = msgspec.structs.replace(RULES, kept_share_max=0.0)
+    return AtOnce(number, floor, rules, chance, queue_wait_s=1e9)
+
+
 @dataclass(frozen=True)
 class Isolation:
     """First tokens of a tenant that asks for little, in s: alone, and beside one that asks for 100 times as much."""
 
-    alone_p99_s: float
-    beside_p99_s: float
-    flood_p99_s: float
+    alone: Spread
+    beside: Spread
+    tokens_s: float
+    """Tokens of prompts and answers that the engine was through with beside the flood, a second."""
 
 
-def isolation(front: FrontFactory | None, seed: int, *, rate: float = 0.3, seconds: float = 200.0) -> Isolation:
+class Setting(msgspec.Struct, frozen=True):
+    """How the quiet tenant is protected: ``front`` None is the production gateway. ``stream``: share of the flood's
+    requests that are streams."""
+
+    front: FrontFactory | None = None
+    kept_share_max: float | None = None
+    slots: int = SLOTS
+    stream: float = 1.0
+
+
+def isolation(setting: Setting, seed: int, *, rate: float = 0.3, seconds: float = 400.0) -> Isolation:
     """Return how a quiet tenant fares alone, and beside a flood."""
-    quiet = _steady("quiet", rate, seconds, random.Random(seed))
-    flood = _steady("flood", 100 * rate, seconds, random.Random(seed + 1))
-    alone = world(front, seed).run(quiet)
-    both = world(front, seed).run(sorted([*quiet, *flood], key=lambda one: one.at_s))
-    beside = [one for one in both if one.arrival.tenant_id == "quiet"]
-    others = [one for one in both if one.arrival.tenant_id == "flood"]
+    chance = random.Random(seed + 2)
+    quiet = _steady(QUIET, rate, seconds, random.Random(seed))
+    flood = [
+        msgspec.structs.replace(one, is_stream=chance.random() < setting.stream)
+        for one in _steady("flood", 100 * rate, seconds, random.Random(seed + 1))
+    ]
+
+    def place() -> World:
+        return world(setting.front, seed, slots=setting.slots, kept_share_max=setting.kept_share_max)
+
+    alone = place().run(quiet)
+    both = place().run(sorted([*quiet, *flood], key=lambda one: one.at_s))
+    beside = [one for one in both if one.arrival.tenant_id == QUIET]
     assert all(one.first_s < inf for one in both), "somebody was not served"
-    return Isolation(*(spread(one.ttft_s for one in group).p99 for group in (alone, beside, others)))
+    # As long as both ask: what the flood has left is served without anybody else.
+    end_s = max(one.done_s for one in beside)
+    tokens = sum(one.arrival.prompt_tokens + one.arrival.output_tokens for one in both if one.done_s <= end_s)
+    first = (spread(one.ttft_s for one in group) for group in (alone, beside))
+    return Isolation(*first, tokens / end_s)
 
 
 def _steady(tenant_id: str, rate: float, seconds: float, chance: random.Random) -> list[Arrival]:

@@ -13,7 +13,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,12 +29,15 @@ if TYPE_CHECKING:
     from modelyard.fleet import Fence, Fleet
     from modelyard.metering.events import UsageEvents
     from modelyard.metering.stripe_reports import StripeReports
+    from modelyard.stores import BillingStore, BookStore, ControlStore, UsageStore
     from modelyard.stores.sql import Database
     from modelyard.web.fetcher import Fetcher
 
 BACKLOG = 2048
 UNSENT_BYTES = 32 * 1024
 """What the kernel keeps of an answer beyond what is on its way."""
+READ_S = 60.0
+"""Longest question of a command to a database that it only reads."""
 BATCH_LOOK_S = 0.1
 BATCH_ANSWER_S = 3600.0
 """Longest answer to a line; gateways have bounds of their own, so this is for one that is frozen."""
@@ -316,6 +319,35 @@ def run_batch_plane(config: Config, data: DataDirectory, *, name: str, level: st
             await database.close()
 
     _run(serve)
+
+
+class Readable(NamedTuple):
+    """What is stored, for whoever only reads."""
+
+    control: "ControlStore"
+    usage: "UsageStore"
+    books: "BookStore"
+    billing: "BillingStore"
+    engines: "Engines"
+
+
+@contextlib.asynccontextmanager
+async def reading(config: Config, data: DataDirectory) -> AsyncIterator[Readable]:
+    """Open the stores to read, beside a platform that runs or not; nothing is created or changed.
+
+    Raises:
+        StartupError: there is no database, or it is of another release.
+    """
+    from modelyard.stores.sql import SqlBillingStore, SqlBookStore, SqlControlStore, SqlUsageStore, open_to_read
+
+    url = config.control.database_url or f"sqlite:///{data.database}"
+    # Whole hours of rows are sorted at a time, which may take longer than anything that a request waits for.
+    database = open_to_read(url, timeout_s=max(config.control.database_timeout_s, READ_S), clock=SystemClock())
+    control, usage = SqlControlStore(database), SqlUsageStore(database)
+    try:
+        yield Readable(control, usage, SqlBookStore(database), SqlBillingStore(database), _engines(config, data))
+    finally:
+        await database.close()
 
 
 def _books(config: Config, data: DataDirectory, database: "Database", clock: Clock) -> "Books":

@@ -383,6 +383,16 @@ async def test_forecasts_are_kept_for_endpoints_that_exist_and_go_with_them(stor
     assert await store.forecasts() == {}
 
 
+async def test_speeds_of_engines_are_kept_for_versions_that_exist_and_go_with_them(store: ControlStore) -> None:
+    await store.add_version(a_version())
+    assert await store.engine_fits() == {}
+    await store.put_engine_fits({"ver-1": b"\x00one", "ver-gone": b"x"}, at=5.0)
+    await store.put_engine_fits({"ver-1": b"\x00two"}, at=6.0)
+    assert await store.engine_fits() == {"ver-1": b"\x00two"}
+    assert await store.remove_version("ver-1")
+    assert await store.engine_fits() == {}
+
+
 async def test_a_version_is_removed_only_when_nothing_uses_it(store: ControlStore) -> None:
     await store.add_deployment(a_version(), an_endpoint())
     await store.add_version(a_version("ver-2", parent_id="ver-1"))

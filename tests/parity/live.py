@@ -7,6 +7,7 @@ engine model that the simulated world has, whose answers go back as the events o
 
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from pathlib import Path
 from random import Random
@@ -31,6 +32,7 @@ from modelyard.policy.job import BANDS
 from modelyard.policy.routing import stable_hash
 from modelyard.sim.engine import Engine
 from modelyard.sim.events import Event, Events
+from modelyard.sim.faults import Fault, Kind
 from modelyard.sim.requests import Arrival
 from modelyard.sim.tasks import Task
 from modelyard.sim.world import SWEEP_S, WorldSpec
@@ -63,6 +65,8 @@ class Asked:
     wire: "Wire"
     replica_id: str = ""
     dispatched_s: float = inf
+    told: int = 0
+    """Tokens from engines that are gone."""
     first_s: float = inf
     done_s: float = inf
     refused_s: float = inf
@@ -71,10 +75,11 @@ class Asked:
 class Wire:
     """The other end of a connection."""
 
-    def __init__(self, wrote: Any = None) -> None:
+    def __init__(self, wrote: Any = None, closed: Any = None) -> None:
         self.sent = bytearray()
         self.is_closed = False
         self.wrote = wrote
+        self.closed = closed
 
     def write(self, data: bytes) -> None:
         self.sent += data
@@ -83,6 +88,8 @@ class Wire:
 
     def close(self) -> None:
         self.is_closed = True
+        if self.closed is not None:
+            self.closed()
 
     abort = write_eof = close
 
@@ -113,15 +120,21 @@ class Clock:
 
 
 class Pool(UpstreamPool):
-    """Connections open at once, onto wires that end in an engine."""
+    """Connections open at once, onto wires that end in an engine; each request has one of its own."""
 
     def __init__(self, live: "Live") -> None:
         super().__init__(clock=Clock(live.events))
         self.live = live
 
+    def take(self, address: tuple[str, int]) -> UpstreamConnection | None:
+        return None
+
     def open(self, address: tuple[str, int], receiver: Receiver, *, timeout_s: float) -> None:
+        if address[1] in self.live.down:
+            self.live.events.after(0.0, lambda: receiver.unreachable(address, "connection refused"))
+            return
         connection = UpstreamConnection(self, address)
-        wire = Wire(lambda: self.live.sent(connection, wire))
+        wire = Wire(lambda: self.live.sent(connection, wire), lambda: self.live.dropped(connection))
         connection.connection_made(wire)  # type: ignore[arg-type]
         receiver.connected(connection)
 
@@ -137,8 +150,13 @@ class Live:
     asked: list[Asked] = field(default_factory=list)
     engines: dict[int, Engine] = field(default_factory=dict)
     due: dict[int, Event] = field(default_factory=dict)
-    tasks: dict[Task, tuple[Asked, UpstreamConnection, list[int]]] = field(default_factory=dict)
+    down: set[int] = field(default_factory=set)
+    hung_s: dict[int, float] = field(default_factory=dict)
+    tasks: dict[Task, tuple[Asked | None, UpstreamConnection, list[int]]] = field(default_factory=dict)
+    """What is on engines: whose it is (nobody's: a probe), on which connection, and how many tokens were sent."""
     started: int = 0
+    asides: int = 0
+    """Probes and copies that engines were asked."""
     left: int = 0
 
     def __post_init__(self) -> None:
@@ -174,6 +192,9 @@ class Live:
         for arrival, prompt in zip(arrivals, prompts, strict=True):
             self.events.at(arrival.at_s, lambda arrival=arrival, prompt=prompt: self.ask(arrival, prompt))
         self.events.at(SWEEP_S, self.sweep)
+        for fault in self.spec.faults:
+            assert fault.back_s < inf or fault.kind is Kind.HANG, "there is no controller here"
+            self.events.at(fault.at_s, partial(self.fail, fault))
         while self.left and self.events.step():
             assert self.events.now_s < 10_000, f"{self.left} requests were forgotten"
         self.journal.close()
@@ -201,7 +222,8 @@ class Live:
                     ReplicaRoute(f"rep_{number:03d}", "127.0.0.1", 1 + number, "s", slots, kv_tokens=kv_tokens)
                 )
                 number += 1
-            releases.append(ReleaseRoute(release.version_id, release.weight, tuple(routes)))
+            shadow = release.shadow
+            releases.append(ReleaseRoute(release.version_id, release.weight, tuple(routes), shadow=shadow))
         route = EndpointRoute(
             "ep_sim", "t", "m", True, 0, tuple(releases), frozenset({PATH}), frozenset(), 0, Price(1, 1, 1),
             Progress(Stage.READY),
@@ -224,7 +246,7 @@ class Live:
                 "model": "m",
                 "prompt": prompt,
                 "max_tokens": arrival.output_max,
-                "stream": True,
+                "stream": arrival.is_stream,
                 "stop": [str(len(self.asked) - 1)],
             }
         )
@@ -241,7 +263,7 @@ class Live:
         if not asked.wire.sent.startswith(b"HTTP/1.1 200 ") or b'"error":' in asked.wire.sent[-1000:]:
             asked.refused_s = self.events.now_s
             self.left -= 1
-        elif b"data: [DONE]" in asked.wire.sent[-40:]:
+        elif not asked.arrival.is_stream or b"data: [DONE]" in asked.wire.sent[-40:]:
             asked.done_s = self.events.now_s
             self.left -= 1
 
@@ -257,22 +279,43 @@ class Live:
             return
         wire.sent.clear()
         request = json.loads(body)
-        asked = self.asked[int(request["stop"][0])]
-        asked.dispatched_s, port = self.events.now_s, connection.address[1]
-        asked.replica_id = f"rep_{port - 1:03d}"
-        arrival = asked.arrival
-        task = Task(
-            asked.prompt,
-            number=self.started,
-            prompt_tokens=arrival.prompt_tokens,
-            output_tokens=arrival.output_tokens,
-            blocks=arrival.blocks,
-            band=arrival.band,
-        )
+        port = connection.address[1]
+        if b" side-" in head:
+            # A probe for one token, or a shadow copy; nobody hears what it says.
+            of = self.asked[int(request["stop"][0])].arrival if "stop" in request else PROBE
+            sizes = {"prompt_tokens": of.prompt_tokens, "output_tokens": of.output_tokens}
+            self.asides += 1
+            asked, task = None, Task("side", number=self.started, **sizes)
+        else:
+            asked = self.asked[int(request["stop"][0])]
+            asked.dispatched_s = self.events.now_s
+            asked.replica_id = f"rep_{port - 1:03d}"
+            arrival = asked.arrival
+            assert len(request["prompt"]) == len(asked.prompt) + asked.told, "not the rest of the answer"
+            task = Task(
+                asked.prompt,
+                number=self.started,
+                prompt_tokens=arrival.prompt_tokens + asked.told,
+                output_tokens=arrival.output_tokens - asked.told,
+                blocks=arrival.blocks,
+                band=arrival.band,
+            )
         self.started += 1
         self.tasks[task] = (asked, connection, [0])
-        self.engines[port].submit(task, self.events.now_s)
-        self.plan(port)
+        if port not in self.hung_s:
+            self.engines[port].submit(task, self.events.now_s)
+            self.plan(port)
+
+    def dropped(self, connection: UpstreamConnection) -> None:
+        """Let an engine stop what nobody waits for any more."""
+        port = connection.address[1]
+        for task in [task for task, (_, other, _) in self.tasks.items() if other is connection]:
+            asked, _, sent = self.tasks.pop(task)
+            if asked is not None:
+                asked.told += sent[0]
+            if port not in self.hung_s:
+                self.engines[port].abort(task, self.events.now_s)
+                self.plan(port)
 
     def plan(self, port: int) -> None:
         event, next_s = self.due.get(port), self.engines[port].next_s
@@ -280,28 +323,73 @@ class Live:
             return
         if event is not None:
             event.call_off()
-        if next_s < inf:
+        if next_s < inf and port not in self.hung_s:
             self.due[port] = self.events.at(next_s, lambda: self.advance(port))
 
     def advance(self, port: int) -> None:
         """Let an engine go on, and send what it wrote."""
         begun, done = self.engines[port].advance(self.events.now_s)
-        for task in begun:
+        for task in [task for task in begun if task in self.tasks]:
             asked, connection, _ = self.tasks[task]
-            asked.first_s = self.events.now_s
-            connection.data_received(HEAD)
-            self.write(task, 1)
-        for task in done:
+            if asked is not None:
+                if not asked.told:
+                    asked.first_s = self.events.now_s
+                if asked.arrival.is_stream:
+                    connection.data_received(HEAD)
+                    self.write(task, 1)
+        for task in [task for task in done if task in self.tasks]:
             asked, connection, _ = self.tasks[task]
-            self.write(task, asked.arrival.output_tokens)
-            usage = {"prompt_tokens": asked.arrival.prompt_tokens, "completion_tokens": asked.arrival.output_tokens}
+            if asked is None:
+                del self.tasks[task]
+                connection.data_received(PROBED)
+                continue
+            if asked.arrival.is_stream:
+                self.write(task, task.output_tokens)
+            usage = {"prompt_tokens": task.prompt_tokens, "completion_tokens": task.output_tokens}
             usage["total_tokens"] = sum(usage.values())
             finish = {"index": 0, "text": "", "logprobs": None, "finish_reason": "length"}
             del self.tasks[task]
+            if not asked.arrival.is_stream:
+                connection.data_received(whole(CHUNK | {"choices": [finish | {"text": "a"}], "usage": usage}))
+                continue
             connection.data_received(
                 chunk(CHUNK | {"choices": [finish]}) + chunk(CHUNK | {"choices": [], "usage": usage}) + DONE
             )
         self.plan(port)
+
+    def fail(self, fault: Fault) -> None:
+        """Let an engine crash, or hang."""
+        ports = [port for port in self.engines if port not in self.down and port not in self.hung_s]
+        port = ports[fault.place % len(ports)]
+        if fault.kind is Kind.CRASH:
+            self.crash(port, fault.back_s)
+        else:
+            self.hung_s[port] = self.events.now_s
+            self.due.pop(port).call_off()
+
+    def generated(self, task: Task) -> int:
+        """Return how many tokens there are by now."""
+        port = self.tasks[task][1].address[1]
+        return self.engines[port].generated_by(task, min(self.events.now_s, self.hung_s.get(port, inf)))
+
+    def crash(self, port: int, back_s: float) -> None:
+        """Let an engine's process end: its clients have what it wrote, and then their connections break."""
+        release = self.spec.releases[0]
+        there = [task for task, (_, connection, _) in self.tasks.items() if connection.address[1] == port]
+        for task in there:
+            asked = self.tasks[task][0]
+            if asked is not None and asked.arrival.is_stream:
+                self.write(task, self.generated(task))
+        self.down.add(port)
+        self.engines[port] = Engine(release.engine)
+        self.plan(port)
+        self.events.after(back_s, lambda: self.down.discard(port))
+        lost = [self.tasks.pop(task) for task in there]
+        for asked, _, sent in lost:
+            if asked is not None:
+                asked.told += sent[0]
+        for asked, connection, _ in sorted(lost, key=lambda one: one[0] is not None):
+            connection.connection_lost(None if asked is None else ConnectionResetError())
 
     def write(self, task: Task, tokens: int) -> None:
         """Send the tokens that a client has not got."""
@@ -314,11 +402,18 @@ class Live:
     def sweep(self) -> None:
         """Send what was written, and let the gateway look at its deadlines."""
         now_s = self.events.now_s
-        for task, (asked, connection, _) in list(self.tasks.items()):
-            self.write(task, self.engines[connection.address[1]].generated_by(task, now_s))
-            assert not asked.wire.is_closed, "a client was cut off"
+        for task, (asked, _, _) in list(self.tasks.items()):
+            if asked is not None and asked.arrival.is_stream:
+                self.write(task, self.generated(task))
+                assert not asked.wire.is_closed, "a client was cut off"
         self.gateway.check_time(now_s)
         self.events.after(SWEEP_S, self.sweep)
+
+
+def whole(answer: dict[str, Any]) -> bytes:
+    """Return an answer that is no stream."""
+    body = json.dumps(answer | {"object": "text_completion"}).encode()
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
 
 
 def chunk(event: dict[str, Any]) -> bytes:
@@ -327,4 +422,6 @@ def chunk(event: dict[str, Any]) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
+PROBE = Arrival(at_s=0.0, prompt_tokens=1, output_tokens=1)
+PROBED = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 DONE = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"

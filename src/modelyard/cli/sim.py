@@ -10,6 +10,7 @@ import click
 from modelyard.cli.exits import Exit, Failure
 from modelyard.cli.output import Item, formats, show_json, show_table
 from modelyard.cli.sim_output import Asked, Progress, output_options, show
+from modelyard.cli.sim_replay import REPLAY_NAMES, replay_ledger, replay_options
 
 if TYPE_CHECKING:
     from modelyard.sim.scenario_file import Fault
@@ -20,13 +21,16 @@ Example:
   modelyard sim examples
   modelyard sim canary
   modelyard sim examples show canary > mine.toml
-  modelyard sim mine.toml --seeds 3 --html mine.html"""
+  modelyard sim mine.toml --seeds 3 --html mine.html
+  modelyard sim --replay --last 24h --set scaling.max_replicas=4"""
 
 
 class _SimGroup(click.Group):
     """A group whose argument, where it is no verb, is the scenario to run."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--replay" in args:
+            args = ["replay", *(one for one in args if one != "--replay")]
         if args and args[0] not in self.commands and args[0] not in {"-h", "--help"}:
             args = ["run", *args]
         return super().parse_args(ctx, args)
@@ -72,6 +76,26 @@ def run(scenario: str, *, seeds: int | None, **given: Any) -> None:
     except ImportError as error:
         raise Failure("A fleet needs numpy: pip install 'modelyard[sim]'.") from error
     show(results, asked)
+
+
+@command.command(
+    "replay",
+    epilog="\b\nExample:\n  modelyard sim replay --last 24h --set scaling.max_replicas=4\n"
+    "  modelyard sim --replay --endpoint chat --hardware h100\n"
+    "  modelyard sim replay --usage november.csv --runs-on l4 --traffic x2",
+    short_help="Replay the own ledger's traffic.",
+)
+@replay_options
+@click.option("--seeds", type=click.IntRange(1, 100), default=1, show_default=True, help="Run with so many seeds.")
+@output_options
+def replay(*, seeds: int, **given: Any) -> None:
+    """Replay recorded traffic with other settings, hardware, prices or amounts, beside what was recorded.
+
+    It is read from the ledger of a platform on this machine, which may run or not, or from what 'usage export' wrote.
+    Prompts are not in it. 'sim --replay' is the same.
+    """
+    own = {name: given.pop(name) for name in REPLAY_NAMES}
+    replay_ledger(forms=Asked(**given), seeds=seeds, **own)
 
 
 @command.group(

@@ -74,6 +74,11 @@ def show(results: "Results", asked: Asked) -> None:
                     print(f"{clean(tried.name)}\t{figure.key}\t{mean:.6g}")
     else:
         _show_table(results)
+    write(results, asked)
+
+
+def write(results: "Results", asked: Asked) -> None:
+    """Write the page and the pictures that were asked for."""
     if asked.html is not None or asked.pictures is not None:
         try:
             _draw(results, asked)

@@ -76,6 +76,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Largest share of an endpoint's replicas that are kept away from requests at once for failing."""
     kv_share_max: Share = 0.97
     """Share of a replica's KV cache that requests may reserve; gateway workers have equal parts of it."""
+    kept_share_max: Share = 0.0625
+    """Largest share of an endpoint's running requests that is kept free for tenants which ask for little, while another
+    one asks for all there is; 0: none. See ``docs/explanation/fairness.md``."""
     header_read_timeout_s: Positive = 10.0
     """Time for a client to send a request head; slow senders are closed."""
     body_bytes_per_s_min: PositiveInt = 1024

@@ -27,6 +27,7 @@ from modelyard.control.books import Books
 from modelyard.control.bootstrap import ensure_admin_key, keep_admin_key
 from modelyard.control.context import Context
 from modelyard.control.files import FileDesk
+from modelyard.control.fits import Fits
 from modelyard.control.forecasts import Forecasts
 from modelyard.control.leadership import Leadership
 from modelyard.control.leases import LeaseOffice
@@ -133,7 +134,16 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
     context = _context(given, made)
     loops, store = made.loops, given.store
     rollouts = _rollouts(context, loops, made.publisher)
-    works = (given.delivery, made.tidings, made.leases, context.requests, made.webhooks, made.forecasts, rollouts)
+    works = (
+        given.delivery,
+        made.tidings,
+        made.leases,
+        context.requests,
+        made.webhooks,
+        made.forecasts,
+        made.fits,
+        rollouts,
+    )
     keepers = (made.uploads, context.files, made.sweep, made.retention, made.billing, made.notices)
     runs = [*(one.run for one in (*works, *keepers)), *context.books.runs()]
     api = build_api(context, given.console(context))
@@ -159,6 +169,7 @@ class _Made:
     publisher: TablePublisher
     signals: Signals
     forecasts: Forecasts
+    fits: Fits
     loops: Loops
     leases: LeaseOffice
     tidings: TidingsPublisher
@@ -178,7 +189,9 @@ def _made(given: Given) -> _Made:
     publisher = TablePublisher(store=store, engines=engines, prices=config.prices, feed=feed, terms=terms)
     signals = Signals(clock)
     forecasts = Forecasts(store=store, reports=feed.reports, clock=clock)
-    loops = Loops(Parts(config, store, given.fleet, engines, artifacts, feed, publisher, clock, signals, forecasts))
+    fits = Fits(store=store, clock=clock)
+    kept = (signals, forecasts, fits)
+    loops = Loops(Parts(config, store, given.fleet, engines, artifacts, feed, publisher, clock, *kept))
     leases = LeaseOffice(feed=feed, table=lambda: publisher.table, workers=config.gateway.workers, clock=clock)
     tidings = TidingsPublisher(
         store=store,
@@ -197,6 +210,7 @@ def _made(given: Given) -> _Made:
         publisher=publisher,
         signals=signals,
         forecasts=forecasts,
+        fits=fits,
         loops=loops,
         leases=leases,
         tidings=tidings,

@@ -23,6 +23,7 @@ from modelyard.control.artifacts import ArtifactStore
 from modelyard.control.attention import Attention
 from modelyard.control.bursts import Bursts
 from modelyard.control.executor import Executor
+from modelyard.control.fits import Fits
 from modelyard.control.flow import run_pass
 from modelyard.control.forecasts import Forecasts
 from modelyard.control.guests import Guests, guests_max
@@ -51,6 +52,7 @@ from modelyard.policy.eviction import Rule
 from modelyard.policy.guests import Rule as GuestRule
 from modelyard.policy.reconcile import Pace, Situation, plan
 from modelyard.policy.signals import Signals
+from modelyard.policy.speeds import Speeds
 from modelyard.stores import ControlStore, StoreUnavailableError, TableFeed
 
 BEAT_S = 1.0
@@ -83,6 +85,7 @@ class Parts:
     clock: Clock
     signals: Signals
     forecasts: Forecasts | None = None
+    fits: Fits | None = None
     gateways_settle_s: float = 3.0
     """Time that gateways get to connect to a controller that started, before their absence means anything."""
 
@@ -206,7 +209,9 @@ class Loops:
         return Tools(
             store=parts.store,
             observer=observer,
-            sizing=Sizing(observer, parts.signals, parts.forecasts),
+            sizing=Sizing(
+                observer, parts.signals, parts.forecasts, parts.fits.speeds if parts.fits is not None else Speeds()
+            ),
             executor=Executor(
                 store=parts.store,
                 fleet=parts.fleet,

@@ -208,6 +208,7 @@ class Catalog(Generic[W]):
             # Of slots each worker has a part, of memory as well: several that count all of it would fill it over.
             kv_share_max=settings.kv_share_max / workers,
             retry_share_max=settings.retry_share_max,
+            kept_share_max=settings.kept_share_max,
             tolerance=Tolerance(
                 error_share_max=settings.error_share_max, ejection_share_max=settings.ejection_share_max
             ),

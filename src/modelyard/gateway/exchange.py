@@ -440,7 +440,7 @@ class Exchange:
             )
         billing.give_back(self, usage, units, now_s)
         gateway.memory.ended(self, outcome, usage, units, now_s)
-        gateway.exchanges.discard(self)
+        gateway.exchanges.pop(self, None)
         endpoint = self.endpoint
         if self.batch_line:
             endpoint.batch_lines.pop(self, None)

@@ -102,7 +102,7 @@ class Gateway:
         self.control = ControlProxy(self, control_socket, internal_token)
         self.kept = KeptRequests(self, control_socket, internal_token)
         self.connections: set[ClientConnection] = set()
-        self.exchanges: set[Exchange] = set()
+        self.exchanges: dict[Exchange, None] = {}
         self.is_draining = False
         self.engine_heads: dict[tuple[str, str], bytes] = {}
         """First part of the head of a request, by replica and route; forgotten with each table."""
@@ -273,6 +273,7 @@ class Gateway:
         if self.overload.level and sheds(self.overload.level, band):
             raise errors.overloaded(retry_after_s=self.overload.retry_after_s)
         job = Job(tenant.id, tenant.weight, band, prompt, output, output, len(request.body))
+        job.is_stream = call.is_stream
         if output:
             job.output_tokens = endpoint.outputs.predict(tenant.id, output)
         if endpoint.dispatcher.has_fallback:
@@ -302,7 +303,7 @@ class Gateway:
         ``wait_s_max`` is the longest that its caller wants to stand in line, None what the settings say.
         """
         exchange.client.current = exchange
-        self.exchanges.add(exchange)
+        self.exchanges[exchange] = None
         exchange.endpoint.in_flight += 1
         exchange.endpoint.arrivals += 1
         if exchange.batch_line:
@@ -355,6 +356,8 @@ class Gateway:
             waiting.begin(exchange, is_cold=is_cold)
             if endpoint.batch_lines and exchange.job.band < BATCH_BAND:
                 making_way.make_way(exchange)
+            if exchange in endpoint.dispatcher.line.light:
+                making_way.trade(exchange)
 
     def _is_suspect(self, exchange: Exchange) -> bool:
         exchange.body = exchange.first_body = engine_request.body_of(exchange)

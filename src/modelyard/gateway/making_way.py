@@ -8,37 +8,35 @@ anything; who is youngest loses least. A plane that sees its lines make way
 sends fewer (``policy/batch_pace.py``).
 """
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from modelyard.gateway import memory, waiting
+from modelyard.policy import making_way as policy
 from modelyard.policy.dispatch import ReplicaLoad, Verdict
 from modelyard.policy.job import NEVER_S
 
 if TYPE_CHECKING:
     from modelyard.gateway.exchange import Exchange
 
-CUTS_OF_LINE_MAX = 8
-"""Times that one line gives up its slot. Where slots are asked for without a pause, batches have a reserved share of
-them, and what is always cut off would only heat the room."""
-CUTS_MAX = 8
-"""Most lines that are cut off for one request: more memory than theirs would not come free at once anyway."""
+
+LOOKED_AT_MAX = 1000
+"""Requests of an endpoint that are looked at for one to be put out."""
 
 
 def make_way(exchange: "Exchange") -> None:
     """Cut off lines until ``exchange``, which waits, has a replica, or nothing is left to be cut off."""
     endpoint = exchange.endpoint
-    for _ in range(CUTS_MAX):
-        if exchange not in endpoint.dispatcher.line:
-            return
-        victim = next((one for one in reversed(endpoint.batch_lines) if _can_stop(one)), None)
-        if victim is None:
-            return
-        _step_aside(victim)
+    policy.make_way(
+        lambda: reversed(endpoint.batch_lines),
+        waits=lambda: exchange in endpoint.dispatcher.line,
+        can_stop=_can_stop,
+        cut=_step_aside,
+    )
 
 
 def _can_stop(line: "Exchange") -> bool:
-    """Say whether a line is with an engine that may take another instead, and nobody has seen any of its answer."""
-    if line.connection is None or line.replica is None or line.is_over or line.gave_way >= CUTS_OF_LINE_MAX:
+    if line.connection is None or line.replica is None or line.is_over:
         return False  # still on its way: what opens a connection for it, or writes its intent, would come back for it
     return not line.replica.is_draining and not line.has_begun
 
@@ -46,22 +44,45 @@ def _can_stop(line: "Exchange") -> bool:
 def _step_aside(line: "Exchange") -> None:
     replica = line.replica
     assert replica is not None, "it was on one"
-    dispatcher, gateway = line.endpoint.dispatcher, line.gateway
-    now_s = gateway.clock.monotonic_s()
+    dispatcher = line.endpoint.dispatcher
     line.endpoint.batch_lines.pop(line, None)
-    line.gave_way += 1
-    line.drop_connection()
-    line.replica = line.relay = None
-    line.is_reopening = False
-    line.deadline_s = NEVER_S
-    # It begins anew, with all of its time.
-    line.total_deadline_s = now_s + gateway.settings.queue_wait_s + line.endpoint.patience.total_s
-    memory.put_back(line, replica, now_s, "it made way for a request in real time")
-    deadline_s = now_s + gateway.settings.queue_wait_s
-    verdict = dispatcher.step_aside(line, replica, now_s=now_s, deadline_s=deadline_s)
+    now_s = _leave(line, replica, "it made way for a request in real time")
+    verdict = dispatcher.step_aside(line, replica, now_s=now_s, deadline_s=now_s + line.gateway.settings.queue_wait_s)
     if isinstance(verdict, ReplicaLoad):
         line.dispatch(verdict)
     elif verdict is not Verdict.WAIT:
         waiting.turned_away(line, verdict)
     elif line in dispatcher.line:
         waiting.begin(line, is_cold=False)
+
+
+def trade(exchange: "Exchange") -> None:
+    """Hand ``exchange``, which waits and whose tenant asks for little, the place of one whose tenant has too many."""
+    gateway, endpoint = exchange.gateway, exchange.endpoint
+    now_s = gateway.clock.monotonic_s()
+    traded = policy.trade(
+        exchange,
+        endpoint.dispatcher,
+        islice((one for one in reversed(gateway.exchanges) if one.endpoint is endpoint), LOOKED_AT_MAX),
+        can_stop=_can_stop,
+        now_s=now_s,
+        deadline_s=now_s + gateway.settings.queue_wait_s,
+    )
+    if traded is not None:
+        victim, replica = traded
+        _leave(victim, replica, "it made way for a tenant that asks for little")
+        waiting.begin(victim, is_cold=False)
+
+
+def _leave(exchange: "Exchange", replica: ReplicaLoad, why: str) -> float:
+    """Take a request off its engine, to begin anew with all of its time; return the time."""
+    gateway = exchange.gateway
+    now_s = gateway.clock.monotonic_s()
+    exchange.gave_way += 1
+    exchange.drop_connection()
+    exchange.replica = exchange.relay = None
+    exchange.is_reopening = False
+    exchange.deadline_s = NEVER_S
+    exchange.total_deadline_s = now_s + gateway.settings.queue_wait_s + exchange.endpoint.patience.total_s
+    memory.put_back(exchange, replica, now_s, why)
+    return now_s

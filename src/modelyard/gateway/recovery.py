@@ -19,6 +19,7 @@ from modelyard.gateway.side_requests import GUEST_MISSING
 from modelyard.gateway.upstream import CONNECT_TIMEOUT
 from modelyard.policy.breaker import Failure
 from modelyard.policy.dispatch import ReplicaLoad, Verdict
+from modelyard.policy.retries import ATTEMPTS_MAX
 from modelyard.policy.suspects import fingerprint
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-ATTEMPTS_MAX = 3
 ANSWER = "complete answer"
 NEVER_S = float("inf")
 
@@ -170,14 +170,34 @@ def silent(exchange: "Exchange", what: str) -> None:
     if relay is not None and relay.has_finish:
         exchange.finish_stream(relay, b"")
         return
+    replica = exchange.replica
     exchange.replica_failed(Failure.SILENT, f"no {what} in time")
-    if retry(exchange, f"no {what}"):
+    has_moved = retry(exchange, f"no {what}")
+    if replica is not None and replica.ejected_until_s:
+        _leave(replica, exchange)
+    if has_moved:
         return
     patience = exchange.endpoint.patience
     if what == FIRST_TOKEN:
         exchange.fail(errors.first_token_timeout(patience.first_token_s))
     else:
         exchange.fail(errors.token_timeout(patience.token_s))
+
+
+def _leave(replica: ReplicaLoad, first: "Exchange") -> None:
+    """Let those go elsewhere, too, who wait for their first token from an engine that is known to be silent.
+
+    They would wait for all of their own time, which is long where prompts are. The oldest first.
+    """
+    gateway, now_s = first.gateway, _now_s(first)
+    for other in list(gateway.exchanges):
+        if other.replica is not replica or other is first or other.is_over or other.has_begun:
+            continue
+        # Not those that wait for a connection, which has a time of its own.
+        is_sent = other.connection is not None and other.call.is_stream
+        may_leave = is_sent and other.endpoint.dispatcher.may_retry(other.job, [*other.failed_on, replica], now_s)
+        if may_leave and not retry(other, "its replica is silent") and not other.is_over:
+            other.fail(_unavailable(other))
 
 
 def took_too_long(exchange: "Exchange") -> None:

@@ -4,7 +4,8 @@ A *pace* is kept for each model of a tenant. It grows while answers come back
 soon, since then there is room; it halves where a line waited long at the
 gateway or was turned away, and shrinks by one for each that gave way to a
 request in real time, since then others need the room. What was turned away says when to come again, and nothing is
-sent before. A fold without I/O; seconds are monotonic.
+sent before. News of one jam come with each line that was out in it: until all of these have ended, a pace never falls
+below half of what it was. A fold without I/O; seconds are monotonic.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ GROWN_BY = 1.0
 """Added for each answer, as long as nothing has been turned away; then for as many answers as are out at once."""
 FEELING = 16
 """Rounds for one more, where it was too much before."""
+FORGOTTEN = 2 * FEELING
+"""Rounds without a jam after which that is long ago: one more a round again, since others may need less by now."""
 SHRUNK_TO = 0.5
 QUEUED_S_LONG = 2.0
 """A line that waited longer at the gateway was one too many."""
@@ -34,6 +37,12 @@ class Pace:
     shrunk_at_s: float = float("-inf")
     ceiling: float = float("inf")
     """Where it was too much the last time: up to there it grows by one a round, and then only feels its way."""
+    jam_left: int = 0
+    """Lines that were out when it last was too much, and have not ended."""
+    jam_limit: float = 1.0
+    """It does not fall below this until they have."""
+    calm: float = 0.0
+    """Rounds since it last was too much."""
     is_used_up: bool = False
     """As many were out as may be, a moment ago; a batch with little to send says nothing of the room there is."""
 
@@ -52,36 +61,54 @@ class Pace:
 
     def answered(self, now_s: float, *, queued_s: float = 0.0, gave_way: bool = False) -> None:
         """Note an answer: how long its line waited at the gateway, and whether it had to begin again for others."""
-        self.running -= 1
+        is_old = self._ended()
         if gave_way:
             # One too many, and that one is begun anew already: less by one, not by half.
-            self.limit = max(1.0, self.limit - 1)
+            self._jammed(is_old=is_old)
+            self.limit = max(self.jam_limit, self.limit - 1)
         elif queued_s > QUEUED_S_LONG:
-            self._shrink(now_s)
+            self._shrink(now_s, is_old=is_old)
         elif self.is_used_up:
+            self.calm += 1 / self.limit
             self.limit = min(float(self.most), self.limit + self._step())
         if self.running <= self.limit / 2:
             self.is_used_up = False
 
     def turned_away(self, now_s: float, retry_after_s: float | None) -> None:
         """Note that there was no room, and when there may be."""
-        self.running -= 1
-        self._shrink(now_s)
+        self._shrink(now_s, is_old=self._ended())
         pause_s = PAUSE_S_DEFAULT if retry_after_s is None else min(retry_after_s, PAUSE_S_MAX)
         self.paused_until_s = max(self.paused_until_s, now_s + pause_s)
 
     def dropped(self) -> None:
         """Note a line that got no answer, which says nothing of room."""
+        self._ended()
+
+    def _ended(self) -> bool:
+        """Give a line's place back; say whether it was out when it last was too much."""
         self.running -= 1
+        if not self.jam_left:
+            return False
+        self.jam_left -= 1
+        return True
+
+    def _jammed(self, *, is_old: bool) -> None:
+        """Note that it is too much."""
+        self.calm = 0.0
+        if not is_old:
+            self.jam_left = self.running
+            self.jam_limit = max(1.0, self.limit * SHRUNK_TO)
 
     def _step(self) -> float:
         """Return by how much an answer makes it grow."""
         if self.ceiling == float("inf"):
             return GROWN_BY
-        return GROWN_BY / self.limit if self.limit < self.ceiling - 1 else GROWN_BY / (FEELING * self.limit)
+        is_safe = self.limit < self.ceiling - 1 or self.calm > FORGOTTEN
+        return GROWN_BY / self.limit if is_safe else GROWN_BY / (FEELING * self.limit)
 
-    def _shrink(self, now_s: float) -> None:
+    def _shrink(self, now_s: float, *, is_old: bool) -> None:
         if now_s - self.shrunk_at_s >= SHRINK_PAUSE_S:
-            self.ceiling = self.limit
-            self.limit = max(1.0, self.limit * SHRUNK_TO)
+            self._jammed(is_old=is_old)
+            self.ceiling = self.jam_limit / SHRUNK_TO
+            self.limit = max(self.jam_limit, self.limit * SHRUNK_TO)
             self.shrunk_at_s = now_s

@@ -7,67 +7,29 @@ of: (1) starts at once, (2) waits and is delivered, (3) waits and leaves,
 (4) waits and expires, (5) is refused or displaced because the line is full.
 """
 
-import enum
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Generic, Protocol, TypeVar
-
-import msgspec
+from typing import Generic, TypeVar
 
 from modelyard.domain.routing_table import ReplicaRoute
 from modelyard.policy.admission import can_ever_fit
-from modelyard.policy.breaker import Failure, Tolerance
+from modelyard.policy.breaker import Failure
 from modelyard.policy.fairness import cost_of
-from modelyard.policy.job import Job
+from modelyard.policy.headroom import Headroom
+from modelyard.policy.job import FIRST_S, Job
 from modelyard.policy.occupancy import Occupancy
 from modelyard.policy.queueing import DrainRate, WaitingLine
 from modelyard.policy.replica_load import ReplicaLoad
 from modelyard.policy.replica_set import ReplicaSet
 from modelyard.policy.seats import Seats
+from modelyard.policy.terms import DispatchRules, Verdict, Waiter
 
-__all__ = ["DispatchRules", "Dispatcher", "ReplicaLoad", "Verdict"]
+__all__ = ["DispatchRules", "Dispatcher", "ReplicaLoad", "Verdict", "Waiter"]
 
 LOOK_AHEAD = 32
 """How far back in line a request may be and still get a slot where its prompt is cached."""
 
 
-class Waiter(Protocol):
-    """Whoever stands in line."""
-
-    @property
-    def job(self) -> Job:
-        """What the request needs."""
-        ...
-
-    @property
-    def failed_on(self) -> "Sequence[ReplicaLoad]":
-        """The replicas that it should not be sent to again."""
-        ...
-
-    def turned_away(self, verdict: "Verdict") -> None:
-        """Take the news that the place in line is lost: to somebody more urgent (``FULL``), or for good."""
-        ...
-
-
 W = TypeVar("W", bound=Waiter)
-
-
-class Verdict(enum.Enum):
-    """What ``arrive`` decided when there is no replica to give."""
-
-    WAIT = enum.auto()
-    FULL = enum.auto()
-    NEVER = enum.auto()
-    """No replica could hold it even if it were idle."""
-
-
-class DispatchRules(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of a dispatcher; ``gateway.*`` of the configuration has the reasons."""
-
-    places: int = 256
-    bytes_max: int = 256 * 1024 * 1024
-    kv_share_max: float = 0.97
-    retry_share_max: float = 0.1
-    tolerance: Tolerance = Tolerance()
 
 
 class Dispatcher(ReplicaSet, Generic[W]):
@@ -77,7 +39,7 @@ class Dispatcher(ReplicaSet, Generic[W]):
     taken; when it returns False the slot is given on.
     """
 
-    __slots__ = ("_deliver", "_stands", "drain", "endpoint_id", "has_full", "line")
+    __slots__ = ("_deliver", "_stands", "_was_kept", "drain", "endpoint_id", "has_full", "headroom", "line")
 
     def __init__(
         self,
@@ -98,6 +60,8 @@ class Dispatcher(ReplicaSet, Generic[W]):
         self.endpoint_id = endpoint_id
         self.line: WaitingLine[W] = WaitingLine(rules.places, rules.bytes_max)
         self.drain = DrainRate()
+        self.headroom = Headroom(rules.kept_share_max)
+        self._was_kept = False
         self.has_full = False
         """A replica said so and does not bear all its slots yet."""
         self._deliver = deliver
@@ -149,6 +113,9 @@ class Dispatcher(ReplicaSet, Generic[W]):
         have been delivered meanwhile: who was displaced by it may have held up the line.
         """
         self.retries.requests += 1
+        headroom, job = self.headroom, waiter.job
+        if headroom.share_max:
+            headroom.came(job, now_s, waits=bool(self.line.waiters) and self.line.waits(job))
         return self._arrive(waiter, now_s, deadline_s)
 
     def retry(self, waiter: W, *, now_s: float, deadline_s: float) -> ReplicaLoad | Verdict | None:
@@ -157,12 +124,7 @@ class Dispatcher(ReplicaSet, Generic[W]):
         Returns None, and changes nothing, when no other replica could help or the budget of retries is spent.
         """
         failed_on = waiter.failed_on
-        if not any(
-            other not in failed_on and not other.is_draining and not other.ejected_until_s
-            for other in self._may_get(waiter.job)
-        ):
-            return None
-        if not self.retries.take(now_s):
+        if not self.may_retry(waiter.job, failed_on, now_s) or not self.retries.take(now_s):
             return None
         self._give_up(failed_on[-1], waiter.job)
         verdict: ReplicaLoad | Verdict | None = self._take(waiter.job, now_s, failed_on)
@@ -201,6 +163,19 @@ class Dispatcher(ReplicaSet, Generic[W]):
         self._serve_all(now_s, replica.occupancy)
         return self._arrive(waiter, now_s, deadline_s)
 
+    def trade(self, waiter: W, victim: W, replica: ReplicaLoad, *, now_s: float, deadline_s: float) -> bool:
+        """Hand the place of ``victim`` to one who waits, if it suffices; then it is the first of its tenant in line."""
+        self._give_up(replica, victim.job)
+        found = self._find(waiter.job, now_s, self._avoided(waiter))
+        if found is None:
+            self._occupy(replica, victim.job, now_s)
+            self._served(replica, victim.job)
+            return False
+        self._hand(waiter, found, now_s)
+        victim.job.due_s = FIRST_S
+        self.line.join(victim, victim.job, deadline_s=deadline_s)
+        return True
+
     def relieve(self, *, now_s: float) -> None:
         """Try replicas that were full with more; called a few times a second."""
         if not self.has_full and not self._seats.has_any:
@@ -227,6 +202,7 @@ class Dispatcher(ReplicaSet, Generic[W]):
     ) -> None:
         """Give a slot back and pass it on; the tokens are what the request really used."""
         self._free(replica, job)
+        self.headroom.ended(job)
         self.line.settled(job, prompt_tokens, output_tokens)
         if replica.is_gone and not replica.own and self._by_id.get(replica.route.id) is replica:
             del self._by_id[replica.route.id]
@@ -253,7 +229,7 @@ class Dispatcher(ReplicaSet, Generic[W]):
                 count += 1
                 continue
             if replica is None:
-                if not waiter.failed_on or (found := self._behind(waiter, now_s)) is None:
+                if (found := self._behind(waiter, now_s) or self._light_behind(waiter, now_s)) is None:
                     count += self.spill(now_s=now_s)
                     break
                 waiter, replica = found
@@ -382,7 +358,7 @@ class Dispatcher(ReplicaSet, Generic[W]):
             return Verdict.FULL
         if not line:
             self.drain.resume(now_s)
-        line.join(waiter, job, deadline_s=deadline_s)
+        line.join(waiter, job, deadline_s=deadline_s, is_light=self.headroom.is_light(job))
         if self._seats.has_any:
             self.stand()
         replica = self._overtake(waiter, now_s) if len(line) > 1 else None
@@ -396,7 +372,9 @@ class Dispatcher(ReplicaSet, Generic[W]):
         if self.is_cold or now_s < job.fallback_s < deadline_s:
             return False
         # Counted in tokens, and only those ahead of this one: another tenant's flood must not turn it away.
-        wait_s = self.drain.wait_s(self.line.tokens_before(job), now_s)
+        ahead = self.line.tokens_before(job)
+        if (wait_s := self.drain.wait_s(ahead, now_s)) is None:
+            wait_s = self.guess_s(ahead, job)
         return wait_s is not None and now_s + wait_s > deadline_s
 
     def _past_line(self, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
@@ -414,9 +392,32 @@ class Dispatcher(ReplicaSet, Generic[W]):
             return ()
         return avoid
 
+    def _find(self, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
+        """Return the replica for a request, None also where what is left is kept, unless it failed elsewhere."""
+        replica = super()._find(job, now_s, avoid)
+        self._was_kept = (
+            replica is not None
+            and not avoid
+            and self.headroom.kept[job.band] > 0
+            and not self.headroom.leaves_room(job, replica, self._serving, self._kv_share_max)
+        )
+        return None if self._was_kept else replica
+
+    def _light_behind(self, first: W, now_s: float) -> tuple[W, ReplicaLoad] | None:
+        """Return who may have the room that is kept from the first in line, and where."""
+        self._was_kept = False
+        if not self.line.light or self._find(first.job, now_s, self._avoided(first)) or not self._was_kept:
+            return None
+        for waiter in self.line.light:
+            if self.headroom.may_pass(waiter.job, first.job, self.line):
+                replica = self._find(waiter.job, now_s, self._avoided(waiter))
+                if replica is not None:
+                    return waiter, replica
+        return None
+
     def _behind(self, first: W, now_s: float) -> tuple[W, ReplicaLoad] | None:
         """Return who may have the slots that the first in line cannot use only because it failed there, and which."""
-        if self._find(first.job, now_s, ()) is None:
+        if not first.failed_on or self._find(first.job, now_s, ()) is None:
             return None
         for waiter in self.line.order()[1:LOOK_AHEAD]:
             if (replica := self._find(waiter.job, now_s, self._avoided(waiter))) is not None:
@@ -442,7 +443,7 @@ class Dispatcher(ReplicaSet, Generic[W]):
         first = self.line.first()
         if first is newcomer:
             return self._find(newcomer.job, now_s, newcomer.failed_on)
-        if first is None or not first.failed_on or (found := self._behind(first, now_s)) is None:
+        if first is None or (found := self._behind(first, now_s) or self._light_behind(first, now_s)) is None:
             return None
         return found[1] if found[0] is newcomer else None
 
@@ -477,6 +478,7 @@ class Dispatcher(ReplicaSet, Generic[W]):
             self._occupy(replica, job, now_s)
             # ``_served`` written out: every request comes by here.
             self.line.served(job)
+            self.headroom.started(job)
             if replica.occupancy is not None:
                 replica.occupancy.charge(job)
         return replica
@@ -484,12 +486,14 @@ class Dispatcher(ReplicaSet, Generic[W]):
     def _served(self, replica: ReplicaLoad, job: Job) -> None:
         """Charge a request that starts on a replica, in its line and among all who share that replica."""
         self.line.served(job)
+        self.headroom.started(job)
         if replica.occupancy is not None:
             replica.occupancy.charge(job)
 
     def _give_up(self, replica: ReplicaLoad, job: Job) -> None:
         """Take back a slot that was of no use, with what it was charged."""
         self._free(replica, job)
+        self.headroom.ended(job)
         self.line.settled(job, 0, 0)
         if replica.occupancy is not None:
             replica.occupancy.settle(job, 0, 0)

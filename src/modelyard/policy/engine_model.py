@@ -28,6 +28,7 @@ WRONG = 0.2
 SAMPLES_MIN = 12
 """Samples before the fit is used."""
 _TERMS = 4
+_VERSION = 1
 _SCALE = (1.0, 1.0, 100.0, 10_000.0)
 """Terms are of very different size; scaled to about 1, their numbers can be compared."""
 _RIDGE = 1e-4
@@ -78,6 +79,12 @@ class Speed(msgspec.Struct, frozen=True):
         return seconds if seconds > 1e-6 else 1e-6
 
 
+def request_s(speed: Speed, *, batch: float, prompt_tokens: float, completion_tokens: float) -> float:
+    """Return how long an engine takes for each of many such requests, ``batch`` of them at once."""
+    held = batch * (prompt_tokens + completion_tokens / 2)
+    return speed.prefill_token_s * prompt_tokens + completion_tokens * speed.iteration_s(batch, 0.0, held) / batch
+
+
 class EngineModel(msgspec.Struct, frozen=True):
     """The fit: ``weights`` are a, b, c, d of scaled terms.
 
@@ -104,6 +111,27 @@ class EngineModel(msgspec.Struct, frozen=True):
     def iteration_s(self, batch: float, prefill_tokens: float, kv_tokens: float) -> float:
         """Return the seconds of one iteration; never less than a microsecond."""
         return self.speed.iteration_s(batch, prefill_tokens, kv_tokens)
+
+
+def encode(model: EngineModel) -> bytes:
+    """Return a fit for a store."""
+    return msgspec.msgpack.encode((_VERSION, model))
+
+
+def decode(text: bytes) -> EngineModel:
+    """Return what ``encode`` made.
+
+    Raises:
+        ValueError: it is damaged, or of another release.
+    """
+    try:
+        version, model = msgspec.msgpack.decode(text, type=tuple[int, EngineModel])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"not the fit of an engine: {error}") from error
+    sizes = len(model.weights), len(model.moments)
+    if version != _VERSION or sizes != (_TERMS, _TERMS * (_TERMS + 1)):
+        raise ValueError(f"the fit of an engine of version {version}, sizes {sizes}; this release reads {_VERSION}")
+    return model
 
 
 class Capacity(msgspec.Struct, frozen=True):

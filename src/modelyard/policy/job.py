@@ -6,6 +6,8 @@ from typing import NamedTuple
 from modelyard.domain.tenants import Plan
 
 NEVER_S = float("inf")
+FIRST_S = -NEVER_S
+"""Due before all others of its tenant."""
 
 BANDS = (Plan.PRIORITY, Plan.STANDARD, Plan.BATCH)
 """Priority bands, the most urgent first; a job's ``band`` is an index into it."""
@@ -62,5 +64,7 @@ class Job:
     spilled: tuple[int, int, int] | None = None
     """Why it went to a fallback: replicas of releases with weight, those of them that were full, and those that
     were left alone after failures. None: it did not."""
+    is_stream: bool = True
+    """Whether its caller gets tokens as they come; else nobody has seen any of its answer until its end."""
     was_first: bool = False
     """Whether nothing was pending on its replica when it came: then its first token tells how fast that is."""

@@ -88,6 +88,7 @@ class WaitingLine(Generic[W]):
         "_shares",
         "_waiting",
         "bytes_max",
+        "light",
         "places",
         "waiters",
     )
@@ -97,6 +98,8 @@ class WaitingLine(Generic[W]):
         self.bytes_max = bytes_max
         self.waiters: dict[W, _Waiter[W]] = {}
         """Everybody who waits, in order of arrival; read only. Asking it directly spares hot callers a call."""
+        self.light: dict[W, None] = {}
+        """Those of them whose tenants asked for little when they came; read only."""
         self._joined = 0
         self._bands = BandShares()
         self._shares = [FairShares() for _ in BANDS]
@@ -169,8 +172,8 @@ class WaitingLine(Generic[W]):
         self.leave(record.who)
         return record.who
 
-    def join(self, waiter: W, job: Job, *, deadline_s: float) -> None:
-        """Stand in line. The job must not change while it waits."""
+    def join(self, waiter: W, job: Job, *, deadline_s: float, is_light: bool = False) -> None:
+        """Stand in line. The job must not change while it waits. ``is_light``: its tenant asks for little."""
         assert len(self.waiters) < self.places, "joined a full line"
         assert waiter not in self.waiters, "joined twice"
         band, tenant_id = job.band, job.tenant_id
@@ -190,12 +193,16 @@ class WaitingLine(Generic[W]):
         self._costs[band] += cost
         self._earliest_s = min(self._earliest_s, deadline_s)
         self._order = None
+        if is_light:
+            self.light[waiter] = None
 
     def leave(self, waiter: W) -> bool:
         """Go away, to a replica or elsewhere; say whether the waiter stood here."""
         record = self.waiters.pop(waiter, None)
         if record is None:
             return False
+        if self.light:
+            self.light.pop(waiter, None)
         job = record.job
         band, tenant_id = job.band, job.tenant_id
         left = self._shares[band].leave(tenant_id)
@@ -217,6 +224,24 @@ class WaitingLine(Generic[W]):
         tenant_id = self._shares[band].first()
         assert tenant_id is not None, "a band with waiters and no tenant"
         return self._owns[band][tenant_id].heap[0][2].who
+
+    def waits(self, job: Job) -> bool:
+        """Say whether others of the job's tenant stand in its band."""
+        return job.tenant_id in self._owns[job.band]
+
+    def is_alone(self, job: Job) -> bool:
+        """Say whether a job that stands here is the only one of its tenant in its band."""
+        return self._owns[job.band][job.tenant_id].count == 1
+
+    def lead(self, job: Job) -> float:
+        """Return how much more weighted service the job's tenant has had than the next in line of its band, in tokens.
+
+        Somebody must wait in that band.
+        """
+        shares = self._shares[job.band]
+        first = shares.first()
+        assert first is not None, "nobody waits in this band"
+        return shares.counter(job.tenant_id) - shares.counter(first)
 
     def alike(self, at_most: int) -> list[W]:
         """Return who is next and those who would be next if only its tenant's jobs of its band waited, in that order.

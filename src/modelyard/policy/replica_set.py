@@ -11,7 +11,8 @@ from modelyard.domain.routing_table import ReplicaRoute, ReplicaSnapshot
 from modelyard.policy import breaker
 from modelyard.policy.admission import can_ever_fit
 from modelyard.policy.breaker import Failure, Tolerance
-from modelyard.policy.engine_model import Speed
+from modelyard.policy.engine_model import Speed, request_s
+from modelyard.policy.fairness import cost_of
 from modelyard.policy.job import NEVER_S, Job, Looks
 from modelyard.policy.occupancy import Occupancy
 from modelyard.policy.prefixes import PrefixHolders
@@ -30,6 +31,8 @@ from modelyard.policy.routing import (
 )
 from modelyard.policy.seats import Seats
 
+GUESS_SHARE = 0.5
+"""Part of a guessed wait that is believed before anything was served here."""
 HOLDER_BLOCKS_MAX = 200_000
 NAMES_MAX = 64
 """Ids of replicas that are kept, those of gone ones among them."""
@@ -67,6 +70,7 @@ class ReplicaSet:
         "_releases",
         "_seats",
         "_serving",
+        "_speed",
         "_tolerance",
         "has_ejected",
         "has_shadow",
@@ -90,6 +94,7 @@ class ReplicaSet:
         self._seats = seats if seats is not None else Seats()
         self.retries = RetryBudget(retry_share_max)
         self.model = EngineModel()
+        self._speed: Speed | None = None
         self.is_cold = True
         """Whether no replica could take a request even if it were idle."""
         self.is_asleep = True
@@ -225,6 +230,9 @@ class ReplicaSet:
             replica.granted_s = health.open_until_s
             if is_out or replica.occupancy is not None:
                 self.retries.grant(replica.own)
+        elif kind is Failure.SILENT and is_out:
+            # An engine that hangs fails all that is on it at the same moment, and gets nothing more either.
+            self.retries.grant(replica.own)
         if is_out:
             breaker.reprieve(self._healths(), now_s=now_s)
             self._note_health()
@@ -274,11 +282,38 @@ class ReplicaSet:
         self.is_cold = all(replica.is_draining or replica.is_missing for replica in self._serving)
         self.is_asleep = all(replica.is_draining or replica.is_missing for replica in self._own)
 
+    def may_retry(self, job: Job, failed_on: Collection[ReplicaLoad], now_s: float) -> bool:
+        """Say whether some other replica may help a request, and the budget of retries allows to try it."""
+        return self.retries.has_left(now_s) and any(
+            other not in failed_on and not other.is_draining and not other.ejected_until_s
+            for other in self._may_get(job)
+        )
+
     # --- what runs there ---
 
     def expect(self, speed: Speed) -> None:
         """Take what the engines' pages told others of their speed, until there are answers."""
         self.model = expected(self.model, speed)
+        self._speed = speed
+
+    def guess_s(self, ahead: int, job: Job) -> float | None:
+        """Return what ``ahead`` of cost will last at least, of requests like ``job``, by what was told of the engines.
+
+        None: nothing was. Answers' lengths are a guess, too, so half of it is believed.
+        """
+        speed = self._speed
+        if speed is None:
+            return None
+        tokens, rate = job.prompt_tokens + job.output_tokens, 0.0
+        for replica in self._own:
+            if not replica.is_draining and not replica.ejected_until_s:
+                held = int(self._kv_share_max * replica.kv.capacity / tokens) if replica.kv.capacity else replica.slots
+                batch = max(1, min(replica.slots, held))
+                each_s = request_s(
+                    speed, batch=batch, prompt_tokens=job.prompt_tokens, completion_tokens=job.output_tokens
+                )
+                rate += cost_of(job) / each_s
+        return GUESS_SHARE * ahead / rate if rate else None
 
     def began(self, replica: ReplicaLoad, job: Job, *, now_s: float) -> None:
         """Note the first token of an answer: the prompt has been read."""

@@ -8,6 +8,8 @@ the requests may be retries, and credit older than that is void: an idle hour
 must not pay for a storm. (Finagle's ``RetryBudget``; Envoy's retry budget.)
 """
 
+ATTEMPTS_MAX = 3
+"""Replicas that one request is sent to, at most."""
 WINDOW_BUCKETS = 10
 """Seconds, one bucket each, that credit lasts."""
 RESERVE = 5
@@ -61,10 +63,14 @@ class RetryBudget:
         """
         self._granted += requests
 
+    def has_left(self, now_s: float) -> bool:
+        """Say whether one more retry may be made."""
+        self.roll(now_s)
+        return self.retries < self.allowed
+
     def take(self, now_s: float) -> bool:
         """Say whether one more retry may be made, and count it if so."""
-        self.roll(now_s)
-        if self.retries >= self.allowed:
+        if not self.has_left(now_s):
             return False
         self._retried += 1
         return True

@@ -50,12 +50,13 @@ class Comparison(msgspec.Struct, frozen=True):
             f"{name} {field}": getattr(ours, field) / getattr(real, field) - 1
             for name, ours, real in pairs
             for field in Spread.__struct_fields__
+            if getattr(real, field) > 0
         }
 
     @property
     def worst(self) -> float:
         """The largest relative error."""
-        return max(abs(error) for error in self.errors.values())
+        return max((abs(error) for error in self.errors.values()), default=0.0)
 
 
 def spec_of(run: Recorded, speed: Speed) -> EngineSpec:
@@ -96,9 +97,14 @@ def replay(spec: EngineSpec, served: Sequence[Served]) -> list[Replayed]:
 
 
 def compare(replayed: Sequence[Replayed], served: Sequence[Served], *, judged: Callable[[int], bool]) -> Comparison:
-    """Return how those requests fared whose place ``judged`` takes, in the replay and in the real run."""
+    """Return how those requests fared whose place ``judged`` takes, in the replay and in the real run.
+
+    Those of which nobody saw the first token are not compared.
+    """
     pairs = [
-        (ours.task, real) for place, (ours, real) in enumerate(zip(replayed, served, strict=True)) if judged(place)
+        (ours.task, real)
+        for place, (ours, real) in enumerate(zip(replayed, served, strict=True))
+        if judged(place) and real.has_first
     ]
     more = [(task, real) for task, real in pairs if real.output_tokens > 1]
     return Comparison(

@@ -152,6 +152,14 @@ class Engine:
         self._plan(now_s)
         return begun, done
 
+    def halt(self, now_s: float) -> None:
+        """Stop for good, in the middle of what runs; only its totals are of use then."""
+        if self._planned:
+            for index, more in enumerate(self._done_by(self._iterations_by(now_s))):
+                self._sums[index] += more
+            self.busy_s += now_s - self._begin_s
+        self._planned, self.next_s = 0, inf
+
     # --- what runs next ---
 
     def _plan(self, now_s: float) -> None:

@@ -107,6 +107,9 @@ def least_squares(seen: Sequence[Observation]) -> list[float]:
 
 
 def _observed(ours: Replayed, real: Served) -> Iterable[Observation]:
+    if not real.has_first:
+        yield _between(ours.come, ours.last, real.last_s - real.come_s)
+        return
     yield _between(ours.come, ours.first, real.ttft_s)
     if real.output_tokens > 1:
         yield _between(ours.first, ours.last, real.last_s - real.first_s)
@@ -145,12 +148,17 @@ def _loss(replayed: Sequence[Replayed], served: Sequence[Served], learn_from: Ca
         log(max(found, 1e-6) / wanted)
         for place, (ours, real) in enumerate(zip(replayed, served, strict=True))
         if learn_from(place)
-        for found, wanted in (
-            (ours.task.first_s - ours.task.come_s, real.ttft_s),
-            (ours.task.done_s - ours.task.first_s, real.last_s - real.first_s),
-        )
+        for found, wanted in _spans(ours, real)
         if wanted > 0
     ]
     together = compare(replayed, served, judged=learn_from).errors.values()
-    alone = sum(ratio * ratio for ratio in ratios) / len(ratios)
-    return alone + _TOGETHER * sum(error * error for error in together) / len(together)
+    alone = sum(ratio * ratio for ratio in ratios) / max(1, len(ratios))
+    return alone + _TOGETHER * sum(error * error for error in together) / max(1, len(together))
+
+
+def _spans(ours: Replayed, real: Served) -> tuple[tuple[float, float], ...]:
+    """Return pairs of the replay's seconds and the real ones, as far as those are known."""
+    task = ours.task
+    if not real.has_first:
+        return ((task.done_s - task.come_s, real.last_s - real.come_s),)
+    return (task.first_s - task.come_s, real.ttft_s), (task.done_s - task.first_s, real.last_s - real.first_s)

@@ -52,10 +52,11 @@ def summary(world: World, requests: Sequence[Request], *, slo_s: float = 5.0) ->
     span_s = max(end_s - begin_s, 1e-9)
     within = sum(request.ttft_s <= slo_s for request in done)
     replicas = [*world.replicas.values(), *world.gone]
+    engines = [replica.engine for replica in replicas] + (world.breakage.dead if world.breakage else [])
     lived_s = sum(min(replica.gone_s, end_s) - replica.began_s for replica in replicas)
     prompts = sum(request.arrival.prompt_tokens for request in done)
     cached = sum(request.cached_tokens for request in done)
-    read = sum(replica.engine.totals(end_s).prefill_tokens for replica in replicas)
+    read = sum(engine.totals(end_s).prefill_tokens for engine in engines)
     return Summary(
         requests=len(requests),
         done=len(done),
@@ -69,9 +70,9 @@ def summary(world: World, requests: Sequence[Request], *, slo_s: float = 5.0) ->
         requests_s=len(done) / span_s,
         tokens_s=sum(request.arrival.output_tokens for request in done) / span_s,
         hit_rate=cached / max(1, prompts),
-        preemptions=sum(replica.engine.preemptions for replica in replicas),
+        preemptions=sum(engine.preemptions for engine in engines),
         recomputed_tokens=max(0, round(read) - (prompts - cached)),
         replica_hours=lived_s / 3600,
-        busy_share=sum(replica.engine.busy_s for replica in replicas) / max(lived_s, 1e-9),
+        busy_share=sum(engine.busy_s for engine in engines) / max(lived_s, 1e-9),
         events=world.events.happened,
     )

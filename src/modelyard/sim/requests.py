@@ -30,6 +30,12 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     blocks: tuple[int, ...] = ()
     session: int = 0
     """A hash of what keeps requests together; 0: nothing."""
+    is_line: bool = False
+    """Of a batch: it makes way for everybody else."""
+    is_stream: bool = True
+    """Whether its caller gets tokens as they come; else nobody has seen any of its answer until its end."""
+    can_resume: bool = True
+    """Whether its text alone holds the state of its answer, so that another engine could go on with it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +54,15 @@ class Request:
     done_s: float = inf
     refused_s: float = inf
     refusal: str = ""
-    """Why it was refused: ``full``, ``never``, ``late`` (its time in line was over); "": it was not."""
+    """Why it was refused: ``full``, ``never``, ``late`` (its time in line was over); or what its engine failed it by:
+    ``unreachable``, ``lost``, ``silent``, ``long`` (all its time was over), ``deadly`` (it takes engines down). "": it
+    was not."""
+    until_s: float = inf
+    """When all its time is over, counted from when it was first sent to an engine."""
+    told: int = 0
+    """Tokens that its caller had when it lost its engine: another one goes on behind them."""
+    gave_way: int = 0
+    """How often it gave up its slot, as a line of a batch does."""
     cached_tokens: int = 0
     preemptions: int = 0
     replica: ReplicaLoad | None = None
@@ -59,6 +73,11 @@ class Request:
     def __repr__(self) -> str:
         state = self.refusal or ("done" if self.done_s < inf else "running" if self.dispatched_s < inf else "waiting")
         return f"<Request {self.number} of {self.arrival.tenant_id}: {state}>"
+
+    @property
+    def is_done(self) -> bool:
+        """Say whether it was answered."""
+        return self.done_s < inf
 
     def turned_away(self, verdict: Verdict) -> None:
         """Take the news that the place in line is lost."""

@@ -1,10 +1,11 @@
 """What an engine of the simulator is like, and the requests on it; ``engine.py`` is the engine."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from math import inf
 
 import msgspec
 
+from modelyard.policy.breaker import Failure
 from modelyard.policy.engine_model import Speed
 from modelyard.sim.kv_cache import Key
 
@@ -36,6 +37,18 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.kv_blocks * BLOCK_TOKENS
 
 
+class Aside:
+    """What an engine is asked that answers no client: a probe, or a shadow copy.
+
+    ``ended`` is called once, with how it failed, None: it did not.
+    """
+
+    __slots__ = ("ended",)
+
+    def __init__(self, ended: Callable[[Failure | None], None]) -> None:
+        self.ended = ended
+
+
 class Task:
     """A request on an engine and what became of it; seconds of the world, infinite until it happens.
 
@@ -45,7 +58,7 @@ class Task:
     __slots__ = (
         "_base", "_blocks", "_computed", "_finish", "_from", "_left", "_shared", "_target",
         "band", "blocks", "cached_tokens", "come_s", "done_s", "first_s", "generated_before", "number",
-        "output_tokens", "preemptions", "prompt_tokens", "what",
+        "output_tokens", "preemptions", "prompt_tokens", "replica_id", "what",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +70,7 @@ class Task:
         output_tokens: int,
         blocks: Sequence[int] = (),
         band: int = 0,
+        replica_id: str = "",
     ) -> None:
         assert prompt_tokens > 0, "a prompt has a token at least"
         self.what = what
@@ -66,6 +80,7 @@ class Task:
         self.output_tokens = max(1, output_tokens)
         self.blocks = blocks
         self.band = band
+        self.replica_id = replica_id
         self.come_s = self.first_s = self.done_s = inf
         self.cached_tokens = 0
         """Tokens of its prompt that need not be read, when it first came in."""

@@ -12,6 +12,7 @@ import csv
 import json
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from math import isnan
 from pathlib import Path
 
 import msgspec
@@ -30,8 +31,13 @@ class Served(msgspec.Struct, frozen=True):
     output_tokens: int
     come_s: float
     first_s: float
-    """When its first token was there."""
+    """When its first token was there; not a number where nobody saw that."""
     last_s: float
+
+    @property
+    def has_first(self) -> bool:
+        """Whether it is known when its first token was there."""
+        return not isnan(self.first_s)
 
     @property
     def ttft_s(self) -> float:

@@ -240,6 +240,14 @@ class ControlStore(Protocol):
         """Add or replace profiles by endpoint id; those of endpoints that do not exist are dropped."""
         ...
 
+    async def engine_fits(self) -> dict[str, bytes]:
+        """Return what is stored of engines' speeds, by version."""
+        ...
+
+    async def put_engine_fits(self, fits: Mapping[str, bytes], *, at: float) -> None:
+        """Add or replace by version; those of versions that do not exist are dropped. They go with their version."""
+        ...
+
     async def close(self) -> None:
         """Give back connections and threads."""
         ...

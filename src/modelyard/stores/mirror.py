@@ -311,6 +311,14 @@ class MirroredStore:
         """Add or replace profiles by endpoint id; those of endpoints that do not exist are dropped."""
         await self._store.put_forecasts(profiles, at=at)
 
+    async def engine_fits(self) -> dict[str, bytes]:
+        """Return what is stored of engines' speeds, by version."""
+        return await self._store.engine_fits()
+
+    async def put_engine_fits(self, fits: Mapping[str, bytes], *, at: float) -> None:
+        """Add or replace by version; those of versions that do not exist are dropped."""
+        await self._store.put_engine_fits(fits, at=at)
+
     async def close(self) -> None:
         """Give back connections and threads."""
         await self._store.close()

@@ -407,3 +407,31 @@ def test_a_late_refusal_of_one_replica_says_nothing_of_the_next(tmp_path: Path) 
     assert len(waiting) == 2
     client.connection_lost(None)
     bench.journal.close()
+
+
+def test_who_waits_for_a_first_token_leaves_an_engine_that_is_known_to_be_silent(tmp_path: Path) -> None:
+    bench = Yard(tmp_path, replicas=2)
+    bench.take(2, slots=16)
+    clients = [bench.client() for _ in range(9)]
+    bench.ask(clients[0][0], stream=True)
+    first, port = bench.engine, bench.engine.address[1]
+    first.data_received(STREAM + event(role="assistant", content="a"))
+    bench.gateway.check_time(bench.clock.monotonic_s())
+    # Those that follow have only asked; every other one is on the same engine.
+    for client, _ in clients[1:]:
+        bench.ask(client, stream=True)
+    others = [(connection, wire) for connection, wire in bench.pool.opened[1:] if connection.address[1] == port]
+    assert len(others) >= 3
+    opened = len(bench.pool.opened)
+    bench.clock.advance(bench.endpoint.patience.token_s + 1)
+    for connection, _ in bench.pool.opened:
+        if connection.address[1] != port:
+            connection.data_received(STREAM + event(role="assistant", content="b"))
+    bench.gateway.check_time(bench.clock.monotonic_s())
+    # The one that had begun goes on elsewhere; so do those that had nothing yet, long before their own time.
+    moved = bench.pool.opened[opened:]
+    assert [connection.address[1] for connection, _ in moved] == [3 - port] * (1 + len(others))
+    assert all(wire.is_closed for _, wire in others)
+    for client, _ in clients:
+        client.connection_lost(None)
+    bench.journal.close()

@@ -85,3 +85,28 @@ def test_a_line_without_an_answer_gives_its_place_back_and_says_nothing() -> Non
     pace.sent()
     pace.dropped()
     assert (pace.running, pace.limit) == (0, START)
+
+
+def test_the_news_of_one_jam_halve_it_once_however_many_bring_them() -> None:
+    pace = Pace(256, limit=80.0)
+    fill(pace, 0.0)
+    for at in range(80):
+        pace.answered(10.0 + at, gave_way=True)
+    assert pace.limit == 40.0
+    assert pace.running == 0
+    fill(pace, 100.0)
+    pace.answered(110.0, gave_way=True)
+    assert pace.limit == 39.0, "the next jam is another one"
+
+
+def test_what_was_too_much_long_ago_is_tried_again() -> None:
+    pace = Pace(256, limit=20.0)
+    fill(pace, 0.0)
+    pace.answered(1.0, queued_s=9.0)
+    sizes = []
+    for at in range(120):
+        answer_all(pace, 2.0 + at)
+        fill(pace, 2.0 + at)
+        sizes.append(pace.limit)
+    assert sizes[25] < 22.0, "it only feels its way there"
+    assert sizes[-1] > 40.0

@@ -289,6 +289,19 @@ def test_the_last_replica_that_answers_is_kept_whatever_a_shadow_does() -> None:
     assert replica.health.is_closed
 
 
+def test_all_that_a_silent_replica_had_may_be_tried_elsewhere_once() -> None:
+    story = Story(("a", 20), places=99)
+    there = [start(story, f"{number}") for number in range(20)]
+    routes = [(ReplicaRoute(name, "127.0.0.1", 1, "s", 20), 20) for name in "ab"]
+    story.dispatcher.update([("v1", 100, 0, routes)], now_s=0.0)
+    for replica in there:
+        story.dispatcher.failed(replica, Failure.SILENT, "no token", now_s=0.0)
+    moved = [story.retry(f"{number}", [replica]) for number, replica in enumerate(there)]
+    assert all(isinstance(one, ReplicaLoad) and one.route.id == "b" for one in moved)
+    assert story.dispatcher.retries.retries == 20
+    assert not story.dispatcher.retries.has_left(0.5) or story.dispatcher.retries.allowed <= 20 + 5
+
+
 def test_releases_get_their_share_of_traffic() -> None:
     picks = [pick_release([90, 10], point / 100) for point in range(100)]
     assert picks.count(0) == 90

@@ -17,7 +17,11 @@ def test_turns_by_request_give_ten_times_as_much_to_who_asks_for_ten_times_as_mu
     assert turns.apart > 20 * turns.bound
 
 
-def test_a_flood_does_not_hold_up_who_asks_for_little() -> None:
-    found = fair.isolation(None, 1, seconds=40.0)
-    assert found.beside_p99_s < 1.5
-    assert found.flood_p99_s > 50 * found.beside_p99_s
+@pytest.mark.parametrize("stream", [0.0, 1.0])
+def test_a_flood_does_not_hold_up_who_asks_for_little(stream: float) -> None:
+    before = fair.isolation(fair.Setting(kept_share_max=0.0, stream=stream), 1, seconds=80.0)
+    ours = fair.isolation(fair.Setting(stream=stream), 1, seconds=80.0)
+    assert before.beside.p50 > 5 * before.alone.p50
+    assert ours.beside.p50 < 2 * ours.alone.p50
+    assert ours.beside.p90 < 2 * ours.alone.p90
+    assert ours.tokens_s > 0.93 * before.tokens_s

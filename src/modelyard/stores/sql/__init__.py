@@ -10,7 +10,7 @@ from modelyard.stores.sql.batches import SqlBatchStore
 from modelyard.stores.sql.billing import SqlBillingStore
 from modelyard.stores.sql.books import SqlBookStore
 from modelyard.stores.sql.control import SqlControlStore
-from modelyard.stores.sql.database import Database, open_database
+from modelyard.stores.sql.database import Database, open_database, open_to_read
 from modelyard.stores.sql.events import SqlEventStore
 from modelyard.stores.sql.files import SqlFileStore
 from modelyard.stores.sql.leader import SqlLeaderStore
@@ -33,4 +33,5 @@ __all__ = [
     "SqlUsageStore",
     "SqlWebhookStore",
     "open_database",
+    "open_to_read",
 ]

@@ -20,7 +20,7 @@ from modelyard.domain.tenants import ApiKey, Tenant
 from modelyard.stores import AlreadyExistsError, Event
 from modelyard.stores.sql import mapping, schema
 from modelyard.stores.sql.announcing import add_events, trimmed
-from modelyard.stores.sql.database import Database, insert, is_unique_violation
+from modelyard.stores.sql.database import CHUNK, Database, insert, is_unique_violation
 
 T = TypeVar("T")
 
@@ -270,6 +270,26 @@ class SqlControlStore:
                 changes = {"profile": profiles[endpoint_id], "updated_at": at}
                 row = insert(connection, table).values(endpoint_id=endpoint_id, **changes)
                 connection.execute(row.on_conflict_do_update(index_elements=["endpoint_id"], set_=changes))
+
+        await self._database.write(put)
+
+    async def engine_fits(self) -> dict[str, bytes]:
+        """Return what is stored of engines' speeds, by version."""
+        table = schema.engine_fits
+        return dict(await self._all(sa.select(table), lambda row: (str(row["model_id"]), bytes(row["fit"]))))
+
+    async def put_engine_fits(self, fits: Mapping[str, bytes], *, at: float) -> None:
+        """Add or replace by version; those of versions that do not exist are dropped."""
+        table, versions = schema.engine_fits, schema.model_registry
+        wanted = sorted(fits)
+
+        def put(connection: sa.Connection) -> None:
+            for start in range(0, len(wanted), CHUNK):
+                there = versions.c.model_id.in_(wanted[start : start + CHUNK])
+                for version_id in connection.scalars(sa.select(versions.c.model_id).where(there)).all():
+                    changes = {"fit": fits[version_id], "updated_at": at}
+                    row = insert(connection, table).values(model_id=version_id, **changes)
+                    connection.execute(row.on_conflict_do_update(index_elements=["model_id"], set_=changes))
 
         await self._database.write(put)
 

@@ -18,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
@@ -27,7 +28,7 @@ from modelyard.clock import Clock, SystemClock
 from modelyard.errors import StartupError
 from modelyard.stores import AlreadyExistsError, StoreUnavailableError, SupersededError
 from modelyard.stores.sql import schema
-from modelyard.stores.sql.migrate import bring_up_to_date
+from modelyard.stores.sql.migrate import bring_up_to_date, check_readable
 
 if TYPE_CHECKING:
     from sqlalchemy.dialects import postgresql
@@ -230,12 +231,7 @@ def open_database(url: str, *, timeout_s: float, clock: Clock | None = None) -> 
     Raises:
         StartupError: the database cannot be opened, is damaged, or was written by a newer release.
     """
-    try:
-        where = sa.make_url(url)
-    except exc.ArgumentError as error:
-        raise StartupError(
-            "'control.database_url' is no database URL. Example: sqlite:////var/lib/modelyard/control.sqlite"
-        ) from error
+    where = _place_of(url)
     try:
         engine = _engine(where, timeout_s)
         with ExitStack() as if_it_fails:
@@ -252,12 +248,47 @@ def open_database(url: str, *, timeout_s: float, clock: Clock | None = None) -> 
     return Database(engine, timeout_s=timeout_s, clock=clock or SystemClock())
 
 
-def _engine(where: sa.URL, timeout_s: float) -> sa.Engine:
+def open_to_read(url: str, *, timeout_s: float, clock: Clock | None = None) -> Database:
+    """Open a database that is there, to read from it alone: it is neither created nor migrated, and nothing is written.
+
+    A platform that runs on it is not disturbed. Blocks, as ``open_database``.
+
+    Raises:
+        StartupError: there is none, it cannot be opened, or it has the tables of another release.
+    """
+    where = _place_of(url)
+    if where.get_backend_name() == "sqlite" and not Path(where.database or "").is_file():
+        raise StartupError(f"There is no database {where.database}. Name its data directory with --data-dir.")
+    try:
+        engine = _engine(where, timeout_s, reads_only=True)
+        with ExitStack() as if_it_fails:
+            if_it_fails.callback(engine.dispose)
+            with engine.connect().execution_options(writes=False, wait_s=timeout_s) as connection, connection.begin():
+                check_readable(connection)
+            if_it_fails.pop_all()
+    except (exc.DBAPIError, OSError, ImportError) as error:
+        reason = str(error.orig) if isinstance(error, exc.DBAPIError) else str(error)
+        raise StartupError(
+            f"Cannot read the database {where.render_as_string(hide_password=True)}: {reason}."
+        ) from error
+    return Database(engine, timeout_s=timeout_s, clock=clock or SystemClock())
+
+
+def _place_of(url: str) -> sa.URL:
+    try:
+        return sa.make_url(url)
+    except exc.ArgumentError as error:
+        raise StartupError(
+            "'control.database_url' is no database URL. Example: sqlite:////var/lib/modelyard/control.sqlite"
+        ) from error
+
+
+def _engine(where: sa.URL, timeout_s: float, *, reads_only: bool = False) -> sa.Engine:
     match where.get_backend_name():
         case "sqlite":
-            return _sqlite_engine(where, timeout_s)
+            return _sqlite_reader(where, timeout_s) if reads_only else _sqlite_engine(where, timeout_s)
         case "postgresql":
-            return _postgres_engine(where, timeout_s)
+            return _postgres_engine(where, timeout_s, reads_only=reads_only)
         case other:
             raise StartupError(f"'control.database_url' names '{other}'; there are 'sqlite' and 'postgresql'.")
 
@@ -289,6 +320,24 @@ def _sqlite_engine(where: sa.URL, timeout_s: float) -> sa.Engine:
         ):
             connection.execute(f"PRAGMA {pragma}").close()
 
+    _begin_by_hand(engine)
+    return engine
+
+
+def _sqlite_reader(where: sa.URL, timeout_s: float) -> sa.Engine:
+    # What a live writer has in its log is seen; a file that nobody has open gets a log of its own beside it.
+    there = where.set(database=f"file:{quote(where.database or '')}", query={"mode": "ro", "uri": "true"})
+    engine = sa.create_engine(there, connect_args={"timeout": timeout_s}, pool_size=1, max_overflow=READERS)
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: Any, record: object) -> None:
+        connection.isolation_level = None
+
+    _begin_by_hand(engine)
+    return engine
+
+
+def _begin_by_hand(engine: sa.Engine) -> None:
     @event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
         options = connection.get_execution_options()
@@ -296,14 +345,13 @@ def _sqlite_engine(where: sa.URL, timeout_s: float) -> sa.Engine:
         # IMMEDIATE: a deferred writer that finds the lock taken after its first read fails at once, without waiting.
         connection.exec_driver_sql("BEGIN IMMEDIATE" if options["writes"] else "BEGIN")
 
-    return engine
 
-
-def _postgres_engine(where: sa.URL, timeout_s: float) -> sa.Engine:
+def _postgres_engine(where: sa.URL, timeout_s: float, *, reads_only: bool = False) -> sa.Engine:
     wait_ms = max(1, int(timeout_s * 1000))
+    options = f"-c lock_timeout={wait_ms}" + (" -c default_transaction_read_only=on" if reads_only else "")
     return sa.create_engine(
         where,
-        connect_args={"connect_timeout": max(1, round(timeout_s)), "options": f"-c lock_timeout={wait_ms}"},
+        connect_args={"connect_timeout": max(1, round(timeout_s)), "options": options},
         pool_size=READERS + 1,
         max_overflow=0,
         pool_timeout=timeout_s,

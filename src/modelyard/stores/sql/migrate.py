@@ -35,6 +35,22 @@ def bring_up_to_date(connection: sa.Connection) -> None:
         migrate(connection, revision)
 
 
+def check_readable(connection: sa.Connection) -> None:
+    """Make sure that the tables are those of this release; changes nothing.
+
+    Raises:
+        StartupError: they are not.
+    """
+    if schema.alembic_version.name not in sa.inspect(connection).get_table_names():
+        raise StartupError("The database has no tables of ours: no platform was started on it yet.")
+    revision = connection.execute(sa.select(schema.alembic_version.c.version_num)).scalar()
+    if revision != schema.HEAD:
+        raise StartupError(
+            f"The database is at revision '{revision}', this release reads '{schema.HEAD}'. "
+            "Use the release that the platform runs, or start the platform with this one first."
+        )
+
+
 def _create(connection: sa.Connection) -> None:
     schema.metadata.create_all(connection, checkfirst=False)
     schema.alembic_version.create(connection)

@@ -24,7 +24,7 @@ from modelyard.stores.sql.columns import model as _model
 from modelyard.stores.sql.columns import owner as _owner
 from modelyard.stores.sql.columns import text as _text
 
-HEAD = "0015"
+HEAD = "0016"
 """The newest migration; a fresh database is created at it directly. A test holds it equal to Alembic's head."""
 
 metadata = columns.metadata
@@ -400,6 +400,14 @@ forecasts = sa.Table(
     metadata,
     sa.Column("endpoint_id", sa.Text, sa.ForeignKey("endpoints.endpoint_id", ondelete="CASCADE"), primary_key=True),
     sa.Column("profile", sa.LargeBinary, nullable=False),
+    _instant("updated_at"),
+)
+
+engine_fits = sa.Table(
+    "engine_fits",
+    metadata,
+    sa.Column("model_id", sa.Text, sa.ForeignKey("model_registry.model_id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("fit", sa.LargeBinary, nullable=False),
     _instant("updated_at"),
 )
 

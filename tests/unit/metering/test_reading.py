@@ -1,0 +1,63 @@
+"""What is exported is read again as it was, and what is no export is said with its line."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from modelyard.domain.usage import Unit, UsageRow, UsageStatus
+from modelyard.metering.export import ROWS, Format, encoder_of, values_of_row
+from modelyard.metering.reading import FileError, file_rows
+
+ROW = UsageRow(
+    "req-1", "ten-1", "key-1", "ep-1", "=chat", "ver-1", "rep-1", "/v1/chat/completions", True, 100, 32, 20, 77,
+    UsageStatus.SUCCESS, 200, "", 250.5, 900.25, 1, False, 1_796_000_000.125, 1_796_000_001.5, units=1.5,
+    unit=Unit.SECONDS, batch_id="batch-1",
+)  # fmt: skip
+OTHER = msgspec.structs.replace(
+    ROW, request_id="req-2", model="plain", ttft_ms=None, status=UsageStatus.ERROR, is_stream=False, unit=Unit.NONE
+)
+
+
+def written(file: Path, format: Format) -> Path:
+    encoder = encoder_of(format, ROWS)
+    pieces = (encoder.begin(), encoder.rows([values_of_row(ROW), values_of_row(OTHER)]), encoder.end())
+    file.write_bytes(b"".join(pieces))
+    return file
+
+
+@pytest.mark.parametrize("format", [Format.CSV, Format.JSONL])
+def test_an_export_is_read_as_it_was_written(tmp_path: Path, format: Format) -> None:
+    assert list(file_rows(written(tmp_path / "rows", format))) == [ROW, OTHER]
+
+
+def test_lines_that_are_empty_and_columns_that_are_new_are_passed_over(tmp_path: Path) -> None:
+    file = written(tmp_path / "rows.jsonl", Format.JSONL)
+    file.write_text("\n" + file.read_text().replace("{", '{"colour":"red",', 1) + "\n")
+    assert list(file_rows(file)) == [ROW, OTHER]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("model,requests\nchat,5\n", "line 2: it has no request_id, tenant_id, key_id and endpoint_id. Write rows"),
+        ('{"request_id": 5\n', "line 1: it has no request_id"),
+        ("[\n{}]\n", "neither CSV nor JSON lines: export it with --format csv or jsonl"),
+        ("PAR1xyz", "neither CSV nor JSON lines"),
+        (b"\xff\xfe\x00", "it is no text of an export"),
+    ],
+)
+def test_what_is_no_export_is_said(tmp_path: Path, text: str | bytes, why: str) -> None:
+    file = tmp_path / "rows"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(FileError, match=why):
+        list(file_rows(file))
+
+
+def test_a_cell_of_the_wrong_kind_is_named_with_its_line(tmp_path: Path) -> None:
+    file = written(tmp_path / "rows.csv", Format.CSV)
+    file.write_text(file.read_text().replace(",100,", ",many,"))
+    with pytest.raises(FileError, match=r"line 2: Expected `int`, got `str` - at `\$.prompt_tokens`"):
+        list(file_rows(file))
+    with pytest.raises(FileError, match="No such file"):
+        list(file_rows(tmp_path / "nowhere"))

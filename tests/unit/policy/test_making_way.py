@@ -1,0 +1,166 @@
+"""Who gives up a slot: lines of batches for everybody, and whoever has too many for who asks for little."""
+
+from dataclasses import dataclass, field
+
+from modelyard.domain.routing_table import ReplicaRoute
+from modelyard.policy import making_way
+from modelyard.policy.dispatch import Dispatcher, DispatchRules, ReplicaLoad, Verdict
+from modelyard.policy.job import Job
+
+PRIORITY, STANDARD, BATCH = range(3)
+
+
+class Line:
+    """A line on a replica."""
+
+    def __init__(self, gave_way: int = 0, *, is_begun: bool = False) -> None:
+        self.gave_way = gave_way
+        self.is_begun = is_begun
+
+
+def cut(lines: list[Line], needed: int) -> list[Line]:
+    """Return which lines were cut off until ``needed`` were."""
+    gone: list[Line] = []
+
+    def cut_off(line: Line) -> None:
+        lines.remove(line)
+        gone.append(line)
+
+    making_way.make_way(
+        lambda: reversed(lines),
+        waits=lambda: len(gone) < needed,
+        can_stop=lambda line: not line.is_begun,
+        cut=cut_off,
+    )
+    return gone
+
+
+def test_the_youngest_makes_way_and_no_more_than_needed() -> None:
+    lines = [Line(), Line(), Line()]
+    youngest = lines[-1]
+    assert cut(lines, 1) == [youngest]
+
+
+def test_who_has_begun_or_gave_way_often_enough_stays() -> None:
+    old, often, begun = Line(), Line(making_way.CUTS_OF_LINE_MAX), Line(is_begun=True)
+    assert cut([old, often, begun], 5) == [old]
+
+
+def test_one_request_cuts_off_a_few_at_most() -> None:
+    assert len(cut([Line() for _ in range(50)], 50)) == making_way.CUTS_MAX
+
+
+@dataclass(eq=False)
+class Request:
+    """A request on a replica or in line."""
+
+    name: str
+    job: Job
+    replica: ReplicaLoad | None = None
+    gave_way: int = 0
+    is_seen: bool = False
+    failed_on: list[ReplicaLoad] = field(default_factory=list)
+
+    def turned_away(self, verdict: Verdict) -> None:
+        raise AssertionError(f"{self.name} was turned away")
+
+
+class Endpoint:
+    """One replica of four slots, and what came in order."""
+
+    def __init__(self, *, kv_tokens: int = 0) -> None:
+        self.came: list[Request] = []
+        rules = DispatchRules(places=100)
+        self.dispatcher: Dispatcher[Request] = Dispatcher("ep", rules=rules, deliver=self._start, chance=lambda: 0.5)
+        route = ReplicaRoute("r", "127.0.0.1", 1, "s", 4, kv_tokens=kv_tokens)
+        self.dispatcher.update([("v1", 100, 0, [(route, 4)])], now_s=0.0)
+
+    def _start(self, request: Request, replica: ReplicaLoad) -> bool:
+        request.replica = replica
+        return True
+
+    def ask(self, tenant_id: str, *, band: int = STANDARD, tokens: int = 100) -> Request:
+        request = Request(tenant_id, Job(tenant_id, 1.0, band, tokens, tokens, tokens, is_stream=False))
+        verdict = self.dispatcher.arrive(request, now_s=0.0, deadline_s=9.0)
+        if isinstance(verdict, ReplicaLoad):
+            self._start(request, verdict)
+        self.came.append(request)
+        return request
+
+    def trade(self, request: Request) -> Request | None:
+        """Return who gave its place to ``request``."""
+        traded = making_way.trade(
+            request,
+            self.dispatcher,
+            reversed(self.came),
+            can_stop=lambda one: not one.is_seen,
+            now_s=0.0,
+            deadline_s=9.0,
+        )
+        if traded is None:
+            return None
+        traded[0].gave_way += 1
+        traded[0].replica = None
+        return traded[0]
+
+
+def test_the_youngest_of_a_flood_makes_way_for_who_asks_for_little_and_is_the_next_of_its_tenant() -> None:
+    endpoint = Endpoint()
+    flood = [endpoint.ask("flood") for _ in range(8)]
+    quiet = endpoint.ask("quiet")
+    assert quiet.replica is None
+    assert endpoint.trade(quiet) is flood[3]
+    assert quiet.replica is not None
+    assert endpoint.dispatcher.running == 4
+    assert [one for one in endpoint.dispatcher.line.order() if one.name == "flood"] == [flood[3], *flood[4:]]
+
+
+def test_nobody_makes_way_whose_answer_was_seen() -> None:
+    endpoint = Endpoint()
+    flood = [endpoint.ask("flood") for _ in range(8)]
+    for one in flood[1:]:
+        one.is_seen = True
+    assert endpoint.trade(endpoint.ask("quiet")) is flood[0]
+    flood[0].is_seen = True
+    assert endpoint.trade(endpoint.ask("other")) is None
+
+
+def test_nobody_makes_way_again_and_again() -> None:
+    endpoint = Endpoint()
+    for one in [endpoint.ask("flood") for _ in range(8)]:
+        one.gave_way = making_way.TRADES_MAX
+    assert endpoint.trade(endpoint.ask("quiet")) is None
+
+
+def test_a_tenant_keeps_its_fair_share() -> None:
+    endpoint = Endpoint()
+    for tenant_id in ("a", "a", "b", "b"):
+        endpoint.ask(tenant_id)
+    # A third of four slots is one and a third: one more may not be taken from who has two.
+    assert endpoint.trade(endpoint.ask("c")) is None
+
+
+def test_who_asks_for_much_is_given_nothing() -> None:
+    endpoint = Endpoint()
+    for _ in range(6):
+        endpoint.ask("flood")
+    first, second = endpoint.ask("quiet"), endpoint.ask("quiet")
+    assert endpoint.trade(second) is None, "it waits in line already"
+    assert first.replica is None
+
+
+def test_the_most_urgent_do_not_make_way_for_less_urgent_ones() -> None:
+    endpoint = Endpoint()
+    for _ in range(6):
+        endpoint.ask("flood", band=PRIORITY)
+    assert endpoint.trade(endpoint.ask("quiet")) is None
+
+
+def test_a_place_that_does_not_suffice_is_kept() -> None:
+    endpoint = Endpoint(kv_tokens=1000)
+    flood = [endpoint.ask("flood") for _ in range(8)]
+    large = endpoint.ask("quiet", tokens=400)
+    assert endpoint.trade(large) is None
+    assert [one for one in flood if one.replica is not None] == flood[:4]
+    assert endpoint.dispatcher.running == 4
+    assert not flood[3].gave_way
