@@ -421,6 +421,7 @@ async def test_arrivals_of_an_endpoint_are_counted_by_ten_minutes(store: UsageSt
     for at, moment in enumerate(moments):
         records += [an_intent(f"r{at}", at=NOON + moment), a_settle(f"r{at}", at=NOON + moment + 1)]
     records += [an_intent("other", model="else"), a_settle("other")]
+    records += [msgspec.structs.replace(an_intent("line"), batch_line="batch_x/1"), a_settle("line")]
     await store.apply(records, HERE)
     found = await store.arrivals("ep-smol", since=0.0, until=NOON + 7200)
     assert found == {NOON: 2, NOON + 600: 1, NOON + 3000: 1, NOON + 3600: 1}

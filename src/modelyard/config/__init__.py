@@ -75,7 +75,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ejection_share_max: Share = 0.5
     """Largest share of an endpoint's replicas that are kept away from requests at once for failing."""
     kv_share_max: Share = 0.97
-    """Share of a replica's KV cache that requests may reserve."""
+    """Share of a replica's KV cache that requests may reserve; gateway workers have equal parts of it."""
     kept_share_max: Share = 0.0625
     """Largest share of an endpoint's running requests that is kept free for tenants which ask for little, while another
     one asks for all there is; 0: none. See ``docs/explanation/fairness.md``."""

@@ -2,7 +2,8 @@
 
 A gateway counts from its start, so only differences mean something. What it
 had counted before this controller first heard of it is not known to be new;
-one that joins later counts whole.
+one that joins later counts whole. Lines of batches are left out: they have a
+day, and nobody has to be awake before they come.
 """
 
 from collections import defaultdict, deque
@@ -35,10 +36,11 @@ class Arrivals:
         for gateway_id, report in reports.items():
             for row in report.endpoints:
                 key = (gateway_id, row.endpoint_id)
-                before = self._counted.get(key, 0 if is_settled else row.arrivals)
+                arrivals = row.arrivals - row.batch_arrivals
+                before = self._counted.get(key, 0 if is_settled else arrivals)
                 # A smaller count is of a gateway that began anew.
-                fresh = row.arrivals - before if row.arrivals >= before else row.arrivals
-                counted[key] = row.arrivals
+                fresh = arrivals - before if arrivals >= before else arrivals
+                counted[key] = arrivals
                 if fresh:
                     new[row.endpoint_id] += fresh
         # A gateway that is away for a moment comes back with its count; one that is gone for good costs a few words.

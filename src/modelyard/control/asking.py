@@ -27,14 +27,16 @@ def ask_of(
 ) -> Ask:
     """Return what a replica needs of a fleet that has accelerators of ``kinds``.
 
-    ``failed`` are earlier ones of its place, whose nodes come last, as ``crowded`` ones do. ``is_spare``: others are
-    kept that can replace it, so that it may run on a node that can be taken away.
+    ``failed`` are earlier ones of its place, whose nodes come last; without any ``crowded`` ones do. ``is_spare``:
+    others are kept that can replace it, so that it may run on a node that can be taken away.
     """
     version, engine, settings = offer.version, offer.engine, offer.settings
     kind, count = version.gpu_type, version.gpu_count
     if not engine.needs_artifact and kind not in kinds:
         # Without weights it computes nothing, so it has whatever accelerator it is said to have.
         kind, count = "", 1
+    # What is slow where others are still runs: a node where it fails must not be as good as one that is crowded.
+    failed_on = frozenset(replica.placement.node_id for replica in failed if replica.placement.parts)
     return Ask(
         memory_bytes=math.ceil(settings.memory_bytes / count),
         count=count,
@@ -44,7 +46,7 @@ def ask_of(
         pool="default" if engine.is_remote else endpoint.autoscale.node_pool,
         may_use_spot=is_spare,
         may_be_simulated=not engine.needs_artifact,
-        avoid=crowded | {replica.placement.node_id for replica in failed if replica.placement.parts},
+        avoid=failed_on or crowded,
         tenant_id=endpoint.tenant_id,
         tier=endpoint.autoscale.tier,
     )

@@ -220,12 +220,17 @@ class Starts:
 
     def _need(self, offer: Offer) -> Need:
         demand = self.world.demand(self.endpoint.id)
+        queued, wait_s = demand.queued, demand.wait_s
+        if not self.endpoint.autoscale.batch_scales:
+            # Lines that run on what is idle push nobody out, and rent nothing.
+            queued = max(queued - demand.batch_queued, 0)
+            wait_s = wait_s if queued else 0.0
         return Need(
             name=self.endpoint.name,
-            queued=demand.queued,
+            queued=queued,
             reload_s=offer.settings.load_s,
             ready=sum(record.state is ReplicaState.READY for record in self.records.values()),
-            wait_s=demand.wait_s,
+            wait_s=wait_s,
             may_evict=not self.endpoint.pool,
         )
 
@@ -262,13 +267,14 @@ class Starts:
 
     def _crowded(self, replica: Replica) -> frozenset[str]:
         """Return the nodes where replicas of the same version share accelerators, which more of it would slow down."""
-        nodes = {node_id: seen.node for node_id, seen in self.tools.placer.nodes.items()}
-        others = (
+        others = [
             one.placement
             for one in self.records.values()
             if one.version_id == replica.version_id and one.id != replica.id and one.state in LIVE
-        )
-        return crowded(others, nodes)
+        ]
+        known = self.tools.placer.nodes
+        where = {one.node_id for one in others}
+        return crowded(others, {node_id: known[node_id].node for node_id in where if node_id in known})
 
     def _failed(self, replica: Replica) -> list[Replica]:
         """Return the crash history of a replica's place."""

@@ -83,7 +83,11 @@ class Sizing:
         """Forget what is gone."""
         for endpoint_id in self.decisions.keys() - world.endpoints.keys():
             del self.decisions[endpoint_id]
-        self.speeds.keep(replica.id for replicas in world.replicas.values() for replica in replicas)
+        replicas = [replica for replicas in world.replicas.values() for replica in replicas]
+        versions = {release.version_id for endpoint in world.endpoints.values() for release in endpoint.releases}
+        self.speeds.keep(
+            (replica.id for replica in replicas), versions.union(replica.version_id for replica in replicas)
+        )
         if self.forecasts is not None:
             self.forecasts.keep(world.endpoints)
 

@@ -1,9 +1,9 @@
 """What changes too often for the routing table, told to every gateway about twice a second.
 
 Sums of the ledger for keys and tenants with a quota, each with how far the
-gateways' journals were delivered when it was taken; and what replicas' own
-metrics pages said; how fast engines were seen to be; and which requests one of the gateways refuses because
-they take engines down. A gateway counts on by itself between two of them and while
+gateways' journals were delivered when it was taken; what replicas' own metrics
+pages said, and how fast engines were seen to be; which requests one of the
+gateways refuses because they take engines down. A gateway counts on by itself between two of them and while
 none come, so a store that is away costs precision and never admission.
 """
 

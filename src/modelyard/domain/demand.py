@@ -20,6 +20,8 @@ class EndpointDemand(msgspec.Struct, frozen=True, array_like=True):
     batch_queued: int = 0
     """Lines of batches among ``queued``, and in ``batch_running`` those on replicas among ``in_flight``."""
     batch_running: int = 0
+    batch_arrivals: int = 0
+    """Lines of batches among ``arrivals``."""
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, array_like=True):

@@ -9,6 +9,8 @@ from typing import Protocol
 import msgspec
 
 TOKENS_MAX = 1_000_000
+SIGMA_MAX = 10.0
+"""Of a logarithm: from a thousandth to a million times the median is 7, and some hundreds are no number any more."""
 
 
 class Chance(Protocol):
@@ -66,4 +68,6 @@ def lengths_of(text: str) -> Lengths:
     found = Lengths(kind, *map(float, numbers))
     if found.first < 1 or (kind == "uniform" and found.second < found.first):
         raise ValueError(f"'{text}' is no length: it begins below 1, or ends before it begins")
+    if kind == "lognormal" and found.second > SIGMA_MAX:
+        raise ValueError(f"'{text}' is no length: its spread is above {SIGMA_MAX:g}")
     return found

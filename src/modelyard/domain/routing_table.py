@@ -158,4 +158,4 @@ class Tidings(msgspec.Struct, frozen=True, tag="tidings"):
     refused: tuple[tuple[int, float], ...] = ()
     """Fingerprints of requests that take engines down, and until when (monotonic seconds) they are refused."""
     speeds: tuple[EngineSpeed, ...] = ()
-    """Told now and then; what is not told is as it was."""
+    """Told now and then, and then all of them; without any they are as they were."""

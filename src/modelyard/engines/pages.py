@@ -44,10 +44,14 @@ def total_of(samples: dict[str, float], *names: str) -> float | None:
 def read_labelled(page: str, name: str) -> list[tuple[str, float]]:
     """Return the labels, as they stand in the page, and the value of each series of one metric."""
     found = []
-    for series, labels, text in _LABELLED.findall(page):
-        if series == name:
+    begin = f"{name}{{"
+    at = page.find(begin)
+    while at >= 0:  # by its name: a page has a thousand other lines, and is read every second
+        match = _LABELLED.match(page, at)
+        if match is not None and match[1] == name:
             with contextlib.suppress(ValueError):
-                found.append((labels, float(text)))
+                found.append((match[2], float(match[3])))
+        at = page.find(begin, at + 1)
     return found
 
 

@@ -66,6 +66,8 @@ class EndpointState(Generic[W]):
     dispatcher: Dispatcher[W]
     last_request_s: float
     arrivals: int = 0
+    batch_arrivals: int = 0
+    """Lines of batches among them."""
     in_flight: int = 0
     wanted_until_s: float = 0.0
     """Until when it is wanted awake by somebody who came while it slept, though a fallback answered, or they left."""
@@ -78,6 +80,8 @@ class EndpointState(Generic[W]):
     """Short prompts that it was learnt from."""
     mean_s: float = waits.ANSWER_S
     """Smoothed seconds of an answer, for ``retry-after`` while the line's own rate is unknown."""
+    has_answered: bool = False
+    """Whether ``mean_s`` has an answer in it; until then it is what engines' pages tell."""
     patience: Patience = field(init=False)
     outputs: OutputPredictor = field(default_factory=OutputPredictor)
     tallies: dict[str, ReleaseTally] = field(default_factory=dict)
@@ -136,6 +140,7 @@ class EndpointState(Generic[W]):
             if beyond <= TEMPLATE_TOKENS_MAX:
                 self._learn_template(beyond)
         self.mean_s += CALIBRATION_WEIGHT * (seconds - self.mean_s)
+        self.has_answered = True
 
     def _learn_template(self, beyond: float) -> None:
         """Take what a short prompt had beyond its text for the template's: all of the first one, for streams that are
@@ -146,12 +151,15 @@ class EndpointState(Generic[W]):
             weight = max(weight, TEMPLATE_DOWN_WEIGHT)
         self.template_tokens += weight * (beyond - self.template_tokens)
 
-    def expect(self, speeds: Mapping[str, Speed]) -> None:
+    def expect(self, speeds: Mapping[str, EngineSpeed]) -> None:
         """Take how fast its engines are from what their pages told the controller, until they have answered here."""
+        if self.has_answered and self.dispatcher.model.samples:
+            return
         for release in self.route.releases:
-            if release.weight and (speed := speeds.get(release.version_id)) is not None:
+            if release.weight and (told := speeds.get(release.version_id)) is not None:
+                speed = Speed(told.step_s, told.request_s, told.prefill_token_s, told.kv_token_s)
                 self.dispatcher.expect(speed)
-                if self.mean_s == waits.ANSWER_S:
+                if not self.has_answered:
                     self.mean_s = waits.answer_s(speed, max((one.slots for one in release.replicas), default=1))
                 return
 
@@ -213,6 +221,8 @@ class Catalog(Generic[W]):
         self._endpoints: dict[str, EndpointState[W]] = {}
         self._own: dict[tuple[str, str], EndpointState[W]] = {}
         self._shared: dict[str, EndpointState[W]] = {}
+        self._speeds: dict[str, EngineSpeed] = {}
+        """How fast engines are, by version, as it was last told."""
 
     @property
     def endpoints(self) -> Iterable[EndpointState[W]]:
@@ -266,6 +276,7 @@ class Catalog(Generic[W]):
                     endpoint.wait_s(now_s),
                     endpoint.dispatcher.line.depths[BATCH_BAND] if queued else 0,
                     len(endpoint.batch_lines),
+                    endpoint.batch_arrivals,
                 )
             )
             replicas += [_report_on(load) for load in endpoint.dispatcher.replicas]
@@ -289,10 +300,13 @@ class Catalog(Generic[W]):
         return found
 
     def expect(self, told: Iterable[EngineSpeed]) -> None:
-        """Take over how fast the engines of versions are."""
-        speeds = {one.version_id: Speed(one.step_s, one.request_s, one.prefill_token_s, one.kv_token_s) for one in told}
-        for endpoint in self._endpoints.values():
-            endpoint.expect(speeds)
+        """Take over how fast the engines of versions are, all that are known."""
+        before, self._speeds = self._speeds, {one.version_id: one for one in told}
+        # Most of ten thousand are as they were, and requests wait while all endpoints are gone through.
+        news = {name: one for name, one in self._speeds.items() if before.get(name) != one}
+        if news:
+            for endpoint in self._endpoints.values():
+                endpoint.expect(news)
 
     def _take_endpoints(self, table: RoutingTable, now_s: float) -> None:
         changed = [
@@ -338,6 +352,8 @@ class Catalog(Generic[W]):
         state.route, state.is_gone = route, False
         state.patience = Patience.of(route.serving.timeouts, self._settings)
         state.sheets, state.batch_sheets = {}, {}
+        if is_news:
+            state.expect(self._speeds)
         return state if is_news else None
 
     def _take_names(self, table: RoutingTable) -> list[EndpointState[W]]:

@@ -306,6 +306,8 @@ class Gateway:
         self.exchanges[exchange] = None
         exchange.endpoint.in_flight += 1
         exchange.endpoint.arrivals += 1
+        if exchange.batch_line:
+            exchange.endpoint.batch_arrivals += 1
         if exchange.call.links:
             self.links.follow(exchange, lambda: self._place(exchange, wait_s_max))
         else:

@@ -135,7 +135,9 @@ class RequestMemory:
             if tally is None:
                 tally = endpoint.tallies[version_id] = ReleaseTally()
             service_s = now_s - job.dispatched_s
-            tally.ended(outcome.http_status, latency_s, first_s, service_s, usage.prompt_tokens, completion, now_s)
+            # A line of a batch has a day: that it waited says nothing of its release, and must start no replicas.
+            whole_s = service_s if exchange.batch_line else latency_s
+            tally.ended(outcome.http_status, whole_s, first_s, service_s, usage.prompt_tokens, completion, now_s)
         ring = self._served if exchange.has_intent else self._refused
         ring.append(
             (

@@ -13,7 +13,8 @@ from modelyard.policy.scaling import Seen
 def without_batches(seen: Seen, *, queued: int, running: int) -> Seen:
     """Return ``seen`` without ``queued`` and ``running`` lines of batches, which it counts.
 
-    What engines and rates tell is of all requests; their share of those that run is taken off.
+    What engines and rates tell is of all requests; their share of those that run is taken off. How long answers take
+    stays: gateways count none of the time that lines wait (``gateway/memory.py``).
     """
     if queued <= 0 and running <= 0:
         return seen
@@ -27,6 +28,7 @@ def without_batches(seen: Seen, *, queued: int, running: int) -> Seen:
         queued=left,
         in_flight=in_flight,
         utilization=_part(seen.utilization, share),
+        kv_use=_part(seen.kv_use, share),
         requests_s=_part(seen.requests_s, share),
         tokens_s=_part(seen.tokens_s, share),
         # A wait that is predicted for one more is that of a line; without one there is none.

@@ -158,9 +158,9 @@ def between(before: Look, after: Look) -> Sample | None:
     if before.iterations is not None and after.iterations is not None:
         iterations = after.iterations - before.iterations
         # Tokens say it better than two looks, unless they are counted at a request's end or come several at once.
-        if iterations > 0 and abs(generated / iterations - running) <= 0.5 * running + 1:
+        if generated > 0 and iterations > 0 and abs(generated / iterations - running) <= 0.5 * running + 1:
             batch = max(generated / iterations, 1.0)
-    if iterations < _ITERATIONS_MIN or read < 0:  # it hardly did anything, or began anew
+    if iterations < _ITERATIONS_MIN or read < 0 or generated < 0:  # it hardly did anything, or began anew
         return None
     return Sample(span_s / iterations, batch, read / iterations, (before.kv_tokens + after.kv_tokens) / 2)
 
@@ -175,7 +175,8 @@ def learn(model: EngineModel, sample: Sample) -> EngineModel:
     off = math.log(min(max(seconds / predicted, 1e-3), 1e3)) if predicted > 0 else 1.0
     if model.is_known and predicted > 0:
         seconds = min(max(seconds, predicted / _CLIP), predicted * _CLIP)
-    kept = KEPT_IF_WRONG if model.is_known and abs(model.bias) > WRONG else KEPT
+    # Not only while it is known: who is far off is not, and has most to forget.
+    kept = KEPT_IF_WRONG if model.samples >= SAMPLES_MIN and abs(model.bias) > WRONG else KEPT
     row = [term / seconds for term in terms]
     products = [one * other for one in row for other in row]
     moments = tuple(kept * past + new for past, new in zip(model.moments, (*products, *row), strict=True))

@@ -286,8 +286,8 @@ class _Table:
         if len(self.hosts) < 2 or traffic <= 0:
             return
         # On many replicas a small share of the traffic is more than one of them bears.
-        share = min(self.rule.hot_share, 0.5 / len(self.hosts))
-        hot = [one for one in self.wanted.values() if one.rate / traffic >= share and one.is_supplied]
+        hot_share = min(self.rule.hot_share, 0.5 / len(self.hosts))
+        hot = [one for one in self.wanted.values() if one.rate / traffic >= hot_share and one.is_supplied]
         for guest in sorted(hot, key=lambda one: (-one.rate, one.key)):
             able = [
                 host

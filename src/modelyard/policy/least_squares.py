@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from math import sqrt
 
 _SINGULAR = 1e-9
+_GONE = 1e-100
+"""Weights that were forgotten down to this have too few digits left to divide by."""
 
 
 def non_negative(normal: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
@@ -11,10 +13,10 @@ def non_negative(normal: Sequence[Sequence[float]], right: Sequence[float]) -> l
 
     ``normal`` is symmetric: sums of the products of terms. The term that asks most to be negative is left out until
     none does, which is not always the best of all choices but close, and takes a handful of steps. A term that was
-    never there, or is no more than others together, is 0.
+    never there, or is forgotten, or is no more than others together, is 0.
     """
     scales = [sqrt(max(normal[term][term], 0.0)) for term in range(len(right))]
-    active = [term for term, scale in enumerate(scales) if scale > 0.0]
+    active = [term for term, scale in enumerate(scales) if scale > _GONE]
     found = [0.0] * len(right)
     while active:
         rows = [

@@ -50,11 +50,12 @@ class Speeds:
             if model.is_known:
                 yield version_id, model.speed
 
-    def keep(self, replica_ids: Iterable[str]) -> None:
-        """Forget all other replicas; what their versions can do stays known."""
-        kept = set(replica_ids)
-        for replica_id in self._watched.keys() - kept:
+    def keep(self, replica_ids: Iterable[str], version_ids: Iterable[str]) -> None:
+        """Forget all other replicas, and what versions can do that are neither served nor run any more."""
+        for replica_id in self._watched.keys() - set(replica_ids):
             del self._watched[replica_id]
+        for version_id in self.models.keys() - set(version_ids):
+            del self.models[version_id]
 
     def _learn(self, version_id: str, watched: _Watched, look: Look) -> None:
         sample = between(watched.look, look)

@@ -132,11 +132,17 @@ def _sleeps_s(spec: Scaling, memory: Memory, seen: Seen, rules: Autoscale) -> fl
 
 
 def _until_learned(spec: Scaling, memory: Memory, seen: Seen, rules: Autoscale) -> float:
-    """Return when a learned idle time may say something else; never, where none is learned."""
+    """Return when a learned idle time may say something else; never, where none is learned.
+
+    What should sleep already, and does not because a gate is open or a replica loads, may do so at any moment.
+    """
     if rules.idle is not IdleTime.LEARNED or memory.asked_s is None or spec.floor or seen.expected:
         return NEVER_S
     fixed_s = idle_limit_s(spec, rules)
     learned = awake(memory.gaps, fixed_s)
     quiet_s = min(fixed_s, learned.sleep_s)
+    is_over = learned.sleep_s == fixed_s or not learned.is_awake(seen.now_s - memory.asked_s)
+    if memory.replicas and is_over and seen.now_s - memory.active_s >= quiet_s:
+        return seen.now_s
     moments = [memory.asked_s + at_s for at_s in (learned.sleep_s, learned.wake_s, learned.until_s)]
     return min((at_s for at_s in (*moments, memory.active_s + quiet_s) if at_s > seen.now_s), default=NEVER_S)

@@ -168,6 +168,7 @@ class Gateway:
     arrivals: int = 0
     last_request_s: float = 0.0
     mean_s: float = waits.ANSWER_S
+    has_answered: bool = False
     suspects: Suspects = field(default_factory=Suspects)
     lines: dict[Request, None] = field(default_factory=dict)
     """Lines of batches that are on a replica, the youngest last."""
@@ -241,12 +242,12 @@ class Gateway:
         replica, request.replica = request.replica, None
         assert replica is not None, "ended twice"
         arrival = request.arrival
-        seconds = now_s - arrival.at_s
+        seconds, service_s = now_s - arrival.at_s, now_s - request.dispatched_s
         self.tally(request.version_id).ended(
             200,
-            seconds,
+            service_s if arrival.is_line else seconds,
             request.ttft_s if arrival.is_stream else None,
-            now_s - request.dispatched_s,
+            service_s,
             arrival.prompt_tokens,
             arrival.output_tokens,
             now_s,
@@ -254,6 +255,7 @@ class Gateway:
         if not request.told:
             # Of an answer in two parts nobody knows exactly what it used.
             self.mean_s += _MEAN_WEIGHT * (seconds - self.mean_s)
+            self.has_answered = True
             self.outputs.observe(arrival.tenant_id, arrival.output_tokens)
             if self.suspects.has_any:
                 self.suspects.answered(request.number)
@@ -337,7 +339,7 @@ class Gateway:
     def expect(self, speed: Speed, slots: int) -> None:
         """Take what the controller learned of the engines, until they have answered here."""
         self.dispatcher.expect(speed)
-        if self.mean_s == waits.ANSWER_S:
+        if not self.has_answered:
             self.mean_s = waits.answer_s(speed, slots)
 
     def report(self, now_s: float) -> Report:

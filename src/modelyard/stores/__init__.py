@@ -326,7 +326,7 @@ class UsageStore(Protocol):
     async def arrivals(self, endpoint_id: str, *, since: float, until: float) -> dict[int, int]:
         """Return how many requests of an endpoint came in each ten minutes, by their start in unix seconds.
 
-        Rows with ``since`` <= created_at < ``until``; ten minutes without a request are left out.
+        Rows with ``since`` <= created_at < ``until``; ten minutes without a request are left out, and lines of batches.
         """
         ...
 

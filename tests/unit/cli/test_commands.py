@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import pytest
 from tests.support.models import safetensors
 
@@ -20,6 +21,7 @@ from modelyard.cli.main import main
 from modelyard.cli.nouns import DURATION
 from modelyard.cli.run import _content, _waiting
 from modelyard.cli.serving import EngineTimeout, Share, serving_text
+from modelyard.domain.endpoints import Autoscale
 
 BARE = {
     "source": None,
@@ -109,6 +111,11 @@ def test_a_setting_that_is_on_or_off_asks_for_no_number() -> None:
     with pytest.raises(click.BadParameter, match="neither true nor false; write prewarm=true or prewarm=false"):
         Setting().convert("prewarm=maybe", None, None)
     assert Setting().convert("prewarm=true", None, None) == ("prewarm", True)
+    assert Setting().convert("batch_scales=false", None, None) == ("batch_scales", False)
+    flags = [name for name, value in msgspec.structs.asdict(Autoscale()).items() if isinstance(value, bool)]
+    for flag in flags:
+        with pytest.raises(click.BadParameter, match="neither true nor false"):
+            Setting().convert(f"{flag}=3", None, None)
 
 
 def test_how_a_model_is_served_goes_along_where_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,14 @@ def test_only_what_is_new_is_counted() -> None:
     assert arrivals.take(said(one=1007, two=9), 5.0) == {"ep-1": 4}
 
 
+def test_lines_of_batches_are_nothing_to_be_awake_for() -> None:
+    arrivals = Arrivals(0.0)
+    for at_s, (count, lines) in enumerate([(1000, 900), (1500, 1400), (1507, 1405)], 1):
+        demand = EndpointDemand("ep-1", 0, 0, 0.0, count, batch_arrivals=lines)
+        new = arrivals.take({"one": Report([demand], [])}, float(at_s))
+        assert new == ({"ep-1": 2} if at_s == 3 else {})
+
+
 def test_a_gateway_that_began_anew_counts_whole_and_one_that_was_away_does_not() -> None:
     arrivals = Arrivals(0.0)
     arrivals.take(said(one=1000), 1.0)

@@ -7,6 +7,7 @@ import pytest
 from msgspec import structs
 from tests.support.management import Management
 
+from modelyard.control.api.autoscale import AutoscaleBody
 from modelyard.domain.endpoints import Autoscale, IdleTime, Scaling, Tier
 from modelyard.domain.tenants import Identity
 from modelyard.domain.usage import Intent, Price, Settle, UsageStatus
@@ -54,6 +55,15 @@ async def test_settings_are_deployed_and_changed_one_by_one(api: Management, man
     assert answer.json()["scaling_target"] == 5
     answer = await api.call(manager, "PATCH", "/v1/endpoints/smol", {"autoscale": {"target_latency_s": None}})
     assert await stored(api, endpoint_id) == structs.replace(changed, target_latency_s=None)
+
+
+async def test_every_setting_can_be_set_and_is_shown(api: Management, manager: Identity) -> None:
+    names = set(Autoscale.__struct_fields__)
+    assert names == set(AutoscaleBody.__struct_fields__)
+    await deploy(api, manager, autoscale={"batch_scales": False})
+    shown = (await api.call(manager, "GET", "/v1/endpoints/smol")).json()["autoscale"]
+    assert shown.keys() == names
+    assert shown["batch_scales"] is False
 
 
 async def test_every_fault_is_told_at_once(api: Management, manager: Identity) -> None:

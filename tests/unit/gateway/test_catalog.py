@@ -3,13 +3,14 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from modelyard.config import GatewayConfig
 from modelyard.domain.endpoints import Progress, Stage
-from modelyard.domain.routing_table import EndpointRoute, ReleaseRoute, ReplicaRoute, RoutingTable
+from modelyard.domain.routing_table import EndpointRoute, EngineSpeed, ReleaseRoute, ReplicaRoute, RoutingTable
 from modelyard.domain.usage import Price
 from modelyard.gateway.catalog import CHARS_PER_TOKEN, Catalog, EndpointState
 from modelyard.policy.dispatch import Dispatcher, DispatchRules, Verdict
-from modelyard.policy.engine_model import Speed
 from modelyard.policy.job import Job
 
 
@@ -122,17 +123,39 @@ def test_until_an_engine_has_answered_here_its_speed_is_what_the_controller_lear
         "Any", SimpleNamespace(progress=Progress(Stage.READY), releases=(ReleaseRoute("v", 100, (replica,)),))
     )
     unknown_s = endpoint.wait_s(1.0)
-    endpoint.expect({"other": Speed(9.0)})
+    endpoint.expect({"other": EngineSpeed("other", 9.0, 0.0, 0.0, 0.0)})
     assert endpoint.wait_s(1.0) == unknown_s
-    endpoint.expect({"v": Speed(0.1, 0.0, 0.001, 0.0)})
+    endpoint.expect({"v": EngineSpeed("v", 0.2, 0.0, 0.001, 0.0)})
+    endpoint.expect({"v": EngineSpeed("v", 0.1, 0.0, 0.001, 0.0)})  # the newest word, as long as it is all there is
+    assert endpoint.mean_s == pytest.approx(25.6)
     assert endpoint.wait_s(1.0) > 10 * unknown_s  # 256 tokens, a tenth of a second each
     assert 800 < endpoint.dispatcher.model.prefill_tokens_per_s < 1000
     known_s = endpoint.mean_s
     endpoint.learn(text_length=400, prompt_tokens=100, seconds=2.0)
     learned_s = endpoint.mean_s
-    endpoint.expect({"v": Speed(0.5)})
+    endpoint.expect({"v": EngineSpeed("v", 0.5, 0.0, 0.0, 0.0)})
     assert learned_s < known_s
     assert endpoint.mean_s == learned_s
+
+
+def test_speeds_that_were_told_serve_endpoints_that_come_later_until_they_are_told_without_them() -> None:
+    def route(name: str, version: str) -> EndpointRoute:
+        return EndpointRoute(
+            name, "t", name, False, 0, (ReleaseRoute(version, 100, ()),), frozenset(), frozenset(), 0, Price(1, 1, 1),
+            Progress(Stage.READY),
+        )  # fmt: skip
+
+    catalog: Catalog[Any] = Catalog(
+        worker=0, settings=GatewayConfig(workers=1), deliver=lambda waiter, load: True, chance=lambda: 0.0
+    )
+    first = route("first", "v")
+    catalog.take(RoutingTable("e", 1, (), (), (first,)), now_s=0.0)
+    catalog.expect([EngineSpeed("v", 0.1, 0.0, 0.0, 0.0), EngineSpeed("w", 0.2, 0.0, 0.0, 0.0)])
+    catalog.take(RoutingTable("e", 2, (), (), (first, route("second", "w"))), now_s=1.0)
+    assert [one.mean_s for one in catalog.endpoints] == pytest.approx([25.6, 51.2])
+    catalog.expect([EngineSpeed("v", 0.1, 0.0, 0.0, 0.0)])
+    catalog.take(RoutingTable("e", 3, (), (), (first, route("third", "w"))), now_s=2.0)
+    assert [one.mean_s for one in catalog.endpoints] == pytest.approx([25.6, 1.0])
 
 
 def test_workers_divide_the_memory_of_a_replica_as_they_divide_its_slots() -> None:

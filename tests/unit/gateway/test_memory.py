@@ -1,6 +1,7 @@
 """What a gateway remembers of requests: enough to say why, bounded, and nothing of what was said."""
 
 import gc
+from bisect import bisect
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,8 +10,12 @@ import pytest
 from tests.unit.gateway.test_exchange import DONE, STREAM, event, whole
 from tests.unit.gateway.test_recovery import Yard
 
+from modelyard.domain.signals import BOUNDS_S
 from modelyard.domain.why import Ask, RequestStory
+from modelyard.gateway.exchange import Exchange
+from modelyard.gateway.flow import Gateway
 from modelyard.gateway.memory import INDEX_S, NEWEST, RequestMemory
+from modelyard.policy.queueing import BATCH_BAND
 
 ANSWER = b'{"choices":[{"message":{"content":"secret answer"}}],"usage":{"prompt_tokens":7,"completion_tokens":3}}'
 
@@ -75,6 +80,45 @@ def test_the_time_to_the_first_token_counts_from_the_arrival(bench: Yard) -> Non
     assert (counts.endpoint_id, counts.version_id, counts.requests, counts.errors) == ("ep", "v", 1, 0)
     assert sum(counts.ttft) == sum(counts.itl) == sum(counts.latency) == 1
     assert counts.service_s == pytest.approx(1.5)
+
+
+def test_lines_of_batches_are_told_apart(bench: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    admit = Gateway.admit
+
+    def as_line(gateway: Gateway, exchange: Exchange, wait_s_max: float | None = None) -> None:
+        exchange.batch_line, exchange.job.band = "a line", BATCH_BAND
+        admit(gateway, exchange, wait_s_max)
+
+    bench.take(1)
+    bench.ask(bench.client()[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(Gateway, "admit", as_line)
+        for _ in range(3):
+            bench.ask(bench.client()[0])
+    told = []
+    for _ in range(4):
+        (demand,) = bench.gateway.catalog.report(now_s=bench.clock.monotonic_s()).endpoints
+        told.append((demand.queued, demand.in_flight, demand.batch_queued, demand.batch_running))
+        bench.engine.data_received(whole(ANSWER))
+    assert told == [(3, 4, 3, 0), (2, 3, 2, 1), (1, 2, 1, 1), (0, 1, 0, 1)]
+    assert (demand.arrivals, demand.batch_arrivals) == (4, 3)
+
+
+def test_the_wait_of_a_line_of_a_batch_says_nothing_of_its_release(bench: Yard) -> None:
+    bench.take(1)
+    clients = [bench.client()[0] for _ in range(3)]
+    for client in clients:
+        bench.ask(client)
+    for exchange in bench.endpoint.dispatcher.line.order():
+        exchange.batch_line = "a line"
+    bench.clock.advance(200.0)
+    for _ in clients:
+        bench.engine.data_received(whole(ANSWER))
+        bench.clock.advance(1.0)
+    assert told(bench).latency_s == pytest.approx(202.0)
+    (counts,) = bench.gateway.catalog.releases(now_s=bench.clock.monotonic_s())
+    slow = bisect(BOUNDS_S, 100.0)
+    assert (sum(counts.latency), sum(counts.latency[slow:])) == (3, 1), "only the first one, which ran for so long"
 
 
 def test_an_attempt_that_was_moved_is_told_and_counts_against_the_release(bench: Yard) -> None:

@@ -1,36 +1,12 @@
 """Prompts and lengths: alike for a seed, of the length that is asked for, and shared where that is asked for."""
 
-import random
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from modelyard.domain.lengths import Lengths, lengths_of
+from modelyard.domain.lengths import lengths_of
 from modelyard.loadtest.workload import Made, asks_of, asks_of_file
-
-
-def test_lengths_are_read() -> None:
-    assert lengths_of("512") == Lengths("constant", 512)
-    assert lengths_of("uniform:100:900").mean == 500
-    assert lengths_of("normal:512:128").mean == 512
-    assert lengths_of("lognormal:512:0.6") == Lengths("lognormal", 512, 0.6)
-
-
-@pytest.mark.parametrize("text", ["", "x", "0", "-1", "normal:5", "uniform:9:5", "gamma:1:2", "1e9", "normal:5:nan"])
-def test_what_is_no_length_is_told(text: str) -> None:
-    with pytest.raises(ValueError, match="is no length"):
-        lengths_of(text)
-
-
-def test_draws_follow_their_distribution_and_are_at_least_one() -> None:
-    generator = random.Random(1)
-    uniform = [lengths_of("uniform:10:20").draw(generator) for _ in range(500)]
-    assert (min(uniform), max(uniform)) == (10, 20)
-    normal = [lengths_of("normal:100:10").draw(generator) for _ in range(500)]
-    assert sum(normal) / 500 == pytest.approx(100, abs=2)
-    assert min(lengths_of("normal:1:50").draw(generator) for _ in range(200)) == 1
-    assert {lengths_of("7").draw(generator) for _ in range(5)} == {7}
 
 
 def words(made: Made, seed: int, count: int = 4) -> list[list[str]]:

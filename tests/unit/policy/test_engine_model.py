@@ -55,6 +55,16 @@ def test_a_noisy_fit_is_close_and_an_engine_that_changes_is_followed() -> None:
     assert model.iteration_s(32, 200, 2e5) == pytest.approx(2 * iteration(32, 200, 2e5), rel=0.1)
 
 
+@pytest.mark.parametrize("factor", [0.2, 5.0])
+def test_an_engine_on_other_hardware_is_known_anew_after_a_hundred_samples(factor: float) -> None:
+    model, chance = taught(300, noise=0.1), random.Random(2)
+    for _ in range(100):
+        one = sample(chance, noise=0.1)
+        model = learn(model, msgspec.structs.replace(one, seconds=factor * one.seconds))
+    assert model.is_known
+    assert model.iteration_s(32, 200, 2e5) == pytest.approx(factor * iteration(32, 200, 2e5), rel=0.2)
+
+
 def test_capacity_is_that_of_a_full_batch() -> None:
     capacity = by_model(taught(60), batch=32, prompt_tokens=1000, completion_tokens=200)
     assert capacity is not None
@@ -85,6 +95,10 @@ def test_an_engine_that_counts_its_iterations_need_not_be_guessed_at() -> None:
     late = between(before, Look(12.0, 8, 1400, 500, iterations=160.0))
     assert late is not None
     assert late.batch == 6.0
+    alone = between(Look(10.0, 2, 1000, 500, iterations=100.0), Look(12.0, 2, 1000, 500, iterations=160.0))
+    assert alone is not None
+    assert alone.batch == 2.0
+    assert between(before, Look(12.0, 4, 1400, 10, iterations=160.0)) is None  # it began anew
     assert between(before, Look(12.0, 8, 1400, 860, iterations=3.0)) is None  # it began anew
 
 

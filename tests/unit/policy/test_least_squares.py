@@ -35,3 +35,5 @@ def test_a_term_that_was_never_there_is_zero_and_twins_do_no_harm() -> None:
     assert found[1] == 0.0
     assert [found[0], found[2] + found[3]] == pytest.approx([1.0, 1.0])
     assert non_negative([[0.0]], [0.0]) == [0.0]
+    # A week without it: what is left of its sums are the last bits of numbers.
+    assert non_negative([[1.0, 3e-322], [3e-322, 5e-322]], [1.0, 5e-322]) == [1.0, 0.0]

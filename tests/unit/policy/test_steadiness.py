@@ -17,6 +17,8 @@ STEPS = st.lists(
         st.integers(0, 30),  # requests
         st.sampled_from([0.0, 0.5, 9.0, 30.0]),  # p99
         st.sampled_from([0, 0, 0, 1]),  # expected
+        st.sampled_from([None, 0.1, 0.59, 0.6, 0.61, 0.95]),  # how busy engines say they are
+        st.sampled_from([None, 0.5, 0.95]),  # of their KV caches
     ),
     min_size=1,
     max_size=12,
@@ -25,8 +27,11 @@ RULES = st.builds(
     Autoscale,
     idle=st.sampled_from(IdleTime),
     tier=st.sampled_from([None, None, Tier.HOT, Tier.COLD]),
-    down_utilization=st.sampled_from([30.0, 60.0]),
+    check_s=st.sampled_from([1.0, 45.0, 60.0]),
+    down_utilization=st.sampled_from([0.0, 30.0, 60.0]),
+    down_utilization_s=st.sampled_from([0.0, 300.0]),
     up_utilization_s=st.sampled_from([0.0, 120.0]),
+    up_kv_s=st.sampled_from([0.0, 60.0]),
 )
 
 
@@ -37,7 +42,7 @@ def looks(steps, spec, rules, *, skips):
     replicas, ready, target, last_s, before_s, now_s = 1, 1, 1, -math.inf, -math.inf, 1000.0
     history = [1, 1, 1]
     changed, last_expected = True, 0
-    for number, requests, p99, expected in steps:
+    for number, requests, p99, expected, *engines in steps:
         for _ in range(number):
             now_s += EVERY_S
             history.append(target)
@@ -58,6 +63,8 @@ def looks(steps, spec, rules, *, skips):
                 idle_s=now_s - last_s,
                 is_proven=True,
                 ttft_p99_s=p99 or None,
+                utilization=engines[0] if engines and ready else None,
+                kv_use=engines[1] if engines and ready else None,
                 capacity=Capacity(1.0, 100.0, "a test"),
                 load_s=20.0,
                 expected=expected,
@@ -84,6 +91,15 @@ def test_skipping_changes_no_decision(steps, rules, is_sleepy, most) -> None:
     some, asked = looks(steps, spec, rules, skips=True)
     assert some == every
     assert asked <= len(every)
+
+
+def test_what_an_open_gate_keeps_awake_may_sleep_between_two_checks() -> None:
+    steps = [(20, 2, 0.0, 0), (100, 0, 0.0, 0, None, 0.95)]
+    spec = Scaling(1, 2, scale_to_zero=True, idle_s=300.0)
+    rules = Autoscale(idle=IdleTime.LEARNED, check_s=25.0, up_kv_s=0.0)
+    every, _ = looks(steps, spec, rules, skips=False)
+    assert every[-1] == 0
+    assert looks(steps, spec, rules, skips=True)[0] == every
 
 
 def test_a_quiet_day_is_decided_in_a_few_looks() -> None:

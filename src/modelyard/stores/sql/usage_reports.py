@@ -227,7 +227,7 @@ def rows_between(
 
 
 def arrivals(connection: sa.Connection, endpoint_id: str, since: float, until: float) -> dict[int, int]:
-    """Return the requests of each ten minutes, by their start."""
+    """Return the requests of each ten minutes, by their start; no lines of batches, as in ``control/arrivals.py``."""
     table = _LEDGER
     # By comparison: the two dialects round a cast to integer differently.
     steps = [sa.case((table.c.created_at >= table.c.hour + sa.literal_column(str(at)), 1), else_=0) for at in TENTHS]
@@ -235,6 +235,7 @@ def arrivals(connection: sa.Connection, endpoint_id: str, since: float, until: f
     query = (
         sa.select(table.c.hour, slot, sa.func.count())
         .where(table.c.endpoint_id == endpoint_id, table.c.created_at >= since, table.c.created_at < until)
+        .where(sa.not_(_column(table, "is_batch")))
         .group_by(table.c.hour, slot)
     )
     return {int(hour) + TEN_MINUTES_S * int(step): int(number) for hour, step, number in connection.execute(query)}
