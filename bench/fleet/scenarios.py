@@ -9,6 +9,10 @@ NOTHING = Measures(
     scale_to_zero=False, pooling=False, packing=False, quantised=False, continuous=False, backfill=False, prewarm=False
 )
 """One dedicated replica an endpoint, weights in 16 bits, batches that start and end together."""
+SOURCE = Autoscale(
+    batch_scales=False, idle=IdleTime.FIXED, down_utilization=30.0, down_utilization_s=600.0, prewarm_cold_cost_s=900.0
+)
+"""The source's numbers, and the idle time that it has; the forecast as it was first shipped."""
 TUNED = Autoscale(batch_scales=False, idle=IdleTime.LEARNED, down_utilization=60.0, down_utilization_s=300.0)
 """What ``bench.fleet.search`` found, as far as few settings say it."""
 STEPS: tuple[tuple[str, dict[str, bool]], ...] = (

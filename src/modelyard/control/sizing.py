@@ -110,7 +110,7 @@ class Sizing:
         if profile is None or endpoint.is_deleted:
             return seen
         # By requests alone: a replica that was started for expected ones waits for them from its first moment.
-        is_awake = (memory is None or memory.replicas > 0) and seen.idle_s < endpoint.scaling.idle_s
+        is_awake = scaling.is_kept_awake(memory, endpoint.scaling, endpoint.autoscale, seen.idle_s)
         version = world.versions.get(main_release(endpoint).version_id) if endpoint.releases else None
         situation = prewarming.Situation(
             now_s=world.unix_s,

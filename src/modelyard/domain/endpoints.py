@@ -111,6 +111,8 @@ class IdleTime(StrEnum):
     """The seconds that its owner set."""
     LEARNED = "learned"
     """Its own gaps between requests, once there are enough of them (``policy/idleness.py``)."""
+    PRICED = "priced"
+    """Its own gaps too: as long as another minute awake costs less than the cold starts that it avoids."""
 
 
 class Autoscale(msgspec.Struct, frozen=True, omit_defaults=True):

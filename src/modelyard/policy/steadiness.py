@@ -12,10 +12,10 @@ import math
 
 import msgspec
 
-from modelyard.domain.endpoints import Autoscale, IdleTime, Scaling, Tier
+from modelyard.domain.endpoints import Autoscale, Scaling, Tier
 from modelyard.policy.gates import calm_left_s, latency_limit_s
-from modelyard.policy.idleness import BIN_S, awake
-from modelyard.policy.scaling import Memory, Seen, idle_limit_s, signals
+from modelyard.policy.idleness import BIN_S
+from modelyard.policy.scaling import Memory, Seen, idle_limit_s, learned_idle, signals
 
 NEVER_S = math.inf
 
@@ -126,17 +126,17 @@ def _sleeps_s(spec: Scaling, memory: Memory, seen: Seen, rules: Autoscale) -> fl
     if spec.floor or not memory.replicas or rules.tier is Tier.HOT or seen.expected:
         return NEVER_S
     fixed_s = idle_limit_s(spec, rules)
-    if rules.idle is not IdleTime.LEARNED or memory.asked_s is None:
+    if (learned := learned_idle(memory, spec, rules)) is None:
         return fixed_s
-    return NEVER_S if seen.demand == 0 else min(fixed_s, awake(memory.gaps, fixed_s).sleep_s)
+    return NEVER_S if seen.demand == 0 else min(fixed_s, learned.sleep_s)
 
 
 def _until_learned(spec: Scaling, memory: Memory, seen: Seen, rules: Autoscale) -> float:
     """Return when a learned idle time may say something else; never, where none is learned."""
-    if rules.idle is not IdleTime.LEARNED or memory.asked_s is None or spec.floor or seen.expected:
+    learned = learned_idle(memory, spec, rules)
+    if spec.floor or seen.expected or learned is None or memory.asked_s is None:
         return NEVER_S
     fixed_s = idle_limit_s(spec, rules)
-    learned = awake(memory.gaps, fixed_s)
     quiet_s = min(fixed_s, learned.sleep_s)
     moments = [memory.asked_s + at_s for at_s in (learned.sleep_s, learned.wake_s, learned.until_s)]
     return min((at_s for at_s in (*moments, memory.active_s + quiet_s) if at_s > seen.now_s), default=NEVER_S)
