@@ -2,19 +2,15 @@
 
 import msgspec
 
-from modelyard.domain.endpoints import Autoscale, IdleTime
+from modelyard.domain.endpoints import SOURCE
 from modelyard.sim.fleet.scenario import NODES, Measures, Nodes, Scenario, Traffic
 
 NOTHING = Measures(
     scale_to_zero=False, pooling=False, packing=False, quantised=False, continuous=False, backfill=False, prewarm=False
 )
 """One dedicated replica an endpoint, weights in 16 bits, batches that start and end together."""
-SOURCE = Autoscale(
-    batch_scales=False, idle=IdleTime.FIXED, down_utilization=30.0, down_utilization_s=600.0, prewarm_cold_cost_s=900.0
-)
-"""The source's numbers, and the idle time that it has; the forecast as it was first shipped."""
-TUNED = Autoscale(batch_scales=False, idle=IdleTime.LEARNED, down_utilization=60.0, down_utilization_s=300.0)
-"""What ``bench.fleet.search`` found, as far as few settings say it."""
+SOURCES = msgspec.structs.replace(SOURCE, batch_scales=False)
+"""The source's numbers; what is shipped instead is what ``bench.fleet.search`` found, and a scenario's default."""
 STEPS: tuple[tuple[str, dict[str, bool]], ...] = (
     ("one dedicated replica each, 16 bits, batches of 8 that end together", {}),
     ("+ scale to zero, pre-warmed", {"scale_to_zero": True, "prewarm": True}),
@@ -43,7 +39,9 @@ def steps(endpoints: int, hours: float) -> list[tuple[str, Scenario]]:
     measures, found = NOTHING, []
     for name, more in STEPS:
         measures = msgspec.structs.replace(measures, **more)
-        one = scaled(endpoints, hours, measures=measures)
+        one = scaled(endpoints, hours, measures=measures, rules=SOURCES)
         found.append((name, msgspec.structs.replace(one, nodes=nodes(8 * endpoints / Traffic().endpoints))))
-    found.append(("+ settings that the search found", msgspec.structs.replace(found[-1][1], rules=TUNED)))
+    found.append(
+        ("+ settings that the search found, as shipped", msgspec.structs.replace(found[-1][1], rules=Scenario().rules))
+    )
     return found

@@ -15,7 +15,7 @@ import msgspec
 
 from bench import tools
 from bench.fleet.__main__ import FOLDER
-from bench.fleet.scenarios import SOURCE, scaled
+from bench.fleet.scenarios import SOURCES, scaled
 from modelyard.sim.fleet import Scenario, simulate
 from modelyard.sim.fleet.choice import Choice, Common, chosen, common, winners
 from modelyard.sim.fleet.cohorts import Cohorts, split
@@ -91,7 +91,7 @@ def main() -> None:
     sizes = ", ".join(f"{len(group)} {what}" for group, what in zip(msgspec.structs.astuple(groups), USES, strict=True))
     print(f"Clients: {sizes}.\n")
 
-    base = msgspec.structs.replace(scaled(options.endpoints, options.held_out_hours), rules=SOURCE)
+    base = msgspec.structs.replace(scaled(options.endpoints, options.held_out_hours), rules=SOURCES)
     days, seeds = Days(), range(1, 1 + options.seeds)
     candidates = [{}, *drawn(SPACE, options.candidates - 1, random.Random(DRAW))]
     trials = halved(base, candidates, days, runner(groups.training), hours=options.hours)

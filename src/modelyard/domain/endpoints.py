@@ -173,6 +173,10 @@ class Autoscale(msgspec.Struct, frozen=True, omit_defaults=True):
     """Node pool that may be used when all others are full and callers would wait too long; "": none."""
 
 
+SOURCE = Autoscale(down_utilization=30.0, down_utilization_s=600.0, idle=IdleTime.FIXED)
+"""The numbers of the source's "Autoscaling Flow", where what is shipped differs (ADR 0042)."""
+
+
 class Release(msgspec.Struct, frozen=True):
     """One version inside an endpoint with its share of traffic; weights of an endpoint sum to 100.
 

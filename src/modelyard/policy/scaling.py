@@ -430,12 +430,22 @@ def _reason_to_stay(current: int, seen: Seen, spec: Scaling, rules: Autoscale, m
     if current <= 1 and rules.tier is Tier.HOT:
         return "pinned hot: one replica stays"
     if seen.demand == 0 and current == 1:
-        awake_s = idle_limit_s(spec, rules) - (seen.now_s - memory.active_s)
-        return f"no request; asleep in {max(awake_s, 0):.0f} s unless one comes"
+        return f"no request; asleep in {max(_awake_s(seen, spec, rules, memory), 0):.0f} s unless one comes"
     left_s = gate.calm_left_s(memory.gates, rules, seen.now_s)
     if left_s is None:
         return f"busy {100 * seen.busy:.0f} %: {current} replicas stay"
     return f"calm; fewer than {current} replicas in {max(left_s, 0):.0f} s if they carry {seen.load:.2f}"
+
+
+def _awake_s(seen: Seen, spec: Scaling, rules: Autoscale, memory: Memory) -> float:
+    """Return the seconds that are left until it sleeps, as ``_sleep`` has it."""
+    quiet_s, fixed_s = seen.now_s - memory.active_s, idle_limit_s(spec, rules)
+    learned = learned_idle(memory, spec, rules)
+    if learned is None or learned.sleep_s == fixed_s:
+        return fixed_s - quiet_s
+    unasked_s = quiet_s if memory.asked_s is None else seen.now_s - memory.asked_s
+    until_s = learned.until_s if unasked_s >= learned.wake_s else learned.sleep_s
+    return max(until_s - unasked_s, min(fixed_s, learned.sleep_s) - quiet_s)
 
 
 def split(replicas: int, releases: Sequence[Release]) -> dict[str, int]:
