@@ -1,6 +1,6 @@
 """Which few settings make the difference: a rule, so that nobody picks what looks well on the days held out.
 
-1. *Winners* are the candidates that reached the last round.
+1. *Winners* are the better half of the last round.
 2. A setting is *common* where winners moved it the same way (numbers up or down, words away from what is shipped), and
    at most half as many did not as chance alone would leave.
 3. From what winners moved common settings to, the one that lowers the mean loss of the validation's runs most is taken,
@@ -9,6 +9,7 @@
 Neither step sees a day or a client that the verdict is of.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -49,9 +50,10 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def winners(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the candidates that reached the last round; what is shipped is none."""
+    """Return the better half of the last round, of ``trials`` with the best first; what is shipped is none of them."""
     last = max((len(one.losses) for one in trials), default=0)
-    return [one for one in trials if len(one.losses) == last and one.settings]
+    reached = [one for one in trials if len(one.losses) == last]
+    return [one for one in reached[: math.ceil(len(reached) / 2)] if one.settings]
 
 
 def common(won: Sequence[Trial], space: Space, scenario: Scenario) -> list[Common]:

@@ -16,9 +16,10 @@ def trial(*losses: float, **settings: Value) -> Trial:
     return Trial(settings, losses)
 
 
-def test_winners_reached_the_last_round_and_moved_something() -> None:
-    best, other = trial(3.0, 2.0, idle="learned"), trial(3.0, 9.0, idle="fixed")
-    assert winners([best, trial(1.0, 1.0), other, trial(0.5, idle="priced")]) == [best, other]
+def test_winners_are_the_better_half_of_the_last_round() -> None:
+    best, other = trial(3.0, 2.0, idle="learned"), trial(3.0, 4.0, idle="fixed")
+    rest = [trial(1.0, 9.0, idle="priced"), trial(1.0, 10.0, idle="priced"), trial(0.5, idle="priced")]
+    assert winners([best, trial(1.0, 3.0), other, *rest]) == [best, other], "what is shipped is not one of them"
 
 
 def test_what_chance_would_leave_as_well_is_not_in_common() -> None:
