@@ -1,4 +1,4 @@
-"""Settings tuned on training days: ``python -m bench.fleet.search [--endpoints 600] [--candidates 48] [--hours 3]``.
+"""Settings tuned on training days: ``python -m bench.fleet.search [--endpoints 600] [--candidates 48] [--hours 2]``.
 
 Random candidates, halved (``modelyard/sim/fleet/search.py``); of those that are left the few settings that make the
 difference (``choice.py``); and these on held-out days beside what is shipped. Each of the three has clients of its own,
@@ -44,7 +44,7 @@ def show_trials(trials: list[Trial]) -> None:
     print("| rank | loss by round | settings |\n|---:|---|---|")
     for rank, trial in enumerate(trials, 1):
         settings = ", ".join(f"{name}={value}" for name, value in trial.settings.items()) or "the base's"
-        print(f"| {rank} | {', '.join(f'{one:.0f}' for one in trial.losses)} | {settings} |")
+        print(f"| {rank} | {', '.join(f'{one:.0f}' for one in trial.losses)} | {settings} |", flush=True)
 
 
 def show_choice(won: list[Trial], shared: list[Common], choice: Choice) -> None:
@@ -78,9 +78,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.fleet.search", description=__doc__.split("\n")[0])
     parser.add_argument("--endpoints", type=int, default=600)
     parser.add_argument("--candidates", type=int, default=48)
-    parser.add_argument("--hours", type=float, default=3.0, help="of the first round; each further one has twice")
+    parser.add_argument("--hours", type=float, default=2.0, help="of the first round; each further one has twice")
     parser.add_argument("--held-out-hours", type=float, default=12.0, help="of the validation too")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=2, help="to choose by")
+    parser.add_argument("--held-out-seeds", type=int, default=3, help="to judge by, others")
     parser.add_argument("--same-clients", action="store_true")
     parser.add_argument("--traces", type=Path, default=Path(os.environ.get("MODELYARD_TRACES", FOLDER)))
     options = parser.parse_args()
@@ -93,6 +94,7 @@ def main() -> None:
 
     base = msgspec.structs.replace(scaled(options.endpoints, options.held_out_hours), rules=SOURCES)
     days, seeds = Days(), range(1, 1 + options.seeds)
+    unseen = range(11, 11 + options.held_out_seeds)
     candidates = [{}, *drawn(SPACE, options.candidates - 1, random.Random(DRAW))]
     trials = halved(base, candidates, days, runner(groups.training), hours=options.hours)
     show_trials(trials)
@@ -101,7 +103,7 @@ def main() -> None:
     choice = chosen(base, shared, days, runner(groups.validation), seeds)
     show_choice(won, shared, choice)
     if choice.steps:
-        show_verdict(judged(base, choice.settings, days, runner(groups.held_out), seeds))
+        show_verdict(judged(base, choice.settings, days, runner(groups.held_out), unseen))
 
 
 if __name__ == "__main__":

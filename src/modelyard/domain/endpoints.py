@@ -141,8 +141,8 @@ class Autoscale(msgspec.Struct, frozen=True, omit_defaults=True):
     up_kv_s: float = 120.0
 
     down_queue_s: float = 300.0
-    down_utilization: float = 30.0
-    down_utilization_s: float = 600.0
+    down_utilization: float = 60.0
+    down_utilization_s: float = 180.0
 
     target_ttft_s: float = 5.0
     """Seconds to the first token that are promised: a longer predicted wait opens the fast path at once."""
@@ -156,7 +156,7 @@ class Autoscale(msgspec.Struct, frozen=True, omit_defaults=True):
     backlog_s: float = 30.0
     """Time in which what waits now is to be served."""
 
-    idle: IdleTime = IdleTime.FIXED
+    idle: IdleTime = IdleTime.PRICED
     prewarm: bool = True
     """Start before requests are expected, once a week or a day has shown when."""
     prewarm_s: float = 300.0
@@ -164,7 +164,7 @@ class Autoscale(msgspec.Struct, frozen=True, omit_defaults=True):
     prewarm_budget: float = 2.0
     """GPU-hours a day that may be spent on waiting for expected requests."""
     prewarm_cold_cost_s: float = 900.0
-    """What one avoided cold start is worth, in seconds of the accelerators of a replica."""
+    """What one avoided cold start is worth, in seconds of one accelerator."""
 
     batch_scales: bool = True
     """Lines of batches are demand as requests are. Off, they run on what is idle, and one replica stays for them."""

@@ -126,14 +126,14 @@ def _sleeps_s(spec: Scaling, memory: Memory, seen: Seen, rules: Autoscale) -> fl
     if spec.floor or not memory.replicas or rules.tier is Tier.HOT or seen.expected:
         return NEVER_S
     fixed_s = idle_limit_s(spec, rules)
-    if (learned := learned_idle(memory, spec, rules)) is None:
+    if (learned := learned_idle(memory, spec, rules, seen.accelerators)) is None:
         return fixed_s
     return NEVER_S if seen.demand == 0 else min(fixed_s, learned.sleep_s)
 
 
 def _until_learned(spec: Scaling, memory: Memory, seen: Seen, rules: Autoscale) -> float:
     """Return when a learned idle time may say something else; never, where none is learned."""
-    learned = learned_idle(memory, spec, rules)
+    learned = learned_idle(memory, spec, rules, seen.accelerators)
     if spec.floor or seen.expected or learned is None or memory.asked_s is None:
         return NEVER_S
     fixed_s = idle_limit_s(spec, rules)

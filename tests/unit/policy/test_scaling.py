@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelyard.domain.endpoints import Autoscale, IdleTime, Release, Scaling, Tier
+from modelyard.domain.endpoints import SOURCE, Autoscale, IdleTime, Release, Scaling, Tier
 from modelyard.policy.engine_model import Capacity
 from modelyard.policy.scaling import Decision, Memory, Seen, decide, is_kept_awake, numbers, split
 
 SLEEPY = Scaling(min_replicas=1, max_replicas=4, scale_to_zero=True, idle_s=300)
 STEADY = Scaling(min_replicas=2, max_replicas=4, idle_s=300)
 FLEET = Scaling(min_replicas=1, max_replicas=64)
-DEFAULTS = Autoscale()
+DEFAULTS = SOURCE
+"""Stories are told with the source's numbers, so that its triggers are held to the letter."""
 FAST = Capacity(requests_s=1.0, tokens_s=100.0, source="a test")
 
 
@@ -274,7 +275,7 @@ RULED = {
     ),
     "a target of whole answers is watched instead": (
         FLEET,
-        Autoscale(target_latency_s=10.0),
+        msgspec.structs.replace(SOURCE, target_latency_s=10.0),
         [seen(1000 + 31 * step, **BUSY, in_flight=60, ttft_p99_s=60.0, latency_p99_s=19.0) for step in range(4)]
         + [seen(2000 + 31 * step, **BUSY, in_flight=60, ttft_p99_s=0.1, latency_p99_s=21.0) for step in range(3)],
         [4] * 6 + [5],
@@ -479,7 +480,7 @@ def test_more_load_never_gives_fewer_replicas(
 def test_it_shrinks_only_when_all_gates_are_calm_and_nothing_loads(
     spec: Scaling, history: list[tuple[float, dict[str, float], int, int, int]]
 ) -> None:
-    rules = Autoscale(down_queue_s=100, down_utilization_s=200)
+    rules = Autoscale(down_queue_s=100, down_utilization=30.0, down_utilization_s=200)
     now_s, memory, queued_s, used_s = 0.0, None, 0.0, 0.0
     for step in history:
         now_s += step[0]

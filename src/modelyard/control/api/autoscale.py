@@ -98,7 +98,7 @@ class AutoscaleBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     )
     prewarm_budget: Annotated[_Float, msgspec.Meta(description="GPU-hours a day for waiting (h).")] = msgspec.UNSET
     prewarm_cold_cost_s: Annotated[
-        _Float, msgspec.Meta(description="What an avoided cold start is worth (s of a replica).")
+        _Float, msgspec.Meta(description="What an avoided cold start is worth (s of one accelerator).")
     ] = msgspec.UNSET
     batch_scales: Annotated[
         bool | msgspec.UnsetType,

@@ -77,7 +77,7 @@ class Prewarm:
         columns, rules = world.columns, self._rules
         load_s = world.events.expected_load_s(world.population.deployments[at].profile)
         idle_s = now_s - float(columns.asked_s[at])
-        is_awake = scaling.is_kept_awake(world.memories[at], world.spec, rules, idle_s)
+        is_awake = scaling.is_kept_awake(world.memories[at], world.spec, rules, idle_s, int(columns.accelerators[at]))
         load = float(columns.flying[at] / columns.slots[at])
         rate, capacity = float(columns.rate[at]), float(columns.capacity[at])
         situation = Situation(

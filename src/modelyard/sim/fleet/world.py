@@ -312,6 +312,7 @@ class World:
             tokens_s=rate * float(columns.completion[at]),
             capacity=Capacity(capacity, capacity * float(columns.completion[at]), "its profile") if is_known else None,
             load_s=self.events.expected_load_s(self.population.deployments[at].profile),
+            accelerators=int(columns.accelerators[at]),
             expected=self.expected[at],
             expected_reason="the forecast",
             gaps=_NONE if self.gaps is None else self.gaps[at],
