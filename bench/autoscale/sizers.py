@@ -2,8 +2,6 @@
 
 import math
 
-import msgspec
-
 from modelyard.domain.endpoints import Autoscale, Scaling
 from modelyard.policy import scaling
 from modelyard.policy.gates import SHUT, Gates, Signals, watch
@@ -13,7 +11,7 @@ from modelyard.policy.scaling import Memory, Seen
 class Ours:
     """``policy/scaling.py``, as the controller calls it."""
 
-    name = "ours"
+    name = "ours, with the source's numbers"
 
     def __init__(self, spec: Scaling, rules: Autoscale) -> None:
         self._spec, self._rules = spec, rules
@@ -26,13 +24,13 @@ class Ours:
         return decision.replicas
 
 
-class Eager(Ours):
-    """The production policy with another setting: replicas go as soon as the others would be 60 % busy."""
+class Shipped(Ours):
+    """The production policy with the settings that are shipped, whatever the others have."""
 
-    name = "ours, down_utilization = 60"
+    name = "ours, as shipped"
 
     def __init__(self, spec: Scaling, rules: Autoscale) -> None:
-        super().__init__(spec, msgspec.structs.replace(rules, down_utilization=60.0))
+        super().__init__(spec, Autoscale())
 
 
 class Literal:
@@ -92,4 +90,4 @@ class Always:
         return self._most
 
 
-SIZERS = (Literal, Ours, Eager, Always)
+SIZERS = (Literal, Ours, Shipped, Always)

@@ -116,7 +116,10 @@ class IdleTime(StrEnum):
 
 
 class Autoscale(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How an endpoint's size is decided, beyond its bounds; defaults are the source's "Autoscaling Flow".
+    """How an endpoint's size is decided, beyond its bounds.
+
+    Defaults are the source's "Autoscaling Flow" but for four that a search found (ADR 0042; ``SOURCE`` has them as the
+    source does). Defaults are not stored: whoever changes one keeps endpoints that are there with a migration (0016).
 
     Shares are percent. *Gates* (``up_…``, ``down_…``) say when a size changes: up when any is open, down when all are
     calm. ``load_share_…`` say how large it becomes. ``policy/scaling.py`` reads most of it, ``policy/forecast.py`` what
@@ -151,7 +154,7 @@ class Autoscale(msgspec.Struct, frozen=True, omit_defaults=True):
 
     load_share_up: float = 75.0
     """How busy replicas are meant to be after growing."""
-    load_share_down: float = 60.0
+    load_share_down: float = 70.0
     """How busy replicas are meant to be after shrinking."""
     backlog_s: float = 30.0
     """Time in which what waits now is to be served."""
@@ -173,8 +176,8 @@ class Autoscale(msgspec.Struct, frozen=True, omit_defaults=True):
     """Node pool that may be used when all others are full and callers would wait too long; "": none."""
 
 
-SOURCE = Autoscale(down_utilization=30.0, down_utilization_s=600.0, idle=IdleTime.FIXED)
-"""The numbers of the source's "Autoscaling Flow", where what is shipped differs (ADR 0042)."""
+SOURCE = Autoscale(down_utilization=30.0, down_utilization_s=600.0, load_share_down=60.0, idle=IdleTime.FIXED)
+"""The source's "Autoscaling Flow" to the number, as it was shipped before a search found better ones (ADR 0042)."""
 
 
 class Release(msgspec.Struct, frozen=True):

@@ -231,6 +231,6 @@ def test_what_a_file_no_longer_says_goes_back_to_its_default() -> None:
     endpoint = {**ENDPOINT, "max_replicas": 4, "serving": served, "autoscale": rules}
     assert change_of(endpoint, {}) == {
         "hardware": {"max_replicas": 1},
-        "autoscale": {"tier": None, "idle": "learned", "target_latency_s": None},
+        "autoscale": {"tier": None, "idle": "priced", "target_latency_s": None},
         "serving": {"coalesce_ms": 0, "sticky": "none", "timeouts": {"total_s": None}},
     }

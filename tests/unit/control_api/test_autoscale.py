@@ -38,15 +38,15 @@ async def test_defaults_are_the_sources_but_for_what_the_search_found(api: Manag
     assert (shown["up_queue"], shown["up_queue_s"]) == (100, 30)
     assert (shown["up_utilization"], shown["up_utilization_s"]) == (85, 120)
     assert (shown["up_latency_factor"], shown["up_latency_s"]) == (2, 60)
-    assert (shown["down_queue_s"], shown["down_utilization"], shown["down_utilization_s"]) == (300, 60, 300)
-    assert shown["idle"] == "learned"
+    assert (shown["down_queue_s"], shown["down_utilization"], shown["down_utilization_s"]) == (300, 60, 180)
+    assert (shown["load_share_down"], shown["idle"]) == (70, "priced")
     assert (shown["check_s"], shown["prewarm_s"], shown["tier"]) == (30, 300, None)
     assert await stored(api, endpoint_id) == Autoscale()
 
 
 async def test_the_sources_own_numbers_are_settings(api: Management, manager: Identity) -> None:
     """As ``docs/how-to/autoscaling.md`` says them."""
-    asked = {"idle": "fixed", "down_utilization": 30, "down_utilization_s": 600}
+    asked = {"idle": "fixed", "down_utilization": 30, "down_utilization_s": 600, "load_share_down": 60}
     assert await stored(api, await deploy(api, manager, autoscale=asked)) == SOURCE
 
 

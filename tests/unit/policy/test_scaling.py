@@ -397,6 +397,13 @@ def test_an_idle_time_that_is_not_worth_it_sleeps_earlier_than_the_fixed_one() -
     assert [decision.replicas for decision in later] == [1, 0]
 
 
+def test_a_replica_of_many_accelerators_waits_for_less() -> None:
+    rules = Autoscale(idle=IdleTime.PRICED)
+    memory, now_s = regular(rules)
+    one, eight = (seen(now_s + 301, idle_s=301.0, accelerators=number) for number in (1, 8))
+    assert [decide(SLEEPY, memory, step, rules).replicas for step in (one, eight)] == [1, 0]
+
+
 @pytest.mark.parametrize("idle", [IdleTime.LEARNED, IdleTime.PRICED])
 def test_what_is_pinned_cold_learns_no_longer_time_and_wakes_for_requests_alone(idle: IdleTime) -> None:
     for every_s in (400, 4000):  # one to outlast, one to sleep through and to wake before

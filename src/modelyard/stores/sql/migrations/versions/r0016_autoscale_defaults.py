@@ -11,7 +11,7 @@ from alembic import op
 revision = "0016"
 down_revision = "0015"
 
-BEFORE = {"idle": "fixed", "down_utilization": 30.0, "down_utilization_s": 600.0}
+BEFORE = {"idle": "fixed", "down_utilization": 30.0, "down_utilization_s": 600.0, "load_share_down": 60.0}
 
 
 def upgrade() -> None:
