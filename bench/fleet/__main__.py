@@ -114,8 +114,8 @@ def show_prewarm(bench: Bench, endpoints: int, hours: float) -> None:
             ("idle time by gaps (`learned`)", {**ruled(idle=IdleTime.LEARNED), "measures": off}),
             ("by gaps, and pre-warmed", ruled(idle=IdleTime.LEARNED)),
             ("idle time by price (`priced`)", {**ruled(idle=IdleTime.PRICED), "measures": off}),
-            ("by price, and pre-warmed", ruled(idle=IdleTime.PRICED)),
-            ("as shipped", {}),
+            ("as shipped: by price, and pre-warmed", {}),
+            ("by price and pre-warmed, at 1,800 s a cold start", ruled(prewarm_cold_cost_s=1800.0)),
             ("the source's numbers, no forecast", {"rules": SOURCES, "measures": off}),
         )
     ]
