@@ -138,5 +138,9 @@ def _until_learned(spec: Scaling, memory: Memory, seen: Seen, rules: Autoscale) 
         return NEVER_S
     fixed_s = idle_limit_s(spec, rules)
     quiet_s = min(fixed_s, learned.sleep_s)
-    moments = [memory.asked_s + at_s for at_s in (learned.sleep_s, learned.wake_s, learned.until_s)]
-    return min((at_s for at_s in (*moments, memory.active_s + quiet_s) if at_s > seen.now_s), default=NEVER_S)
+    # Compared as ``decide`` compares: a sum may round to this very moment where the difference is not there yet.
+    unasked_s, idle_s = seen.now_s - memory.asked_s, seen.now_s - memory.active_s
+    moments = [memory.asked_s + at_s for at_s in (learned.sleep_s, learned.wake_s, learned.until_s) if unasked_s < at_s]
+    if idle_s < quiet_s:
+        moments.append(memory.active_s + quiet_s)
+    return max(min(moments, default=NEVER_S), math.nextafter(seen.now_s, NEVER_S))
