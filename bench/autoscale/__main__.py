@@ -17,7 +17,7 @@ from bench import tools
 from bench.autoscale import traces
 from bench.autoscale.queue_model import Outcome, World, replay
 from bench.autoscale.sizers import SIZERS
-from modelyard.domain.endpoints import Autoscale, Scaling
+from modelyard.domain.endpoints import SOURCE, Autoscale, Scaling
 from modelyard.policy.backtest import Backtest, backtest
 from modelyard.sim.rates import SLOT_S, servegen
 
@@ -45,7 +45,7 @@ def loads(folder: Path, hours: float) -> dict[str, Load]:
 def sized(arrivals: list[float]) -> dict[str, Outcome]:
     """Return what each way to decide comes to."""
     until_s = arrivals[-1] + 600 if arrivals else 600.0
-    return {kind.name: replay(arrivals, kind(SPEC, Autoscale()), WORLD, until_s=until_s) for kind in SIZERS}
+    return {kind.name: replay(arrivals, kind(SPEC, SOURCE), WORLD, until_s=until_s) for kind in SIZERS}
 
 
 def show(name: str, seeds: list[dict[str, Outcome]]) -> None:

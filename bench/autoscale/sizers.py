@@ -13,7 +13,7 @@ from modelyard.policy.scaling import Memory, Seen
 class Ours:
     """``policy/scaling.py``, as the controller calls it."""
 
-    name = "ours"
+    name = "ours, with the source's numbers"
 
     def __init__(self, spec: Scaling, rules: Autoscale) -> None:
         self._spec, self._rules = spec, rules
@@ -33,6 +33,15 @@ class Eager(Ours):
 
     def __init__(self, spec: Scaling, rules: Autoscale) -> None:
         super().__init__(spec, msgspec.structs.replace(rules, down_utilization=60.0))
+
+
+class Shipped(Ours):
+    """The production policy with the settings that are shipped, whatever the others have."""
+
+    name = "ours, as shipped"
+
+    def __init__(self, spec: Scaling, rules: Autoscale) -> None:
+        super().__init__(spec, Autoscale())
 
 
 class Literal:
@@ -92,4 +101,4 @@ class Always:
         return self._most
 
 
-SIZERS = (Literal, Ours, Eager, Always)
+SIZERS = (Literal, Ours, Eager, Shipped, Always)

@@ -19,7 +19,7 @@ import msgspec
 from bench import tools
 from bench.fleet import goals
 from bench.fleet.literal import Literal
-from bench.fleet.scenarios import TUNED, best, scaled, steps
+from bench.fleet.scenarios import SOURCES, best, scaled, steps
 from bench.fleet.seats import burden
 from bench.packing.__main__ import packers
 from bench.packing.__main__ import run as packed
@@ -99,17 +99,26 @@ def show_steps(bench: Bench, endpoints: int, hours: float) -> None:
 
 
 def show_prewarm(bench: Bench, endpoints: int, hours: float) -> None:
-    """What the forecast, and a learned idle time, are worth."""
+    """What the forecast, and an idle time of the endpoint's own, are worth; all else is as shipped."""
     base = scaled(endpoints, hours)
     off = msgspec.structs.replace(base.measures, prewarm=False)
-    learned = msgspec.structs.replace(base.rules, idle=IdleTime.LEARNED)
+
+    def ruled(**changes: object) -> dict[str, object]:
+        return {"rules": msgspec.structs.replace(base.rules, **changes)}
+
+    fixed, eager = ruled(idle=IdleTime.FIXED), {"prewarm_cold_cost_s": 2700.0, "prewarm_budget": 8.0}
     rows = [
         (name, bench.run("prewarm", name, msgspec.structs.replace(base, **changes)))
         for name, changes in (
-            ("idle time alone", {"measures": off}),
-            ("pre-warmed", {}),
-            ("learned idle time", {"measures": off, "rules": learned}),
-            ("learned, and pre-warmed", {"rules": learned}),
+            ("300 s of idle time, no forecast", {**fixed, "measures": off}),
+            ("300 s, pre-warmed", fixed),
+            ("300 s, pre-warmed at 2,700 s a cold start", ruled(idle=IdleTime.FIXED, **eager)),
+            ("idle time by gaps (`learned`)", {**ruled(idle=IdleTime.LEARNED), "measures": off}),
+            ("by gaps, and pre-warmed", ruled(idle=IdleTime.LEARNED)),
+            ("idle time by price (`priced`)", {**ruled(idle=IdleTime.PRICED), "measures": off}),
+            ("as shipped: by price, and pre-warmed", {}),
+            ("by price and pre-warmed, at 1,800 s a cold start", ruled(prewarm_cold_cost_s=1800.0)),
+            ("the source's numbers, no forecast", {"rules": SOURCES, "measures": off}),
         )
     ]
     without = rows[0][1]
@@ -129,11 +138,11 @@ def show_prewarm(bench: Bench, endpoints: int, hours: float) -> None:
 def show_serve(bench: Bench, endpoints: int, hours: float) -> None:
     """How callers fare."""
     base = scaled(endpoints, hours)
-    calm = msgspec.structs.replace(base, faults=CALM)
+    calm, sources = msgspec.structs.replace(base, faults=CALM), msgspec.structs.replace(base, rules=SOURCES)
     rows = [
-        ("+1 a loop, to the letter", bench.run("serve", "literal", base, Literal())),
+        ("+1 a loop, the source to the letter", bench.run("serve", "literal", sources, Literal())),
+        ("ours, with the source's numbers", bench.run("serve", "sources", sources)),
         ("ours", bench.run("serve", "ours", base)),
-        ("ours, settings of the search", bench.run("serve", "tuned", msgspec.structs.replace(base, rules=TUNED))),
         ("ours, engines sleep and move", bench.run("serve", "dense", best(endpoints, hours))),
         ("ours, nothing breaks", bench.run("serve", "calm", calm)),
     ]

@@ -2,17 +2,17 @@
 
 import msgspec
 
-from modelyard.domain.endpoints import Autoscale, IdleTime
+from modelyard.domain.endpoints import SOURCE, IdleTime
 from modelyard.sim.fleet.scenario import NODES, Measures, Nodes, Scenario, Traffic
 
 NOTHING = Measures(
     scale_to_zero=False, pooling=False, packing=False, quantised=False, continuous=False, backfill=False, prewarm=False
 )
 """One dedicated replica an endpoint, weights in 16 bits, batches that start and end together."""
-TUNED = Autoscale(batch_scales=False, idle=IdleTime.LEARNED, down_utilization=60.0, down_utilization_s=300.0)
-"""What ``bench.fleet.search`` found, as far as few settings say it."""
-SLEEPY = msgspec.structs.replace(TUNED, idle=IdleTime.FIXED)
-"""The same for engines that sleep: who is back at once need not learn when to stay awake."""
+SOURCES = msgspec.structs.replace(SOURCE, batch_scales=False)
+"""The source's numbers; what is shipped instead is what ``bench.fleet.search`` found, and a scenario's default."""
+SLEEPY = msgspec.structs.replace(Scenario().rules, idle=IdleTime.FIXED)
+"""As shipped, for engines that sleep: who is back at once need not weigh when to stay awake."""
 DENSE = {"sleeping": True, "consolidating": True, "warm_pools": True}
 """What makes a fleet denser, on top of all others."""
 STEPS: tuple[tuple[str, dict[str, bool]], ...] = (
@@ -49,9 +49,11 @@ def steps(endpoints: int, hours: float) -> list[tuple[str, Scenario]]:
     measures, found = NOTHING, []
     for name, more in STEPS:
         measures = msgspec.structs.replace(measures, **more)
-        one = scaled(endpoints, hours, measures=measures)
+        one = scaled(endpoints, hours, measures=measures, rules=SOURCES)
         found.append((name, msgspec.structs.replace(one, nodes=nodes(8 * endpoints / Traffic().endpoints))))
-    found.append(("+ settings that the search found", msgspec.structs.replace(found[-1][1], rules=TUNED)))
+    found.append(
+        ("+ settings that the search found, as shipped", msgspec.structs.replace(found[-1][1], rules=Scenario().rules))
+    )
     for name, more in DENSER:
         measures = msgspec.structs.replace(measures, **more)
         found.append((name, msgspec.structs.replace(found[-1][1], measures=measures, rules=SLEEPY)))

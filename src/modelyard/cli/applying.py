@@ -70,9 +70,16 @@ def change_of(endpoint: Item, order: Item) -> Item:
     for part, fields in wanted.items():
         if different := {name: value for name, value in fields.items() if endpoint[name] != value}:
             body[part] = different
-    rules = DEFAULT_RULES | order.get("autoscale", {})
+    # As a deployment has it: an idle time that is named is fixed, unless the file says otherwise.
+    named = {"idle": "fixed"} if "scale_to_zero_after_idle_seconds" in scaling else {}
+    rules = DEFAULT_RULES | named | order.get("autoscale", {})
     has = endpoint["autoscale"]
-    if autoscale := {name: value for name, value in rules.items() if name in has and has[name] != value}:
+    is_idle_changed = "scale_to_zero_after_idle_seconds" in body.get("scaling", {})
+    if autoscale := {
+        name: value
+        for name, value in rules.items()
+        if name in has and (has[name] != value or (name == "idle" and is_idle_changed))
+    }:
         body["autoscale"] = autoscale
     if serving := _serving_change(endpoint["serving"], order.get("serving", {})):
         body["serving"] = serving

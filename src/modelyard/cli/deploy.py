@@ -58,7 +58,7 @@ class Scale(click.ParamType[tuple[int, int]]):
 @click.option("--name", help="What callers put into 'model'. [default: the file's name]")
 @click.option("--engine", help=f"{one_of()}. [default: by the content, of GGUF and ONNX]")
 @click.option("--scale", type=Scale(), default="1", show_default=True, help="Replicas: 2, or bounds like 0..4.")
-@click.option("--idle", "idle_s", type=DURATION, default="5m", show_default=True, help="Quiet time before 0 replicas.")
+@click.option("--idle", "idle_s", type=DURATION, help="Quiet time before 0 replicas. [default: learned, 5m until then]")
 @click.option("--option", "options", multiple=True, metavar="K=V", help="A setting of the engine; repeatable.")
 @click.option("--version", help="Name of this version. [default: the next of v1, v2, …]")
 @click.option("--base", metavar="NAME@VERSION", help="What the adapter at PATH is loaded onto.")
@@ -229,7 +229,7 @@ def request_body(
     name: str | None,
     engine: str | None,
     scale: tuple[int, int],
-    idle_s: float,
+    idle_s: float | None,
     options: tuple[str, ...],
     version: str | None,
     shared: bool,
@@ -254,7 +254,9 @@ def request_body(
     if host is not None:
         body["host"] = host
     if least == 0:
-        body["scaling"] = {"scale_to_zero": True, "scale_to_zero_after_idle_seconds": idle_s}
+        body["scaling"] = {"scale_to_zero": True}
+        if idle_s is not None:
+            body["scaling"]["scale_to_zero_after_idle_seconds"] = idle_s
     if shared:
         body["shared"] = True
     return body

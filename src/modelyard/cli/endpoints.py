@@ -131,7 +131,7 @@ def show(name: str, *, platform: Platform, is_json: bool, is_quiet: bool) -> Non
 )
 @click.argument("name")
 @click.option("--scale", type=Scale(), help="Replicas: 2, or bounds like 0..4.")
-@click.option("--idle", "idle_s", type=DURATION, help="Quiet time before 0 replicas.")
+@click.option("--idle", "idle_s", type=DURATION, help="Quiet time before 0 replicas, fixed from then on.")
 @click.option(
     "--weight", "weights", type=Share(), multiple=True, metavar="VERSION=PERCENT", help="Share of the traffic."
 )
@@ -284,5 +284,11 @@ def _scale(endpoint: Item) -> str:
     least = 0 if endpoint["scale_to_zero"] else endpoint["min_replicas"]
     text = f"{least}..{endpoint['max_replicas']}"
     if endpoint["scale_to_zero"]:
-        text += f", to 0 after {endpoint['scale_to_zero_after_idle_seconds']:g} s without a request"
+        idle_s = f"{endpoint['scale_to_zero_after_idle_seconds']:g} s"
+        is_fixed = endpoint["autoscale"]["idle"] == "fixed"
+        text += (
+            f", to 0 after {idle_s} without a request"
+            if is_fixed
+            else f", to 0 when its gaps say so ({idle_s} at first)"
+        )
     return text

@@ -67,6 +67,7 @@ class Sizing:
             tokens_s=tokens_s,
             capacity=capacity,
             load_s=load_s,
+            accelerators=_accelerators(endpoint, world),
         )
         if not endpoint.autoscale.batch_scales:
             demand = world.demand(endpoint.id)
@@ -114,19 +115,24 @@ class Sizing:
         if profile is None or endpoint.is_deleted:
             return seen
         # By requests alone: a replica that was started for expected ones waits for them from its first moment.
-        is_awake = (memory is None or memory.replicas > 0) and seen.idle_s < endpoint.scaling.idle_s
-        version = world.versions.get(main_release(endpoint).version_id) if endpoint.releases else None
+        is_awake = scaling.is_kept_awake(memory, endpoint.scaling, endpoint.autoscale, seen.idle_s, seen.accelerators)
         situation = prewarming.Situation(
             now_s=world.unix_s,
             ready=seen.ready,
             demand=seen.demand,
             needed=max(endpoint.scaling.floor, int(is_awake), math.ceil(seen.load)),
             load_s=seen.load_s,
-            accelerators=version.gpu_count if version else 1,
+            accelerators=seen.accelerators,
             capacity=seen.capacity.requests_s if seen.capacity else None,
         )
         expected, reason = self.forecasts.expect(endpoint.id, endpoint.autoscale, situation)
         return msgspec.structs.replace(seen, expected=expected, expected_reason=reason, gaps=profile.gaps)
+
+
+def _accelerators(endpoint: Endpoint, world: World) -> int:
+    """Return how many one replica has."""
+    version = world.versions.get(main_release(endpoint).version_id) if endpoint.releases else None
+    return version.gpu_count if version else 1
 
 
 def _ready(endpoint: Endpoint, world: World) -> list[Replica]:

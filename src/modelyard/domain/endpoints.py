@@ -111,10 +111,15 @@ class IdleTime(StrEnum):
     """The seconds that its owner set."""
     LEARNED = "learned"
     """Its own gaps between requests, once there are enough of them (``policy/idleness.py``)."""
+    PRICED = "priced"
+    """Its own gaps too: as long as another minute awake costs less than the cold starts that it avoids."""
 
 
 class Autoscale(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How an endpoint's size is decided, beyond its bounds; defaults are the source's "Autoscaling Flow".
+    """How an endpoint's size is decided, beyond its bounds.
+
+    Defaults are the source's "Autoscaling Flow" but for four that a search found (ADR 0042; ``SOURCE`` has them as the
+    source does). Defaults are not stored: whoever changes one keeps endpoints that are there with a migration (0016).
 
     Shares are percent. *Gates* (``up_…``, ``down_…``) say when a size changes: up when any is open, down when all are
     calm. ``load_share_…`` say how large it becomes. ``policy/scaling.py`` reads most of it, ``policy/forecast.py`` what
@@ -139,8 +144,8 @@ class Autoscale(msgspec.Struct, frozen=True, omit_defaults=True):
     up_kv_s: float = 120.0
 
     down_queue_s: float = 300.0
-    down_utilization: float = 30.0
-    down_utilization_s: float = 600.0
+    down_utilization: float = 60.0
+    down_utilization_s: float = 180.0
 
     target_ttft_s: float = 5.0
     """Seconds to the first token that are promised: a longer predicted wait opens the fast path at once."""
@@ -149,12 +154,12 @@ class Autoscale(msgspec.Struct, frozen=True, omit_defaults=True):
 
     load_share_up: float = 75.0
     """How busy replicas are meant to be after growing."""
-    load_share_down: float = 60.0
+    load_share_down: float = 70.0
     """How busy replicas are meant to be after shrinking."""
     backlog_s: float = 30.0
     """Time in which what waits now is to be served."""
 
-    idle: IdleTime = IdleTime.FIXED
+    idle: IdleTime = IdleTime.PRICED
     prewarm: bool = True
     """Start before requests are expected, once a week or a day has shown when."""
     prewarm_s: float = 300.0
@@ -162,13 +167,17 @@ class Autoscale(msgspec.Struct, frozen=True, omit_defaults=True):
     prewarm_budget: float = 2.0
     """GPU-hours a day that may be spent on waiting for expected requests."""
     prewarm_cold_cost_s: float = 900.0
-    """What one avoided cold start is worth, in seconds of the accelerators of a replica."""
+    """What one avoided cold start is worth, in seconds of one accelerator."""
 
     batch_scales: bool = True
     """Lines of batches are demand as requests are. Off, they run on what is idle, and one replica stays for them."""
 
     burst_pool: str = ""
     """Node pool that may be used when all others are full and callers would wait too long; "": none."""
+
+
+SOURCE = Autoscale(down_utilization=30.0, down_utilization_s=600.0, load_share_down=60.0, idle=IdleTime.FIXED)
+"""The source's "Autoscaling Flow" to the number, as it was shipped before a search found better ones (ADR 0042)."""
 
 
 class Release(msgspec.Struct, frozen=True):

@@ -140,7 +140,7 @@ def backtest(
     counted = first + WEEK if last - first >= WEEK + 1 else first
     fixed, foreseen, tally = _Run(), _Run(), _Tally()
     budget = _Budget(rules, load_s, accelerators)
-    profile, limit = Profile(), threshold(rules, load_s)
+    profile, limit = Profile(), threshold(rules, load_s, accelerators)
     for slot in range(first, last + 1):
         if slot == counted:
             fixed.forget()

@@ -80,6 +80,25 @@ def awake(gaps: Gaps, fixed_s: float) -> Awake:
     return Awake(max(until_s, SHORTEST_S), reason=text)
 
 
+def priced(gaps: Gaps, fixed_s: float, worth_s: float) -> Awake:
+    """Return how long to stay awake so that waiting for nothing and cold starts, at ``worth_s`` each, cost least.
+
+    Over the gaps there were, a gap that ends in time costs its own length, a longer one the time and a cold start.
+    """
+    total = gaps.total
+    if total < GAPS_MIN:
+        return Awake(fixed_s, reason=f"{total} gaps seen, {GAPS_MIN} are needed to learn from")
+    worth, left, waited = worth_s / BIN_S, total, 0.0
+    least, best = worth * total, 0
+    for at, count in enumerate(gaps.counts, 1):
+        left -= count
+        waited += count / 2 + left  # those that end in this minute wait half of it, the others all of it
+        if (cost := waited + worth * left) < least:
+            least, best = cost, at
+    text = f"of {total} gaps, with a cold start worth {worth_s:.0f} s"
+    return Awake(max(best * BIN_S * (1 + MARGIN), SHORTEST_S), reason=text)
+
+
 def _spread(counts: tuple[int, ...]) -> float:
     """Return the coefficient of variation over all bins, those after the last used one too."""
     mean = sum(counts) / BINS

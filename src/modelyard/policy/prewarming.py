@@ -3,7 +3,7 @@
 Before a slot that will probably be active a replica is started, early enough
 to be loaded five minutes ahead; between two such slots it is held. It pays
 when the chance outweighs the costs: P > c·T / (c·T + cost of a cold start),
-T being the time that it would wait for nothing. A day's budget of accelerator
+c being its accelerators and T the time that they would wait for nothing. A day's budget of accelerator
 time bounds what a wrong forecast can cost. Hits and misses are counted, so
 that people see what they pay for.
 """
@@ -57,9 +57,9 @@ class Expected(msgspec.Struct, frozen=True):
     memory: Memory
 
 
-def threshold(rules: Autoscale, load_s: float) -> float:
-    """Return the probability from which waiting is cheaper than a cold start."""
-    held_s = load_s + rules.prewarm_s + SLOT_S
+def threshold(rules: Autoscale, load_s: float, accelerators: int = 1) -> float:
+    """Return the probability from which waiting is cheaper than a cold start; ``accelerators`` of one replica wait."""
+    held_s = (load_s + rules.prewarm_s + SLOT_S) * max(accelerators, 1)
     return held_s / (held_s + rules.prewarm_cold_cost_s)
 
 
@@ -70,7 +70,7 @@ def expect(rules: Autoscale, memory: Memory, seen: Situation) -> Expected:
     if not rules.prewarm or not may_be_expected(rules):
         why = "pinned cold" if rules.tier is Tier.COLD else "pre-warming is off"
         return _answer(memory, seen, 0, why)
-    limit = threshold(rules, seen.load_s)
+    limit = threshold(rules, seen.load_s, seen.accelerators)
     likely = _likeliest(memory.profile, rules, seen, limit)
     if likely is None:
         return _answer(memory, seen, 0, f"no slot ahead is likely to {limit:.0%}")

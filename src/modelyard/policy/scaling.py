@@ -27,7 +27,7 @@ from modelyard.domain.endpoints import Autoscale, IdleTime, Release, Scaling, Ti
 from modelyard.policy import gates as gate
 from modelyard.policy.engine_model import Capacity
 from modelyard.policy.gates import Gates, Signals
-from modelyard.policy.idleness import BIN_S, Gaps, awake, with_gap
+from modelyard.policy.idleness import BIN_S, Awake, Gaps, awake, priced, with_gap
 
 COLD_IDLE_S = 30.0
 """Longest idle time of an endpoint that is pinned cold."""
@@ -66,6 +66,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     capacity: Capacity | None = None
     load_s: float = 0.0
     """How long a replica takes from start to ready."""
+    accelerators: int = 1
+    """Of one replica."""
     expected: int = 0
     """Replicas that the forecast wants for requests to come."""
     expected_reason: str = ""
@@ -325,8 +327,7 @@ def _sleep(spec: Scaling, memory: Memory, seen: Seen, rules: Autoscale, current:
     """Return the decision to sleep or to wake by learned gaps; None: neither is due."""
     quiet_s = seen.now_s - memory.active_s
     fixed_s = idle_limit_s(spec, rules)
-    is_learned = rules.idle is IdleTime.LEARNED and memory.asked_s is not None
-    learned = awake(memory.gaps, fixed_s) if is_learned else None
+    learned = learned_idle(memory, spec, rules, seen.accelerators)
     unasked_s = quiet_s if memory.asked_s is None else seen.now_s - memory.asked_s
     if current == 0:
         if learned is not None and unasked_s >= learned.wake_s and learned.is_awake(unasked_s):
@@ -351,6 +352,24 @@ def _sleep(spec: Scaling, memory: Memory, seen: Seen, rules: Autoscale, current:
 def idle_limit_s(spec: Scaling, rules: Autoscale) -> float:
     """Return the idle time after which it sleeps where none is learned."""
     return min(spec.idle_s, COLD_IDLE_S) if rules.tier is Tier.COLD else spec.idle_s
+
+
+def learned_idle(memory: Memory, spec: Scaling, rules: Autoscale, accelerators: int) -> Awake | None:
+    """Return when it is to be awake by the gaps that there were; None where they do not matter."""
+    # Pinned cold it sleeps soon, and nobody wakes it but a request.
+    if rules.idle is IdleTime.FIXED or rules.tier is Tier.COLD or memory.asked_s is None:
+        return None
+    if rules.idle is IdleTime.PRICED:
+        return priced(memory.gaps, spec.idle_s, rules.prewarm_cold_cost_s / max(accelerators, 1))
+    return awake(memory.gaps, spec.idle_s)
+
+
+def is_kept_awake(memory: Memory | None, spec: Scaling, rules: Autoscale, idle_s: float, accelerators: int = 1) -> bool:
+    """Say whether a replica runs on by idle time alone, ``idle_s`` seconds after the last request."""
+    if memory is not None and memory.replicas == 0:
+        return False
+    learned = None if memory is None else learned_idle(memory, spec, rules, accelerators)
+    return idle_s < idle_limit_s(spec, rules) if learned is None else learned.is_awake(idle_s)
 
 
 def _shrunk(spec: Scaling, memory: Memory, seen: Seen, rules: Autoscale, *, current: int, least: int) -> _Size:
@@ -413,12 +432,22 @@ def _reason_to_stay(current: int, seen: Seen, spec: Scaling, rules: Autoscale, m
     if current <= 1 and rules.tier is Tier.HOT:
         return "pinned hot: one replica stays"
     if seen.demand == 0 and current == 1:
-        awake_s = idle_limit_s(spec, rules) - (seen.now_s - memory.active_s)
-        return f"no request; asleep in {max(awake_s, 0):.0f} s unless one comes"
+        return f"no request; asleep in {max(_awake_s(seen, spec, rules, memory), 0):.0f} s unless one comes"
     left_s = gate.calm_left_s(memory.gates, rules, seen.now_s)
     if left_s is None:
         return f"busy {100 * seen.busy:.0f} %: {current} replicas stay"
     return f"calm; fewer than {current} replicas in {max(left_s, 0):.0f} s if they carry {seen.load:.2f}"
+
+
+def _awake_s(seen: Seen, spec: Scaling, rules: Autoscale, memory: Memory) -> float:
+    """Return the seconds that are left until it sleeps, as ``_sleep`` has it."""
+    quiet_s, fixed_s = seen.now_s - memory.active_s, idle_limit_s(spec, rules)
+    learned = learned_idle(memory, spec, rules, seen.accelerators)
+    if learned is None or learned.sleep_s == fixed_s:
+        return fixed_s - quiet_s
+    unasked_s = quiet_s if memory.asked_s is None else seen.now_s - memory.asked_s
+    until_s = learned.until_s if unasked_s >= learned.wake_s else learned.sleep_s
+    return max(until_s - unasked_s, min(fixed_s, learned.sleep_s) - quiet_s)
 
 
 def split(replicas: int, releases: Sequence[Release]) -> dict[str, int]:

@@ -12,10 +12,10 @@ import math
 
 import msgspec
 
-from modelyard.domain.endpoints import Autoscale, IdleTime, Scaling, Tier
+from modelyard.domain.endpoints import Autoscale, Scaling, Tier
 from modelyard.policy.gates import calm_left_s, latency_limit_s
-from modelyard.policy.idleness import BIN_S, awake
-from modelyard.policy.scaling import Memory, Seen, idle_limit_s, signals
+from modelyard.policy.idleness import BIN_S
+from modelyard.policy.scaling import Memory, Seen, idle_limit_s, learned_idle, signals
 
 NEVER_S = math.inf
 
@@ -126,9 +126,9 @@ def _sleeps_s(spec: Scaling, memory: Memory, seen: Seen, rules: Autoscale) -> fl
     if spec.floor or not memory.replicas or rules.tier is Tier.HOT or seen.expected:
         return NEVER_S
     fixed_s = idle_limit_s(spec, rules)
-    if rules.idle is not IdleTime.LEARNED or memory.asked_s is None:
+    if (learned := learned_idle(memory, spec, rules, seen.accelerators)) is None:
         return fixed_s
-    return NEVER_S if seen.demand == 0 else min(fixed_s, awake(memory.gaps, fixed_s).sleep_s)
+    return NEVER_S if seen.demand == 0 else min(fixed_s, learned.sleep_s)
 
 
 def _until_learned(spec: Scaling, memory: Memory, seen: Seen, rules: Autoscale) -> float:
@@ -136,13 +136,17 @@ def _until_learned(spec: Scaling, memory: Memory, seen: Seen, rules: Autoscale) 
 
     What should sleep already, and does not because a gate is open or a replica loads, may do so at any moment.
     """
-    if rules.idle is not IdleTime.LEARNED or memory.asked_s is None or spec.floor or seen.expected:
+    learned = learned_idle(memory, spec, rules, seen.accelerators)
+    if spec.floor or seen.expected or learned is None or memory.asked_s is None:
         return NEVER_S
     fixed_s = idle_limit_s(spec, rules)
-    learned = awake(memory.gaps, fixed_s)
     quiet_s = min(fixed_s, learned.sleep_s)
-    is_over = learned.sleep_s == fixed_s or not learned.is_awake(seen.now_s - memory.asked_s)
-    if memory.replicas and is_over and seen.now_s - memory.active_s >= quiet_s:
+    # Compared as ``decide`` compares: a sum may round to this very moment where the difference is not there yet.
+    unasked_s, idle_s = seen.now_s - memory.asked_s, seen.now_s - memory.active_s
+    is_over = learned.sleep_s == fixed_s or not learned.is_awake(unasked_s)
+    if memory.replicas and is_over and idle_s >= quiet_s:
         return seen.now_s
-    moments = [memory.asked_s + at_s for at_s in (learned.sleep_s, learned.wake_s, learned.until_s)]
-    return min((at_s for at_s in (*moments, memory.active_s + quiet_s) if at_s > seen.now_s), default=NEVER_S)
+    moments = [memory.asked_s + at_s for at_s in (learned.sleep_s, learned.wake_s, learned.until_s) if unasked_s < at_s]
+    if idle_s < quiet_s:
+        moments.append(memory.active_s + quiet_s)
+    return max(min(moments, default=NEVER_S), math.nextafter(seen.now_s, NEVER_S))

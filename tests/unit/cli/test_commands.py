@@ -96,6 +96,7 @@ def test_scaling_to_zero_is_asked_for_by_a_scale_that_begins_at_zero() -> None:
     body = request_body(**BARE | {"scale": (0, 4), "idle_s": 60.0})
     assert body["hardware"] == {"min_replicas": 0, "max_replicas": 4}
     assert body["scaling"] == {"scale_to_zero": True, "scale_to_zero_after_idle_seconds": 60.0}
+    assert request_body(**BARE | {"scale": (0, 4), "idle_s": None})["scaling"] == {"scale_to_zero": True}
     assert "scaling" not in request_body(**BARE)
 
 

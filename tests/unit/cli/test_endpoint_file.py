@@ -221,6 +221,12 @@ ENDPOINT: dict[str, Any] = {
         ({"scaling": {"scale_to_zero": True}}, {"scaling": {"scale_to_zero": True}}),
         ({"serving": {"timeouts": {"total_s": 9}}}, {"serving": {"timeouts": {"total_s": 9}}}),
         ({"autoscale": {"tier": "hot", "up_queue": 100}}, {"autoscale": {"tier": "hot"}}),
+        # A time that is named is fixed, as in a deployment; whoever learns from it says both.
+        ({"scaling": {"scale_to_zero_after_idle_seconds": 300}}, {"autoscale": {"idle": "fixed"}}),
+        (
+            {"scaling": {"scale_to_zero_after_idle_seconds": 60}, "autoscale": {"idle": "learned"}},
+            {"scaling": {"scale_to_zero_after_idle_seconds": 60}, "autoscale": {"idle": "learned"}},
+        ),
     ],
 )
 def test_only_what_differs_is_changed(order: dict[str, Any], change: dict[str, Any]) -> None:
@@ -229,10 +235,10 @@ def test_only_what_differs_is_changed(order: dict[str, Any], change: dict[str, A
 
 def test_what_a_file_no_longer_says_goes_back_to_its_default() -> None:
     served = {"timeouts": {"total_s": 9.0, "token_s": None}, "coalesce_ms": 20, "sticky": "user"}
-    rules = {**ENDPOINT["autoscale"], "tier": "warm", "idle": "learned", "target_latency_s": 3.0}
+    rules = {**ENDPOINT["autoscale"], "tier": "warm", "idle": "fixed", "target_latency_s": 3.0}
     endpoint = {**ENDPOINT, "max_replicas": 4, "serving": served, "autoscale": rules}
     assert change_of(endpoint, {}) == {
         "hardware": {"max_replicas": 1},
-        "autoscale": {"tier": None, "idle": "fixed", "target_latency_s": None},
+        "autoscale": {"tier": None, "idle": "priced", "target_latency_s": None},
         "serving": {"coalesce_ms": 0, "sticky": "none", "timeouts": {"total_s": None}},
     }

@@ -8,7 +8,7 @@ from msgspec import structs
 from tests.support.management import Management
 
 from modelyard.control.api.autoscale import AutoscaleBody
-from modelyard.domain.endpoints import Autoscale, IdleTime, Scaling, Tier
+from modelyard.domain.endpoints import SOURCE, Autoscale, IdleTime, Scaling, Tier
 from modelyard.domain.tenants import Identity
 from modelyard.domain.usage import Intent, Price, Settle, UsageStatus
 from modelyard.policy import scaling
@@ -33,15 +33,37 @@ async def stored(api: Management, endpoint_id: str) -> Autoscale:
     return next(one.autoscale for one in await api.context.store.endpoints() if one.id == endpoint_id)
 
 
-async def test_defaults_are_the_sources(api: Management, manager: Identity) -> None:
+async def test_defaults_are_the_sources_but_for_what_the_search_found(api: Management, manager: Identity) -> None:
     endpoint_id = await deploy(api, manager)
     shown = (await api.call(manager, "GET", "/v1/endpoints/smol")).json()["autoscale"]
     assert (shown["up_queue"], shown["up_queue_s"]) == (100, 30)
     assert (shown["up_utilization"], shown["up_utilization_s"]) == (85, 120)
     assert (shown["up_latency_factor"], shown["up_latency_s"]) == (2, 60)
-    assert (shown["down_queue_s"], shown["down_utilization"], shown["down_utilization_s"]) == (300, 30, 600)
+    assert (shown["down_queue_s"], shown["down_utilization"], shown["down_utilization_s"]) == (300, 60, 180)
+    assert (shown["load_share_down"], shown["idle"]) == (70, "priced")
     assert (shown["check_s"], shown["prewarm_s"], shown["tier"]) == (30, 300, None)
     assert await stored(api, endpoint_id) == Autoscale()
+
+
+async def test_the_sources_own_numbers_are_settings(api: Management, manager: Identity) -> None:
+    """As ``docs/how-to/autoscaling.md`` says them."""
+    asked = {"idle": "fixed", "down_utilization": 30, "down_utilization_s": 600, "load_share_down": 60}
+    assert await stored(api, await deploy(api, manager, autoscale=asked)) == SOURCE
+
+
+async def test_an_idle_time_that_is_named_is_kept_to(api: Management, manager: Identity) -> None:
+    sleepy = {"scale_to_zero": True, "scale_to_zero_after_idle_seconds": 60}
+    endpoint_id = await deploy(api, manager, scaling=sleepy)
+    assert (await stored(api, endpoint_id)).idle is IdleTime.FIXED
+    learns = await deploy(api, manager, model_name="learns", scaling=sleepy, autoscale={"idle": "learned"})
+    assert (await stored(api, learns)).idle is IdleTime.LEARNED
+    change = {"scaling": {"scale_to_zero_after_idle_seconds": 90}}
+    answer = await api.call(manager, "PATCH", "/v1/endpoints/learns", change | {"autoscale": {"idle": "priced"}})
+    assert (answer.json()["autoscale"]["idle"], answer.json()["scale_to_zero_after_idle_seconds"]) == ("priced", 90)
+    answer = await api.call(manager, "PATCH", "/v1/endpoints/learns", {"autoscale": {"up_queue": 7}})
+    assert answer.json()["autoscale"]["idle"] == "priced", "what is left out stays"
+    answer = await api.call(manager, "PATCH", "/v1/endpoints/learns", change)
+    assert answer.json()["autoscale"]["idle"] == "fixed"
 
 
 async def test_settings_are_deployed_and_changed_one_by_one(api: Management, manager: Identity) -> None:

@@ -44,6 +44,10 @@ def test_a_busier_hour_gets_more_replicas() -> None:
     assert expect(RULES, known(), seen(AT_NINE, capacity=0.25)).replicas == 6  # 1 a second / (0.75 · 0.25)
 
 
+def test_the_more_accelerators_wait_the_surer_it_has_to_be() -> None:
+    assert threshold(RULES, 60.0, accelerators=8) > 0.89 > 0.55 > threshold(RULES, 60.0)
+
+
 def test_a_cold_start_that_costs_little_is_not_avoided() -> None:
     cheap = Autoscale(prewarm_cold_cost_s=60)
     assert threshold(cheap, 60.0) > 0.9
@@ -82,7 +86,7 @@ def test_hits_misses_and_waits_for_nothing_are_counted() -> None:
 
 def test_only_what_waits_for_requests_is_booked() -> None:
     answers = follow(
-        RULES,
+        Autoscale(prewarm_cold_cost_s=3600),
         known(),
         seen(AT_NINE, accelerators=4),
         seen(AT_NINE + 30, ready=1, accelerators=4),
@@ -101,7 +105,7 @@ def test_only_what_waits_for_requests_is_booked() -> None:
 def test_the_budget_of_a_day_is_never_exceeded(
     budget: float, steps: list[tuple[float, int, int, int]], accelerators: int
 ) -> None:
-    rules = Autoscale(prewarm_budget=budget)
+    rules = Autoscale(prewarm_budget=budget, prewarm_cold_cost_s=7200)
     memory, now_s = known(range(NINE, NINE + 60), requests=6000), AT_NINE
     for gap_s, ready, demand, needed in steps * 4:
         now_s += gap_s

@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelyard.domain.endpoints import Autoscale, IdleTime, Release, Scaling, Tier
+from modelyard.domain.endpoints import SOURCE, Autoscale, IdleTime, Release, Scaling, Tier
 from modelyard.policy.engine_model import Capacity
-from modelyard.policy.scaling import Decision, Memory, Seen, decide, numbers, split
+from modelyard.policy.scaling import Decision, Memory, Seen, decide, is_kept_awake, numbers, split
 
 SLEEPY = Scaling(min_replicas=1, max_replicas=4, scale_to_zero=True, idle_s=300)
 STEADY = Scaling(min_replicas=2, max_replicas=4, idle_s=300)
 FLEET = Scaling(min_replicas=1, max_replicas=64)
-DEFAULTS = Autoscale()
+DEFAULTS = SOURCE
+"""Stories are told with the source's numbers, so that its triggers are held to the letter."""
 FAST = Capacity(requests_s=1.0, tokens_s=100.0, source="a test")
 
 
@@ -274,7 +275,7 @@ RULED = {
     ),
     "a target of whole answers is watched instead": (
         FLEET,
-        Autoscale(target_latency_s=10.0),
+        msgspec.structs.replace(SOURCE, target_latency_s=10.0),
         [seen(1000 + 31 * step, **BUSY, in_flight=60, ttft_p99_s=60.0, latency_p99_s=19.0) for step in range(4)]
         + [seen(2000 + 31 * step, **BUSY, in_flight=60, ttft_p99_s=0.1, latency_p99_s=21.0) for step in range(3)],
         [4] * 6 + [5],
@@ -369,17 +370,68 @@ def test_what_is_pinned_cold_tells_its_own_idle_time() -> None:
     assert cold.reason == "no request; asleep in 18 s unless one comes"
 
 
-def test_learned_idle_time_outlasts_the_gaps_there_were() -> None:
-    rules = Autoscale(idle=IdleTime.LEARNED)
+def regular(rules: Autoscale, every_s: int = 400) -> tuple[Memory, float]:
+    """Return what is remembered after 15 requests, one every ``every_s``, and when the last of them came."""
     memory, now_s = None, 0.0
-    for _ in range(15):  # a request every 400 s: a fixed time of 300 s would sleep before each
-        for at in range(0, 400, 20):
+    for _ in range(15):
+        for at in range(0, every_s, 20):
             memory = decide(SLEEPY, memory, seen(now_s + at, in_flight=int(at == 0), idle_s=float(at)), rules).memory
-        now_s += 400
-    memory = decide(SLEEPY, memory, seen(now_s, in_flight=1), rules).memory
+        now_s += every_s
+    return decide(SLEEPY, memory, seen(now_s, in_flight=1), rules).memory, now_s
+
+
+@pytest.mark.parametrize("idle", [IdleTime.LEARNED, IdleTime.PRICED])
+def test_learned_idle_time_outlasts_the_gaps_there_were(idle: IdleTime) -> None:
+    rules = Autoscale(idle=idle)
+    memory, now_s = regular(rules)  # a fixed time of 300 s would sleep before each
     later = [decide(SLEEPY, memory, seen(now_s + at, idle_s=at), rules) for at in (301.0, 450.0, 800.0)]
     assert [decision.replicas for decision in later] == [1, 1, 0]
+    assert later[0].reason == "no request; asleep in 161 s unless one comes"
     assert "gaps" in later[-1].reason
+
+
+def test_an_idle_time_that_is_not_worth_it_sleeps_earlier_than_the_fixed_one() -> None:
+    rules = Autoscale(idle=IdleTime.PRICED, prewarm_cold_cost_s=60)
+    memory, now_s = regular(rules)
+    later = [decide(SLEEPY, memory, seen(now_s + at, idle_s=at), rules) for at in (20.0, 40.0)]
+    assert [decision.replicas for decision in later] == [1, 0]
+
+
+def test_a_replica_of_many_accelerators_waits_for_less() -> None:
+    rules = Autoscale(idle=IdleTime.PRICED)
+    memory, now_s = regular(rules)
+    one, eight = (seen(now_s + 301, idle_s=301.0, accelerators=number) for number in (1, 8))
+    assert [decide(SLEEPY, memory, step, rules).replicas for step in (one, eight)] == [1, 0]
+
+
+@pytest.mark.parametrize("idle", [IdleTime.LEARNED, IdleTime.PRICED])
+def test_what_is_pinned_cold_learns_no_longer_time_and_wakes_for_requests_alone(idle: IdleTime) -> None:
+    for every_s in (400, 4000):  # one to outlast, one to sleep through and to wake before
+        memory, now_s = regular(Autoscale(idle=idle), every_s)
+        cold = Autoscale(idle=idle, tier=Tier.COLD)
+        asleep = decide(SLEEPY, memory, seen(now_s + 31, idle_s=31.0), cold)
+        assert asleep.replicas == 0
+        late = every_s - 20.0
+        assert decide(SLEEPY, asleep.memory, seen(now_s + late, idle_s=late, replicas=0, ready=0), cold).replicas == 0
+
+
+@pytest.mark.parametrize("idle", IdleTime)
+def test_without_gaps_to_learn_from_the_fixed_time_holds(idle: IdleTime) -> None:
+    rules = Autoscale(idle=idle)
+    memory = decide(SLEEPY, None, seen(1000, in_flight=1), rules).memory
+    later = [decide(SLEEPY, memory, seen(1000 + at, idle_s=at), rules) for at in (20.0, 299.0, 300.0)]
+    assert [decision.replicas for decision in later] == [1, 1, 0]
+    assert later[0].reason == "no request; asleep in 280 s unless one comes"
+
+
+def test_who_is_kept_awake_by_idle_time_alone_is_not_waiting_for_a_forecast() -> None:
+    rules = Autoscale(idle=IdleTime.LEARNED)
+    memory, _ = regular(rules)
+    kept = [is_kept_awake(memory, SLEEPY, rules, idle_s) for idle_s in (301.0, 450.0, 800.0)]
+    assert kept == [True, True, False]
+    assert is_kept_awake(None, SLEEPY, rules, 299.0)
+    assert not is_kept_awake(memory, SLEEPY, Autoscale(idle=IdleTime.FIXED), 301.0)
+    assert not is_kept_awake(msgspec.structs.replace(memory, replicas=0), SLEEPY, rules, 10.0)
 
 
 def test_reasons_tell_gates_from_the_fast_path_and_events_get_the_numbers() -> None:
@@ -435,7 +487,7 @@ def test_more_load_never_gives_fewer_replicas(
 def test_it_shrinks_only_when_all_gates_are_calm_and_nothing_loads(
     spec: Scaling, history: list[tuple[float, dict[str, float], int, int, int]]
 ) -> None:
-    rules = Autoscale(down_queue_s=100, down_utilization_s=200)
+    rules = Autoscale(down_queue_s=100, down_utilization=30.0, down_utilization_s=200)
     now_s, memory, queued_s, used_s = 0.0, None, 0.0, 0.0
     for step in history:
         now_s += step[0]

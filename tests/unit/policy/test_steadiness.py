@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from modelyard.domain.endpoints import Autoscale, IdleTime, Scaling, Tier
 from modelyard.policy.engine_model import Capacity
+from modelyard.policy.idleness import Gaps
 from modelyard.policy.scaling import Memory, Seen, decide
 from modelyard.policy.steadiness import holds, passed, steady
 
@@ -114,3 +115,17 @@ def test_a_steady_load_is_decided_in_a_few_looks() -> None:
     sizes, asked = looks([(2000, 5, 0.5, 0)], spec, Autoscale(), skips=True)
     assert sizes[-1] == 2
     assert asked < 40
+
+
+def test_a_moment_that_rounds_to_now_is_not_forgotten() -> None:
+    """Awake for 462.00000000000006 s: 462 s after the request it is not over, though their sum is this very moment."""
+    spec = Scaling(min_replicas=1, max_replicas=4, scale_to_zero=True, idle_s=300.0)
+    rules = Autoscale(idle=IdleTime.PRICED)
+    asked_s = 607_200.0
+    memory = Memory(1, asked_s, ready=1, is_proven=True, asked_s=asked_s, gaps=Gaps((0,) * 6 + (20,)))
+    seen = Seen(now_s=asked_s + 462, replicas=1, ready=1, slots=4, gateways=1, idle_s=462.0, is_proven=True)
+    decision = decide(spec, memory, seen, rules)
+    assert decision.replicas == 1
+    bounds = steady(spec, decision.memory, seen, rules)
+    assert bounds is not None
+    assert bounds.until_s < seen.now_s + 1.0

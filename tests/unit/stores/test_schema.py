@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 from alembic import command
@@ -15,6 +16,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
+from modelyard.domain.endpoints import SOURCE, Autoscale, IdleTime, Tier
 from modelyard.errors import StartupError
 from modelyard.stores.sql import migrate, open_database, schema
 
@@ -237,3 +239,33 @@ def test_what_models_cost_before_counts_for_budgets_of_models(engine: sa.Engine)
         found = connection.execute(sa.text("SELECT * FROM usage_model_months ORDER BY model_name")).fetchall()
         month = november // 86_400
         assert [tuple(row) for row in found] == [("t", "k", month, "a", "", 12), ("t", "k", month, "b", "", 3)]
+
+
+def test_endpoints_of_before_keep_the_defaults_that_they_were_deployed_with(engine: sa.Engine) -> None:
+    """What is a default is not stored, so that other defaults would change endpoints that nobody touched."""
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.set_main_option("path_separator", "os")
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0015")
+        connection.execute(
+            sa.text(
+                "INSERT INTO tenants (tenant_id, name, created_at, limits, is_suspended) VALUES ('t','t',1,'{}',false)"
+            )
+        )
+        for name, stored in (("plain", "{}"), ("set", '{"tier":"hot","idle":"learned","down_utilization":45.0}')):
+            connection.execute(
+                sa.text(
+                    "INSERT INTO endpoints (endpoint_id, owner_id, name, status, min_replicas, max_replicas, "
+                    "scale_to_zero, idle_s, scaling_metric, scaling_target, is_shared, is_deleted, progress, failure, "
+                    "created_at, autoscale) VALUES (:name, 't', :name, 'running', 1, 1, true, 300, 'queue_depth', 70, "
+                    "false, false, '{}', '', 1, :stored)"
+                ),
+                {"name": name, "stored": stored},
+            )
+        command.upgrade(config, "0017")
+        rows = connection.execute(sa.text("SELECT endpoint_id, autoscale FROM endpoints")).fetchall()
+    found = {name: msgspec.json.decode(stored, type=Autoscale) for name, stored in rows}
+    assert found["plain"] == SOURCE
+    assert found["set"] == msgspec.structs.replace(SOURCE, tier=Tier.HOT, idle=IdleTime.LEARNED, down_utilization=45.0)

@@ -6,6 +6,8 @@ Only what is stored happens here; the reconciler does the rest.
 import math
 import statistics
 
+import msgspec
+
 from modelyard.control.api.autoscale import changed_autoscale
 from modelyard.control.api.deploy_spec import (
     EXAMPLE,
@@ -58,7 +60,7 @@ class Deployments:
         facts, prices = await known_facts(context, findings), context.config.fleet.accelerator_prices
         chosen = choose_hardware(wanted.hardware, findings, facts, nodes, prices)
         serving, unserved = changed_serving(wanted.serving, Serving(), context.config.gateway)
-        autoscale, unscaled = changed_autoscale(wanted.autoscale, Autoscale(), scaling_of(wanted))
+        autoscale, unscaled = autoscale_of(wanted)
         faults = [
             *endpoint_faults(wanted, chosen, findings.engine, real_kinds(nodes)),
             *_hardware_faults(wanted, findings.registered),
@@ -173,11 +175,18 @@ def _loads_alike(other: ModelVersion, version: ModelVersion) -> bool:
 def scaling_of(wanted: DeployRequest) -> Scaling:
     """Return the bounds and pace that are asked for."""
     hardware, scaling = wanted.hardware, wanted.scaling
+    idle_s = scaling.scale_to_zero_after_idle_seconds
     return Scaling(
         min_replicas=hardware.min_replicas,
         max_replicas=hardware.max_replicas or max(1, hardware.min_replicas),
         scale_to_zero=scaling.scale_to_zero,
-        idle_s=scaling.scale_to_zero_after_idle_seconds,
+        idle_s=Scaling().idle_s if idle_s is msgspec.UNSET else idle_s,
         metric=scaling.metric,
         target_value=scaling.target_value,
     )
+
+
+def autoscale_of(wanted: DeployRequest) -> tuple[Autoscale, list[Fault]]:
+    """Return how the size is to be decided, and what is wrong with that."""
+    named_s = wanted.scaling.scale_to_zero_after_idle_seconds
+    return changed_autoscale(wanted.autoscale, Autoscale(), scaling_of(wanted), idle_s=named_s)

@@ -82,7 +82,10 @@ class ScalingBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         float, msgspec.Meta(description="What a replica is meant to have: queued requests, or utilisation in percent.")
     ] = 70.0
     scale_to_zero: Annotated[bool, msgspec.Meta(description="Stop all replicas when idle.")] = False
-    scale_to_zero_after_idle_seconds: float = 300.0
+    scale_to_zero_after_idle_seconds: Annotated[
+        float | msgspec.UnsetType,
+        msgspec.Meta(description="Quiet time before that; left out, it is learned from its own, 300 until then."),
+    ] = msgspec.UNSET
 
 
 class DeployRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -243,7 +246,8 @@ def target_faults(metric: str, target_value: float) -> Iterator[Fault]:
 
 def _scaling_faults(scaling: ScalingBody) -> Iterator[Fault]:
     yield from target_faults(scaling.metric, scaling.target_value)
-    yield from idle_faults("scaling.scale_to_zero_after_idle_seconds", scaling.scale_to_zero_after_idle_seconds)
+    if (idle_s := scaling.scale_to_zero_after_idle_seconds) is not msgspec.UNSET:
+        yield from idle_faults("scaling.scale_to_zero_after_idle_seconds", idle_s)
 
 
 def option_faults(options: Options, *, is_admin: bool) -> Iterator[Fault]:

@@ -78,7 +78,8 @@ def changed(
     faults += replica_faults("hardware.", scaling.min_replicas, scaling.max_replicas, zero=scaling.scale_to_zero)
     faults += target_faults(scaling.metric, scaling.target_value)
     faults += idle_faults("scaling.scale_to_zero_after_idle_seconds", scaling.idle_s)
-    autoscale, unscaled = changed_autoscale(body.autoscale, endpoint.autoscale, scaling)
+    named_s = body.scaling.scale_to_zero_after_idle_seconds
+    autoscale, unscaled = changed_autoscale(body.autoscale, endpoint.autoscale, scaling, idle_s=named_s)
     if endpoint.host_id:
         rule = "a guest has no replicas of its own; change its host's"
         given = {"hardware": scaling != endpoint.scaling, "autoscale": autoscale != endpoint.autoscale}

@@ -95,8 +95,8 @@ class ForecastPages:
         context = self._context
         endpoint = await find_endpoint(context.store, call.identity, call.path("endpoint"))
         profile = context.forecast(endpoint.id) or forecast.Profile()
-        load_s, now_s = await self._load_s(endpoint), context.clock.unix_s()
-        limit, score = prewarming.threshold(endpoint.autoscale, load_s), profile.score
+        (load_s, accelerators), now_s = await self._start(endpoint), context.clock.unix_s()
+        limit, score = prewarming.threshold(endpoint.autoscale, load_s, accelerators), profile.score
         is_today = score.day == int(now_s // DAY_S)
         first = forecast.slot_of(now_s)
         return ForecastView(
@@ -131,22 +131,28 @@ class ForecastPages:
         endpoint = await find_endpoint(context.store, call.identity, call.path("endpoint"))
         now_s = context.clock.unix_s()
         rows = await context.usage.arrivals(endpoint.id, since=now_s - call.query.days * DAY_S, until=now_s)
-        load_s, idle_s = await self._load_s(endpoint), endpoint.scaling.idle_s
+        (load_s, accelerators), idle_s = await self._start(endpoint), endpoint.scaling.idle_s
         history = {begin_s // forecast.SLOT_S: number for begin_s, number in rows.items()}
         result = None
         if history:
             try:
                 result = await asyncio.to_thread(
-                    backtest, history, endpoint.autoscale, idle_s=idle_s, load_s=load_s, last=forecast.slot_of(now_s)
+                    backtest,
+                    history,
+                    endpoint.autoscale,
+                    idle_s=idle_s,
+                    load_s=load_s,
+                    accelerators=accelerators,
+                    last=forecast.slot_of(now_s),
                 )
             except ValueError as error:
                 raise refusal("This cannot be replayed.", [Fault("days", str(error))]) from None
         return BacktestView(endpoint_id=endpoint.id, name=endpoint.name, load_s=load_s, idle_s=idle_s, result=result)
 
-    async def _load_s(self, endpoint: Endpoint) -> float:
-        """Return how long the endpoint takes to load, as its last pass knew it."""
+    async def _start(self, endpoint: Endpoint) -> tuple[float, int]:
+        """Return how long a replica takes to load, and its accelerators, as the endpoint's last pass knew them."""
         found = self._context.size(endpoint.id)
         if found is not None:
-            return found[0].load_s
+            return found[0].load_s, found[0].accelerators
         measured = await self._context.store.observed_load_s(main_release(endpoint).version_id)
-        return sorted(measured)[len(measured) // 2] if measured else 0.0
+        return sorted(measured)[len(measured) // 2] if measured else 0.0, 1

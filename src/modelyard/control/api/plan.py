@@ -6,8 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from modelyard.control.api.autoscale import changed_autoscale
-from modelyard.control.api.deploy import estimate_s, scaling_of
+from modelyard.control.api.deploy import autoscale_of, estimate_s, scaling_of
 from modelyard.control.api.deploy_spec import EXAMPLE, DeployRequest, Hardware, endpoint_faults, guest_faults
 from modelyard.control.api.faults import check_all
 from modelyard.control.api.hardware import choose_hardware, known_facts
@@ -94,7 +93,7 @@ class Plans:
         facts, prices = await known_facts(context, findings), context.config.fleet.accelerator_prices
         chosen = choose_hardware(wanted.hardware, findings, facts, nodes, prices)
         _, unserved = changed_serving(wanted.serving, Serving(), context.config.gateway)
-        autoscale, unscaled = changed_autoscale(wanted.autoscale, Autoscale(), scaling_of(wanted))
+        autoscale, unscaled = autoscale_of(wanted)
         unmade = endpoint_faults(wanted, chosen, findings.engine, real_kinds(nodes))
         faults = [*unmade, *findings.faults, *hosting.faults, *unserved, *unscaled]
         if hosting.host is not None:

@@ -79,6 +79,11 @@ class Population:
         return found
 
 
+def usable(clients: Sequence[Client]) -> list[Client]:
+    """Return those whose trace covers enough days."""
+    return [one for one in clients if one.family == "language" or one.days > DAYS_LEAST]
+
+
 def populate(scenario: Scenario, clients: Sequence[Client], chance: random.Random) -> Population:
     """Return the endpoints and deployments of a scenario.
 
@@ -86,19 +91,19 @@ def populate(scenario: Scenario, clients: Sequence[Client], chance: random.Rando
         ValueError: no client covers enough days.
     """
     traffic = scenario.traffic
-    usable = [one for one in clients if one.family == "language" or one.days > DAYS_LEAST]
-    if not usable:
+    known = usable(clients)
+    if not known:
         raise ValueError(f"no client of the trace covers more than {DAYS_LEAST} days")
     number = traffic.endpoints
-    rates = np.array([one.rates for one in usable], dtype=np.float64)
-    bursts = np.clip(np.array([one.spreads for one in usable], dtype=np.float64), 1.0, traffic.burst_most) ** 2
-    client = np.array([chance.randrange(len(usable)) for _ in range(number)], dtype=np.int64)
+    rates = np.array([one.rates for one in known], dtype=np.float64)
+    bursts = np.clip(np.array([one.spreads for one in known], dtype=np.float64), 1.0, traffic.burst_most) ** 2
+    client = np.array([chance.randrange(len(known)) for _ in range(number)], dtype=np.int64)
     shift = np.array([chance.randrange(DAY) for _ in range(number)], dtype=np.int64)
     factor = np.array([chance.lognormvariate(0.0, traffic.spread) for _ in range(number)])
     means = rates.mean(axis=1)[client]
     factor *= traffic.rate * number / Traffic().endpoints / max(float((means * factor).sum()), 1e-9)
     kinds = [_kind(traffic, chance) for _ in range(number)]
-    deployment, deployments = _deploy(scenario, usable, client, means * factor, kinds)
+    deployment, deployments = _deploy(scenario, known, client, means * factor, kinds)
     is_pooled = np.array([kind.base >= 0 for kind in kinds])
     return Population(client, shift, factor, deployment, is_pooled, rates, bursts, tuple(deployments))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from modelyard.domain.endpoints import Autoscale
-from modelyard.policy import forecast, prewarming
+from modelyard.policy import forecast, prewarming, scaling
 from modelyard.policy.forecast import Profile
 from modelyard.policy.prewarming import Memory, Situation
 from modelyard.sim.fleet.population import Floats, Population
@@ -77,8 +77,9 @@ class Prewarm:
         columns, rules = world.columns, self._rules
         load_s = world.events.expected_load_s(world.population.deployments[at].profile)
         idle_s = now_s - float(columns.asked_s[at])
-        memory = world.memories[at]
-        is_awake = (memory is None or memory.replicas > 0) and idle_s < world.specs[at].idle_s
+        is_awake = scaling.is_kept_awake(
+            world.memories[at], world.specs[at], rules, idle_s, int(columns.accelerators[at])
+        )
         load = float(columns.flying[at] / columns.slots[at])
         rate, capacity = float(columns.rate[at]), float(columns.capacity[at])
         situation = Situation(

@@ -1,7 +1,8 @@
 """Better settings of the policies, found on some days and judged on others.
 
 Candidates are drawn from a space of settings (or are its grid), tried on training days and halved: the better half goes
-on with twice the time. What is left is compared with the settings that are shipped on days that nobody was tuned on,
+on with twice the time. ``choice.py`` says which few settings of those that are left make the difference, on days and
+clients of its own. These are compared with the settings that are shipped on days and clients that nobody was tuned on,
 seed by seed. The same random numbers serve every candidate, so that differences are of settings and not of luck.
 """
 
@@ -30,23 +31,28 @@ DROPPED_S = 100.0
 """And of one that was turned away: an assumption."""
 
 SPACE: Space = {
-    "idle": ("fixed", "learned"),
+    "idle": ("fixed", "learned", "priced"),
     "idle_s": (120.0, 300.0, 600.0),
     "down_utilization": (30.0, 45.0, 60.0),
     "down_utilization_s": (180.0, 300.0, 600.0),
     "load_share_up": (65.0, 75.0, 85.0),
     "load_share_down": (50.0, 60.0, 70.0),
-    "prewarm_cold_cost_s": (300.0, 900.0, 2700.0),
+    "prewarm_cold_cost_s": (300.0, 900.0, 1800.0, 2700.0),
     "prewarm_budget": (2.0, 8.0),
     "prewarm_s": (120.0, 300.0),
 }
 
 
 class Days(msgspec.Struct, frozen=True):
-    """Days of the trace, as they are counted from its first: those to learn on, and those to judge by."""
+    """When runs begin, in days from the trace's first: to learn on, to choose by, and to judge by.
+
+    Twelve hours each, all within the trace's second week. Nothing was ever tuned on those held out: day 10, and the
+    afternoons of days 12 and 13.
+    """
 
     training: tuple[float, ...] = (7.0, 8.0, 9.0)
-    held_out: tuple[float, ...] = (11.0, 12.0, 13.0)
+    validation: tuple[float, ...] = (11.0,)
+    held_out: tuple[float, ...] = (10.0, 12.5, 13.5)
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -99,6 +105,12 @@ def apply(scenario: Scenario, settings: Mapping[str, Value]) -> Scenario:
         raise ValueError(f"no settings of the autoscaler: {', '.join(sorted(unknown))}")
     rules = msgspec.convert({**msgspec.to_builtins(scenario.rules), **of_rules}, Autoscale)
     return msgspec.structs.replace(scenario, rules=rules, **of_scenario)
+
+
+def valued(scenario: Scenario, name: str) -> Value:
+    """Return the value of a setting, as ``apply`` takes it."""
+    value: Value = scenario.idle_s if name == "idle_s" else getattr(scenario.rules, name)
+    return str(value) if isinstance(value, str) else value
 
 
 def grid(space: Space) -> list[dict[str, Value]]:

@@ -13,21 +13,23 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from modelyard.domain.endpoints import Autoscale, Scaling
+from modelyard.domain.endpoints import Autoscale, IdleTime, Scaling
 from modelyard.policy import scaling
 from modelyard.policy.engine_model import Capacity
 from modelyard.policy.gates import latency_limit_s
+from modelyard.policy.idleness import Gaps
 from modelyard.policy.scaling import Decision, Memory, Seen
 from modelyard.policy.steadiness import Steady, passed, steady
 from modelyard.sim.fleet.arrivals import Arrivals
 from modelyard.sim.fleet.backfill import Backfill
 from modelyard.sim.fleet.columns import Columns
 from modelyard.sim.fleet.events import Events
+from modelyard.sim.fleet.habits import gaps_before
 from modelyard.sim.fleet.lines import Lines
 from modelyard.sim.fleet.moves import EVERY_S, PLACES, Moves
 from modelyard.sim.fleet.pools import LOOK_S, Pools
 from modelyard.sim.fleet.population import Floats, Population
-from modelyard.sim.fleet.prewarm import Prewarm
+from modelyard.sim.fleet.prewarm import LEARN_DAYS, Prewarm
 from modelyard.sim.fleet.queue import Line, Replicas, first_token_s, step, wait_within
 from modelyard.sim.fleet.recorder import Recorder
 from modelyard.sim.fleet.room import Room
@@ -43,6 +45,7 @@ SHARING_S = 60.0
 SLOWED_MOST = 4.0
 RETRY_S = 10.0
 """What found no room is tried again."""
+_NONE = Gaps()
 
 
 class Sizer(Protocol):
@@ -116,6 +119,9 @@ class World:
         """Deployments with fewer replicas than they should have."""
         self.expected = [0] * self.columns.number
         self.reasons = [""] * self.columns.number
+        self.gaps: list[Gaps] | None = None
+        if measures.scale_to_zero and scenario.rules.idle is not IdleTime.FIXED:
+            self.gaps = gaps_before(population, begin_s=self.begin_s, days=LEARN_DAYS, seed=chance.getrandbits(63))
         # An adapter's line is its own, so that a host has as many places as guests.
         self._places = [scenario.queue_most * scenario.gateways * max(one.guests, 1) for one in population.deployments]
 
@@ -337,8 +343,10 @@ class World:
             tokens_s=rate * float(columns.completion[at]),
             capacity=Capacity(capacity, capacity * float(columns.completion[at]), "its profile") if is_known else None,
             load_s=self.events.expected_load_s(self.population.deployments[at].profile),
+            accelerators=int(columns.accelerators[at]),
             expected=self.expected[at],
             expected_reason="the forecast",
+            gaps=_NONE if self.gaps is None else self.gaps[at],
         )
 
     def fill(self, at: int, now_s: float) -> None:
