@@ -44,7 +44,7 @@ _OPTIONS = (
         help="Replay what 'usage export' wrote (CSV or JSON lines), without a database.",
     ),
     click.option("--runs-on", metavar="KIND", help="Accelerators of a replica now, like l4 or 2xh100; for --usage."),
-    click.option("--sample", metavar="PERCENT", help="Replay the first 10% … of each hour."),
+    click.option("--sample", metavar="PERCENT", help="Replay 10% … of each hour."),
     click.option(
         "--limit", type=click.IntRange(1), default=LIMIT, show_default=True, help="Most requests to replay at once."
     ),

@@ -20,7 +20,10 @@ from modelyard.domain.usage import LINE_REPEATED, UsageRow, UsageStatus
 from modelyard.sim.requests import Arrival
 
 PART_S = 3600.0
-"""A sample takes the beginning of each part of this length."""
+"""A sample takes some of each part of this length."""
+_TURN = (5**0.5 - 1) / 2
+"""The golden section: multiples of it without their whole ones are spread evenly, however many there are."""
+_MOVED_MOST = 0.5
 APART_S = 600.0
 """How far a caller's second self is from the first, at most."""
 _BLOCK_TOKENS = 16
@@ -105,10 +108,11 @@ def asked_of(row: UsageRow) -> Asked:
 
 
 def stretches(since: float, until: float, share: float = 1.0) -> list[Stretch]:
-    """Return what to replay of a window: all of it, or the first ``share`` of each hour, laid end to end.
+    """Return what to replay of a window: all of it, or a ``share`` of each hour, laid end to end.
 
     Requests are as dense in it as they were, which a sample of callers would not be; what happens over more than an
-    hour (a night's sleep) is shortened.
+    hour (a night's sleep) is shortened. Each hour's part begins elsewhere in it, or what comes at the full hour would
+    be in all of them, or in none.
     """
     assert since < until, "a window has a length"
     assert 0 < share <= 1, "a share of the time"
@@ -117,8 +121,12 @@ def stretches(since: float, until: float, share: float = 1.0) -> list[Stretch]:
     parts = ceil((until - since) / PART_S)
     whole_s = (until - since) / parts
     part_s = whole_s * share
+    # Neighbours are so far apart that parts of up to a half never meet, though they may reach into the next hour.
+    turn = _TURN if share <= _MOVED_MOST else 0.0
+    begins = (since + (number + number * turn % 1) * whole_s for number in range(parts))
     return [
-        Stretch(since + number * whole_s, since + number * whole_s + part_s, number * part_s) for number in range(parts)
+        Stretch(begin, begin + part_s, number * part_s)
+        for number, begin in enumerate(min(begin, until - part_s) for begin in begins)
     ]
 
 
@@ -165,7 +173,7 @@ def traffic(
                 band=2 if one.is_batch else its.band,
                 # A second self begins as its own earlier requests do, and as nobody else's.
                 blocks=tuple(block + copy * _COPY for block in blocks[place]) if copy else blocks[place],
-                session=hash_of(one.key_id) if is_sticky else 0,
+                session=hash_of(f"{one.key_id}/{copy}" if copy else one.key_id) if is_sticky else 0,
             )
         )
     return Traffic(tuple(arrivals), tuple(place for _, place, _ in found))

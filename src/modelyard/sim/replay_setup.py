@@ -1,6 +1,7 @@
 """What an endpoint is like for a replay, and what is to be tried otherwise."""
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 import msgspec
@@ -23,6 +24,8 @@ from modelyard.sim.tasks import BLOCK_TOKENS, EngineSpec
 from modelyard.sim.world import ReleaseSpec, WorldSpec
 from modelyard.sim.worlds import UNKNOWN_HERE
 
+REPLICAS_MAX = 1000
+"""Most of an endpoint, as the API has it."""
 IDLE_PASS_S = 20.0
 """A replay may be of a week in which little happens."""
 
@@ -107,8 +110,10 @@ def changed(setup: Setup, change: Change) -> Setup:
     low, high = setup.scaling.min_replicas, setup.scaling.max_replicas
     if low > high:
         raise SettingError(f"scaling.min_replicas={low} is above scaling.max_replicas={high}: set both.")
+    if not 1 <= high <= REPLICAS_MAX:
+        raise SettingError(f"scaling.max_replicas={high}: it must be 1 to {REPLICAS_MAX}.")
     # Bounds that had always been so would have been met before the first request.
-    at_first = min(max(setup.replicas, setup.scaling.floor), max(high, 1))
+    at_first = min(max(setup.replicas, setup.scaling.floor), high)
     return msgspec.structs.replace(setup, replicas=at_first)
 
 
@@ -193,8 +198,8 @@ def _read(kind: type[msgspec.Struct], path: str, name: str, text: str) -> dict[s
     except msgspec.ValidationError as error:
         raise SettingError(f"{path}={text}: {str(error).partition(' - at')[0]}.") from error
     value = getattr(read, name)
-    if isinstance(value, int | float) and value < 0:
-        raise SettingError(f"{path}={text}: it cannot be less than nothing.")
+    if isinstance(value, int | float) and not 0 <= value < inf:
+        raise SettingError(f"{path}={text}: it must be a number from 0 on.")
     return {name: value}
 
 
@@ -235,12 +240,18 @@ def _on(setup: Setup, name: str) -> Setup:
     if setup.kind not in KINDS:
         raise SettingError(f"on what {setup.name} runs now is not known ('{setup.kind}'): say it with --runs-on.")
     old, new = KINDS[setup.kind], KINDS[name]
+    if not new.memory_gib:
+        raise SettingError(f"what fits a '{new.name}', and what an hour of it costs, is not known: try accelerators.")
     count = max(1, round(setup.accelerators))
+    accelerators = float(count)
+    if setup.accelerators < 1 and old.memory_gib:
+        # What shares one accelerator is of the same bytes on another.
+        accelerators = setup.accelerators * old.memory_gib / new.memory_gib
+        if accelerators > 1:
+            needed = f"{setup.accelerators * old.memory_gib:.3g} of {new.memory_gib} GiB"
+            raise SettingError(f"{setup.name} does not fit 1 x {new.name}: it has {needed}.")
     releases = tuple(_release_on(one, old, new, count) for one in setup.releases)
     price = setup.prices.get(name, round(new.price_usd * 1e9))
-    # What shares one accelerator is of the same bytes on another.
-    share = min(1.0, old.memory_gib / new.memory_gib) if setup.accelerators < 1 and old.memory_gib else 1.0
-    accelerators = setup.accelerators * share if setup.accelerators < 1 and old.memory_gib else float(count)
     return msgspec.structs.replace(setup, releases=releases, kind=name, accelerators=accelerators, nanousd=price)
 
 

@@ -116,10 +116,10 @@ def test_what_no_engine_of_ours_served_is_left_out_and_said(capsys: pytest.Captu
     assert figures(prices[3], "changed")["revenue_usd"] == pytest.approx(135 * 2 * 200 / 1e6)
 
 
-def test_a_sample_is_the_beginning_of_each_hour(capsys: pytest.CaptureFixture[str], data: Path) -> None:
+def test_a_sample_is_a_part_of_each_hour(capsys: pytest.CaptureFixture[str], data: Path) -> None:
     (results,) = replayed(capsys, data, "--endpoint", "chat", "--sample", "20%")
     assert results["title"].endswith("0.4 hours of it")
-    assert figures(results, "as is")["requests"] == 2 * (12 + 2)  # two of each hour are of its guest
+    assert figures(results, "as is")["requests"] == 12 + 2 + 12 + 1  # two and one are of its guest
     assert figures(results, "recorded")["replica_hours"] == pytest.approx(0.4)
 
 

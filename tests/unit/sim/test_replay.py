@@ -12,6 +12,8 @@ from modelyard.domain.facts import ModelFacts
 from modelyard.domain.prices import PriceEntry
 from modelyard.domain.usage import Price
 from modelyard.policy.engine_model import Speed
+from modelyard.policy.pricelist import sheet, tariffs
+from modelyard.policy.pricing import billed
 from modelyard.sim.recorded import Asked, stretches
 from modelyard.sim.recorded_speed import Size, judge, learn
 from modelyard.sim.replay import AS_IS, RECORDED, Ledger, recorded_only, replay, run, total
@@ -152,6 +154,46 @@ def test_a_new_price_reaches_those_that_it_is_for_and_no_other() -> None:
     assert prices.cost(msgspec.structs.replace(one, tenant_id="t9"), [for_all]) == 200
 
 
+def test_the_ladder_of_prices_is_the_one_that_bills_live() -> None:
+    chance = random.Random(11)
+
+    def price() -> Price:
+        parts = [chance.randrange(3_000_000_000) for _ in range(5)]
+        return Price(*parts, batch_micro=chance.choice((None, 0, 250_000, 1_000_000)))
+
+    ids = {"ver-1": "v1", "ver-2": "v2"}
+    for _ in range(200):
+        stored = [
+            PriceEntry(
+                f"p{number}", chance.choice(("*", "chat", "other")), price(), int(T0) + chance.randrange(-900, 300),
+                chance.choice((None, int(T0) + 300)), chance.choice(("", "t1", "t9")), chance.choice(("", "v1", "v2")),
+                number,
+            )
+            for number in range(5)
+        ]  # fmt: skip
+        fixed = [PriceEntry("c", "*", price(), 0), PriceEntry("d", "chat", price(), 0)]
+        stored.append(PriceEntry("e", "chat", price(), 1))  # with none that is stored the route has its price
+        versions = {label: (id,) for id, label in ids.items()}
+        listed = tariffs(stored, fixed, name="chat", versions=versions, owner="")
+        ours = PriceList(entries=(), factor_micro=400_000, labels=ids)
+        for _ in range(20):
+            one = msgspec.structs.replace(
+                ledger().asked[0],
+                at_s=T0 + chance.choice((-1, 0, 300, chance.uniform(-900, 900))),
+                tenant_id=chance.choice(("t1", "t2")),
+                version_id=chance.choice(("ver-1", "ver-2")),
+                is_batch=chance.random() < 0.5,
+                prompt_tokens=chance.choice((0, chance.randrange(10**6))),
+                cached_tokens=chance.randrange(10**6),
+                completion_tokens=chance.choice((0, chance.randrange(10**5))),
+                units=chance.choice((0.0, 0.000_001, 7.5, 3e9)),
+            )
+            live = sheet(listed, tenant_id=one.tenant_id, version_ids=ids, now_unix_s=one.at_s)
+            its = (live.for_batch(400_000) if one.is_batch else live).of(one.version_id)
+            _, due = billed(its, one.prompt_tokens, one.cached_tokens, one.completion_tokens, one.units)
+            assert ours.cost(one, [*fixed, *stored]) == due
+
+
 def test_a_replica_that_is_there_counts_to_the_end_and_one_that_vanished_until_it_was_seen() -> None:
     (life,) = ledger().lives or ()
     replayed = stretches(T0, T0 + 3600)
@@ -212,7 +254,7 @@ def test_whole_answers_are_enough_to_learn_from_and_few_requests_are_not() -> No
     [
         ({"scaling.many": "1"}, "there is no 'scaling.many'; scaling has min_replicas"),
         ({"scaling.max_replicas": "two"}, "scaling.max_replicas=two: Expected `int`"),
-        ({"scaling.max_replicas": "-1"}, "cannot be less than nothing"),
+        ({"scaling.max_replicas": "-1"}, "it must be a number from 0 on"),
         ({"scaling.min_replicas": "9"}, "is above scaling.max_replicas=1"),
         ({"colour": "red"}, "'colour' cannot be set"),
         ({"load_s": "soon"}, "load_s=soon: it must be a number"),
@@ -222,6 +264,10 @@ def test_whole_answers_are_enough_to_learn_from_and_few_requests_are_not() -> No
         ({"autoscale.prewarm": "false"}, "autoscale.prewarm changes nothing in a replay"),
         ({"engine.slots": "0"}, "engine.slots=0: Expected `int` >= 1"),
         ({"gateway.workers": "0"}, "gateway.workers=0: Expected `int` >= 1"),
+        ({"scaling.idle_s": "nan"}, "scaling.idle_s=nan: it must be a number from 0 on"),
+        ({"scaling.idle_s": "inf"}, "scaling.idle_s=inf: it must be a number from 0 on"),
+        ({"scaling.max_replicas": "5000000"}, "scaling.max_replicas=5000000: it must be 1 to 1000"),
+        ({"scaling.min_replicas": "0", "scaling.max_replicas": "0"}, "scaling.max_replicas=0: it must be 1 to 1000"),
     ],
 )
 def test_what_cannot_be_set_is_refused_with_what_can(settings: dict[str, str], why: str) -> None:
@@ -245,6 +291,18 @@ def test_settings_reach_what_they_are_of() -> None:
     assert found.scaling.max_replicas == 7
     assert (found.scaling.scale_to_zero, found.autoscale.idle, found.autoscale.tier) == (True, "learned", None)
     assert (spec.queue_wait_s, spec.load_s, spec.releases[0].engine.max_num_seqs) == (5.0, 3.5, 16)
+
+
+def test_a_share_of_an_accelerator_is_of_the_same_bytes_on_another() -> None:
+    setup = msgspec.structs.replace(SETUP, accelerators=0.75)
+    assert changed(setup, Change(name="x", hardware="l40s")).accelerators == pytest.approx(0.375)
+    half = msgspec.structs.replace(setup, accelerators=0.5)
+    assert changed(half, Change(name="x", hardware="t4")).accelerators == pytest.approx(0.75)
+    with pytest.raises(SettingError, match="chat does not fit 1 x t4: it has 18 of 16 GiB"):
+        changed(setup, Change(name="x", hardware="t4"))
+    with pytest.raises(SettingError, match="what fits a 'cpu'"):
+        changed(setup, Change(name="x", hardware="cpu"))
+    assert changed(msgspec.structs.replace(setup, kind="cpu"), Change(name="x", hardware="l4")).accelerators == 1.0
 
 
 def test_hardware_that_a_model_does_not_fit_or_that_nobody_knows_is_refused() -> None:
