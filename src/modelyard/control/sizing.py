@@ -84,6 +84,7 @@ class Sizing:
         for endpoint_id in self.decisions.keys() - world.endpoints.keys():
             del self.decisions[endpoint_id]
         self.speeds.keep(replica.id for replicas in world.replicas.values() for replica in replicas)
+        self.speeds.forget(world.versions)
         if self.forecasts is not None:
             self.forecasts.keep(world.endpoints)
 

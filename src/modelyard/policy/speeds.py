@@ -1,6 +1,6 @@
 """How fast engines are, learned from their metrics pages as somebody reads them; one model a version."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from modelyard.policy.engine_model import EngineModel, Look, Speed, between, learn
@@ -55,6 +55,11 @@ class Speeds:
         kept = set(replica_ids)
         for replica_id in self._watched.keys() - kept:
             del self._watched[replica_id]
+
+    def forget(self, versions: Container[str]) -> None:
+        """Forget what is known of all other versions: they were removed."""
+        for version_id in [one for one in self.models if one not in versions]:
+            del self.models[version_id]
 
     def _learn(self, version_id: str, watched: _Watched, look: Look) -> None:
         sample = between(watched.look, look)

@@ -20,6 +20,7 @@ from modelyard.domain.tenants import Tenant
 from modelyard.engines import EngineLoad, Settings
 from modelyard.fleet import Observed
 from modelyard.policy import scaling
+from modelyard.policy.engine_model import EngineModel
 from modelyard.policy.forecast import WEEK, Profile, encode, observe, slot_of
 from modelyard.stores.sql import SqlControlStore, open_database
 
@@ -136,9 +137,10 @@ def test_what_is_gone_is_forgotten() -> None:
     present = world(replica("a"))
     seen = sizing.look(ENDPOINT, present, SETTINGS, 2.0, None)
     sizing.note("ep-1", seen, scaling.decide(ENDPOINT.scaling, None, seen))
+    sizing.speeds.models |= {"ver-1": EngineModel(), "ver-removed": EngineModel()}
     sizing.keep(present)
     assert "ep-1" in sizing.decisions
-    assert repr(sizing.speeds) == "<Speeds of 0 versions, 1 replicas>"
+    assert repr(sizing.speeds) == "<Speeds of 1 versions, 1 replicas>"
     sizing.keep(World(1e9, 100.0, {}, {}, {}, {}, frozenset(), {}, frozenset(), are_gateways_known=True, demands={}))
     assert not sizing.decisions
     assert repr(sizing.speeds) == "<Speeds of 0 versions, 0 replicas>"
