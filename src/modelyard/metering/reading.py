@@ -6,6 +6,7 @@
 import csv
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from itertools import islice
+from math import inf
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,6 +21,9 @@ _FIELDS = frozenset(UsageRow.__struct_fields__)
 _NEEDED = tuple(field.name for field in msgspec.structs.fields(UsageRow) if field.required and field.name != "ttft_ms")
 _INERT = ("'=", "'+", "'-", "'@", "'\t", "'\r")
 _SNIFFED = 64
+_NEITHER = "neither CSV nor JSON lines: export it with --format csv or jsonl"
+_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "cost_nanousd", "units", "latency_ms", "ttft_ms")
+_YEAR_9999_S = 253_370_764_800.0
 
 
 class FileError(ValueError):
@@ -48,16 +52,16 @@ def file_rows(file: Path) -> Iterator[UsageRow]:
         FileError: it cannot be read, or is none.
     """
     try:
-        with file.open("r", encoding="utf-8", newline="") as lines:
-            start = lines.read(_SNIFFED).lstrip("\ufeff \r\n\t")
+        with file.open("r", encoding="utf-8-sig", newline="") as lines:
+            start = lines.read(_SNIFFED).lstrip()
             lines.seek(0)
             read = _json_rows if start[:1] == "{" else _csv_rows
             if start[:1] == "[" or start[:4] == "PAR1":
-                raise FileError(f"{file} is neither CSV nor JSON lines: export it with --format csv or jsonl.")
+                raise FileError(f"{file} is {_NEITHER}.")
             for number, given in read(lines):
                 yield _row_of(given, file, number)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text of an export"
+        reason = error.strerror if isinstance(error, OSError) else f"it is {_NEITHER}"
         raise FileError(f"Cannot read {file}: {reason}.") from error
 
 
@@ -94,9 +98,17 @@ def _row_of(given: dict[str, Any], file: Path, line: int) -> UsageRow:
             f"{file}, line {line}: it has no {_listed(missing)}. Write rows, not sums: modelyard usage export -o FILE."
         )
     try:
-        return msgspec.convert(given, UsageRow, strict=False)
+        row = msgspec.convert(given, UsageRow, strict=False)
     except msgspec.ValidationError as error:
         raise FileError(f"{file}, line {line}: {error}.") from error
+    # The ledger never has these, but whoever edits a file may.
+    if not 0 <= row.created_at < _YEAR_9999_S:
+        raise FileError(f"{file}, line {line}: created_at is no time in unix seconds.")
+    for name in _COUNTS:
+        value = getattr(row, name)
+        if value is not None and not 0 <= value < inf:
+            raise FileError(f"{file}, line {line}: {name} is {value}; it is 0 or more.")
+    return row
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -137,7 +137,7 @@ def total(found: Sequence[Results], *, title: str) -> Results:
 def recorded_figures(ledger: Ledger, change: Change | None = None) -> dict[str, float]:
     """Return what was recorded, with the prices of ``change``."""
     spent = held(ledger.lives, ledger.replayed, change.prices if change else {}) if ledger.lives is not None else None
-    found = figures_of(ledger.asked, ledger.requests, sum(costs_of(ledger, change)), spent)
+    found = figures_of(ledger.requests, sum(costs_of(ledger, change)), spent)
     return found if ledger.busy is None else {**found, "busy": ledger.busy}
 
 

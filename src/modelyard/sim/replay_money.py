@@ -79,8 +79,8 @@ def held(lives: Iterable[ReplicaLife], replayed: Sequence[Stretch], prices: Mapp
     return Held(hours, gpu_hours, nanousd, started)
 
 
-def figures_of(asked: Sequence[Asked], requests: Sequence[Asked], nanousd: int, held: Held | None) -> dict[str, float]:
-    """Return the figures of what was recorded: ``asked`` are all rows, ``requests`` those that are replayed."""
+def figures_of(requests: Sequence[Asked], nanousd: int, held: Held | None) -> dict[str, float]:
+    """Return the figures of what was recorded of ``requests``, those that are replayed; ``nanousd`` is of all rows."""
     ttft_s = [one.ttft_s for one in requests if one.ttft_s is not None]
     first, whole = spread(ttft_s), spread(one.latency_s for one in requests if one.is_ok)
     found = {
@@ -99,7 +99,7 @@ def figures_of(asked: Sequence[Asked], requests: Sequence[Asked], nanousd: int, 
             "late": sum(one > LATE_S for one in ttft_s) / len(ttft_s),
         }
     if held is not None:
-        tokens = sum(one.prompt_tokens + one.completion_tokens for one in asked)
+        tokens = sum(one.prompt_tokens + one.completion_tokens for one in requests)
         found |= money(held.nanousd, nanousd, tokens)
         found |= {
             "cold_starts": float(held.started),

@@ -44,7 +44,8 @@ def test_lines_that_are_empty_and_columns_that_are_new_are_passed_over(tmp_path:
         ('{"request_id": 5\n', "line 1: it has no request_id"),
         ("[\n{}]\n", "neither CSV nor JSON lines: export it with --format csv or jsonl"),
         ("PAR1xyz", "neither CSV nor JSON lines"),
-        (b"\xff\xfe\x00", "it is no text of an export"),
+        (b"\xff\xfe\x00", "neither CSV nor JSON lines"),
+        (b"PAR1\x15\xff\x00", "neither CSV nor JSON lines: export it with --format csv or jsonl"),
     ],
 )
 def test_what_is_no_export_is_said(tmp_path: Path, text: str | bytes, why: str) -> None:
@@ -61,3 +62,29 @@ def test_a_cell_of_the_wrong_kind_is_named_with_its_line(tmp_path: Path) -> None
         list(file_rows(file))
     with pytest.raises(FileError, match="No such file"):
         list(file_rows(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("cell", "instead", "why"),
+    [
+        (",100,32,", ",-100,32,", "line 2: prompt_tokens is -100; it is 0 or more"),
+        (",900.25,", ",nan,", "line 2: latency_ms is nan"),
+        (",250.5,", ",inf,", "line 2: ttft_ms is inf"),
+        (",1796000000.125,", ",nan,", "line 2: created_at is no time"),
+        (",1796000000.125,", ",1e300,", "line 2: created_at is no time"),
+    ],
+)
+def test_what_no_ledger_has_is_refused_with_its_line(tmp_path: Path, cell: str, instead: str, why: str) -> None:
+    file = written(tmp_path / "rows.csv", Format.CSV)
+    text = file.read_text()
+    assert cell in text
+    file.write_text(text.replace(cell, instead, 1))
+    with pytest.raises(FileError, match=why):
+        list(file_rows(file))
+
+
+def test_what_a_spreadsheet_puts_before_a_file_is_passed_over(tmp_path: Path) -> None:
+    for format in (Format.CSV, Format.JSONL):
+        file = written(tmp_path / "rows", format)
+        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+        assert list(file_rows(file)) == [ROW, OTHER]

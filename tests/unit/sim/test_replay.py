@@ -93,6 +93,11 @@ def test_the_replay_has_the_requests_and_tokens_of_the_ledger_and_its_times() ->
         assert figure(AS_IS, key) == pytest.approx(figure(RECORDED, key)), key
     for key in ("ttft_p50_s", "ttft_p99_s", "latency_p50_s", "latency_p99_s"):
         assert figure(AS_IS, key) == pytest.approx(figure(RECORDED, key), rel=1e-6), key
+    picture = msgspec.structs.replace(ledger().asked[0], prompt_tokens=0, completion_tokens=10**6, cost_nanousd=7)
+    more = msgspec.structs.replace(ledger(), asked=(picture, *ledger().asked))
+    recorded = recorded_only(more, []).tried[0]
+    assert recorded.mean("usd_per_million") == pytest.approx(figure(AS_IS, "usd_per_million")), "of the tokens shown"
+    assert recorded.mean("revenue_usd") == pytest.approx(figure(AS_IS, "revenue_usd") + 7e-9)
     assert results().notes == ("As it is, the replay is within 20% of what was recorded.",)
 
 
