@@ -25,6 +25,10 @@ def setup_of(case: Case) -> tuple[Setup, list[str]]:
         SettingError: nothing is known of them.
     """
     if not case.parts:
+        if case.endpoint is None:
+            raise SettingError(
+                f"{case.name} was removed, and its settings with it: try prices, or its rows alone (--usage FILE)."
+            )
         raise SettingError(f"{case.name} has no engine of ours to simulate.")
     requests = case.ledger.requests
     releases, notes = [], []
@@ -89,8 +93,8 @@ def _speed(part: Part, case: Case, requests: Sequence[Asked]) -> tuple[Speed, st
     if part.version is not None and (found := _roofline(part.version, case)) is not None:
         return found, f"Speed of {name}: by the data sheet of {case.kind}, not measured: {_text(found)}."
     raise SettingError(
-        f"{case.name}: fewer than {REQUESTS_MIN} requests ended well, and nothing says how fast {name} is on "
-        f"{case.kind or 'its hardware'}. Replay a longer time."
+        f"{case.name}: fewer than {REQUESTS_MIN} requests wrote tokens and ended well, and nothing says how fast "
+        f"{name} is on {case.kind or 'its hardware'}. Replay a longer time."
     )
 
 
