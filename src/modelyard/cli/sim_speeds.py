@@ -9,7 +9,7 @@ from modelyard.cli.sim_ledger import Case, Part, replicas_at_first
 from modelyard.domain.endpoints import Scaling, Sticky
 from modelyard.domain.facts import ModelFacts
 from modelyard.policy.engine_model import Speed
-from modelyard.sim.recorded import Asked
+from modelyard.sim.recorded import Asked, block_tokens_of
 from modelyard.sim.recorded_speed import REQUESTS_MIN, judge, learn
 from modelyard.sim.replay import FAR
 from modelyard.sim.replay_setup import Release, SettingError, Setup
@@ -60,6 +60,7 @@ def setup_of(case: Case) -> tuple[Setup, list[str]]:
         prices=case.prices,
         terms=case.terms,
         has_prefixes=any(one.cached_tokens for one in requests),
+        block_tokens=block_tokens_of(requests),
     )
     if endpoint is not None:
         setup = msgspec.structs.replace(

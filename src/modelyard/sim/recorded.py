@@ -18,6 +18,7 @@ import msgspec
 
 from modelyard.domain.usage import LINE_REPEATED, UsageRow, UsageStatus
 from modelyard.sim.requests import Arrival
+from modelyard.sim.tasks import BLOCK_TOKENS
 
 PART_S = 3600.0
 """A sample takes some of each part of this length."""
@@ -26,7 +27,8 @@ _TURN = (5**0.5 - 1) / 2
 _MOVED_MOST = 0.5
 APART_S = 600.0
 """How far a caller's second self is from the first, at most."""
-_BLOCK_TOKENS = 16
+BLOCKS_MAX = 20_000_000
+"""Of all beginnings together: some hundreds of MiB. Where prompts are so long, blocks are larger than an engine's."""
 _RECENT = 8
 """So many earlier requests of a key are looked at for a beginning."""
 _COPY = 1 << 40
@@ -143,13 +145,15 @@ def traffic(
     factor: float = 1.0,
     seed: int = 0,
     is_sticky: bool = False,
+    block_tokens: int = BLOCK_TOKENS,
 ) -> Traffic:
     """Return the arrivals of ``asked``, which lie in the stretches and are in order; all must be replayable.
 
-    ``factor``: how many times as many. ``is_sticky``: a key's requests stay together.
+    ``factor``: how many times as many. ``is_sticky``: a key's requests stay together. ``block_tokens`` are those that
+    a block of a beginning stands for.
     """
     times = _times(asked, replayed)
-    blocks = _blocks(asked)
+    blocks = _blocks(asked, block_tokens)
     known = terms or {}
     found: list[tuple[float, int, int]] = []
     span_s = length_s(replayed)
@@ -179,6 +183,14 @@ def traffic(
     return Traffic(tuple(arrivals), tuple(place for _, place, _ in found))
 
 
+def block_tokens_of(asked: Sequence[Asked]) -> int:
+    """Return how many tokens a block of a beginning should stand for, so that all of them have room in memory."""
+    tokens, block_tokens = sum(one.cached_tokens for one in asked), BLOCK_TOKENS
+    while tokens > BLOCKS_MAX * block_tokens:
+        block_tokens *= 2
+    return block_tokens
+
+
 def hash_of(text: str) -> int:
     """Return a number of a text that is the same in every run, never 0."""
     return random.Random(text).getrandbits(63) | 1
@@ -204,9 +216,9 @@ def _times(asked: Sequence[Asked], replayed: Sequence[Stretch]) -> list[float]:
     return times
 
 
-def _blocks(asked: Sequence[Asked]) -> list[tuple[int, ...]]:
+def _blocks(asked: Sequence[Asked], block_tokens: int) -> list[tuple[int, ...]]:
     """Return hashes of the beginning of each prompt, as far as any other shares it."""
-    parents = list(_parents(asked))
+    parents = list(_parents(asked, block_tokens))
     needed = [shared for _, shared in parents]
     for parent, shared in parents:
         if parent >= 0:
@@ -221,12 +233,12 @@ def _blocks(asked: Sequence[Asked]) -> list[tuple[int, ...]]:
     return found
 
 
-def _parents(asked: Sequence[Asked]) -> Iterable[tuple[int, int]]:
+def _parents(asked: Sequence[Asked], block_tokens: int) -> Iterable[tuple[int, int]]:
     """Yield for each request the earlier one that it begins like (-1: none), and by how many blocks."""
     recent: dict[str, deque[tuple[int, int]]] = {}
     for place, one in enumerate(asked):
-        whole = one.prompt_tokens // _BLOCK_TOKENS
-        wanted = min(one.cached_tokens // _BLOCK_TOKENS, whole)
+        whole = one.prompt_tokens // block_tokens
+        wanted = min(one.cached_tokens // block_tokens, whole)
         circles = [recent.setdefault(name, deque(maxlen=_RECENT)) for name in (one.key_id, f"of {one.tenant_id}", "")]
         yield _parent(wanted, circles) if wanted else (-1, 0)
         for circle in circles:

@@ -158,6 +158,7 @@ def run(setup: Setup, ledger: Ledger, change: Change, seed: int, progress: Progr
         factor=change.traffic,
         seed=seed,
         is_sticky=setup.is_sticky,
+        block_tokens=setup.block_tokens,
     )
 
     def tell(now_s: float) -> None:

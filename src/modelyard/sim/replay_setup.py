@@ -67,6 +67,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     is_sticky: bool = False
     has_prefixes: bool = True
     """Whether engines keep beginnings of prompts; not so where nothing was ever cached."""
+    block_tokens: int = BLOCK_TOKENS
+    """What a block of a beginning stands for."""
 
     @property
     def replica_nanousd(self) -> int:
@@ -124,7 +126,7 @@ def world_of(setup: Setup) -> WorldSpec:
     return WorldSpec(
         releases=tuple(
             ReleaseSpec(
-                engine=_engine(one, has_prefixes=setup.has_prefixes),
+                engine=_engine(one, setup.block_tokens if setup.has_prefixes else 0),
                 version_id=one.version_id,
                 weight=one.weight,
                 replicas=shares[one.version_id],
@@ -144,14 +146,14 @@ def world_of(setup: Setup) -> WorldSpec:
     )
 
 
-def _engine(release: Release, *, has_prefixes: bool) -> EngineSpec:
+def _engine(release: Release, hash_tokens: int) -> EngineSpec:
     size = release.size
     return EngineSpec(
         speed=release.speed,
         max_num_seqs=size.slots,
         chunk_tokens=max(size.chunk_tokens, size.slots),
         kv_blocks=size.kv_tokens // BLOCK_TOKENS or KV_BLOCKS_UNKNOWN,
-        hash_tokens=BLOCK_TOKENS if has_prefixes else 0,
+        hash_tokens=hash_tokens,
     )
 
 

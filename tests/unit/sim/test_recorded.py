@@ -5,7 +5,18 @@ from itertools import pairwise
 import pytest
 
 from modelyard.domain.usage import LINE_REPEATED, UsageRow, UsageStatus
-from modelyard.sim.recorded import APART_S, Asked, Stretch, Terms, asked_of, length_s, stretches, traffic
+from modelyard.sim.recorded import (
+    APART_S,
+    BLOCKS_MAX,
+    Asked,
+    Stretch,
+    Terms,
+    asked_of,
+    block_tokens_of,
+    length_s,
+    stretches,
+    traffic,
+)
 
 T0 = 1_796_000_000.0
 
@@ -131,6 +142,17 @@ def test_what_begins_like_an_answer_begins_like_its_prompt_and_a_stranger_like_n
     assert len(blocks[2]) == 20
     first = traffic([asked(0, 320, 320)], stretches(T0, T0 + 10)).arrivals[0]
     assert first.blocks == (), "there is nothing before it to begin like"
+
+
+def test_long_prompts_have_larger_blocks_so_that_all_have_room() -> None:
+    assert block_tokens_of([asked(0, 500, 400)]) == 16
+    long = [asked(0, 30_000, 24_000)] * 100_000
+    tokens = block_tokens_of(long)
+    assert tokens % 16 == 0
+    assert tokens / 2 < 24_000 * len(long) / BLOCKS_MAX <= tokens
+    rows = [asked(0, 1000), asked(1, 1000, 700)]
+    came = traffic(rows, stretches(T0, T0 + 10), block_tokens=128).arrivals
+    assert shared(came[0].blocks, came[1].blocks) == len(came[1].blocks) == 5
 
 
 def test_a_copy_shares_beginnings_with_copies_only() -> None:

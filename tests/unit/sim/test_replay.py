@@ -129,6 +129,20 @@ def test_equal_seeds_are_equal_worlds() -> None:
     assert one != run(SETUP, ledger(), Change(name="x", traffic=1.5), 8)
 
 
+def test_larger_blocks_find_nearly_as_much_in_the_cache() -> None:
+    rows = tuple(
+        msgspec.structs.replace(one, prompt_tokens=3000, cached_tokens=2500 if place else 0)
+        for place, one in enumerate(ledger().asked[:60])
+    )
+    few = msgspec.structs.replace(ledger(), asked=rows)
+    small, large = (
+        run(msgspec.structs.replace(SETUP, has_prefixes=True, block_tokens=tokens), few, Change(name="x"), 1).figures
+        for tokens in (16, 128)
+    )
+    assert small["hit_rate"] > 0.7
+    assert large["hit_rate"] == pytest.approx(small["hit_rate"], abs=128 / 3000)
+
+
 def test_what_is_idle_until_the_end_of_the_window_costs_too() -> None:
     lone = msgspec.structs.replace(ledger(), asked=ledger().asked[:1])
     assert run(SETUP, lone, Change(name="x"), 1).figures["replica_hours"] == pytest.approx(SPAN_S / 3600)
