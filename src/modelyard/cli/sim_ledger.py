@@ -165,10 +165,12 @@ async def _cases(
             continue
         notes = list(_notes(asked, endpoint, endpoints, kept_since, since))
         parts = _parts(endpoint, versions, fits, stores.engines, notes) if endpoint else []
+        if parts and id not in lives:
+            notes.append("Nothing is known of its replicas in this time: what they cost is not told.")
         case = Case(
             name=endpoint.name if endpoint else asked[-1].model,
             ledger=Ledger(
-                asked=asked, replayed=replayed, prices=prices, lives=tuple(lives.get(id, ())), busy=busy.get(id)
+                asked=asked, replayed=replayed, prices=prices, lives=tuple(lives.get(id, ())) or None, busy=busy.get(id)
             ),
             parts=tuple(parts),
             endpoint=endpoint,

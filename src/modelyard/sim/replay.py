@@ -29,6 +29,8 @@ LOST = 0.001
 """... or where more than this share is refused that was answered: the ledger has those that an engine got."""
 _FAR_S = 0.05
 """... unless it is less than this: what a gateway and a network take is not simulated."""
+_FAR_H = 0.1
+"""The same for hours of replicas: a look more or less, and a start."""
 FIGURES = (
     Figure("requests", "Requests", "count"),
     Figure("prompt_tokens", "Prompt tokens", "count"),
@@ -234,6 +236,9 @@ def far(as_is: Tried, recorded: Tried) -> list[str]:
         if ours is None or not real or abs(ours - real) <= max(FAR * real, _FAR_S):
             continue
         apart.append(f"{labels[key]} {ours:.3g} s instead of {real:.3g} s")
+    hours, real = as_is.mean("replica_hours") or 0.0, recorded.mean("replica_hours")
+    if real is not None and abs(hours - real) > max(FAR * real, _FAR_H):
+        apart.append(f"replica hours {hours:.3g} instead of {real:.3g}")
     refused = as_is.mean("refused") or 0.0
     if refused > LOST * (as_is.mean("requests") or 1.0):
         apart.append(f"{refused:,.0f} requests refused that were answered")

@@ -1,7 +1,9 @@
 """What ``modelyard sim --replay`` finds in a database: worlds with their guests, settings, speeds and times."""
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,17 @@ def test_a_replica_costs_in_the_replay_what_it_was_seen_to_cost(capsys: pytest.C
         assert figures(results, name)["gpu_usd"] == pytest.approx(0.8)
     assert figures(results, "recorded")["busy"] == pytest.approx(0.1)
     assert figures(results, "changed")["gpu_usd"] == pytest.approx(1.6)
+
+
+def test_where_nothing_is_known_of_replicas_their_cost_is_not_taken_for_nothing(
+    capsys: pytest.CaptureFixture[str], data: Path
+) -> None:
+    with contextlib.closing(sqlite3.connect(data / "control.sqlite")) as database, database:
+        database.execute("DELETE FROM replica_lives")
+    (results,) = replayed(capsys, data, "--endpoint", "chat")
+    assert "Nothing is known of its replicas in this time: what they cost is not told." in results["notes"]
+    assert "replica_hours" not in figures(results, "recorded")
+    assert 2 <= figures(results, "as is")["replica_hours"] < 2.5
 
 
 def test_what_no_engine_of_ours_served_is_left_out_and_said(capsys: pytest.CaptureFixture[str], data: Path) -> None:

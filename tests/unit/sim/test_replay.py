@@ -230,6 +230,14 @@ def test_a_replay_that_is_far_off_says_so() -> None:
     assert found.notes[-1].startswith("Warning: as it is, the replay is more than 20% off what was recorded: first")
 
 
+def test_a_replay_whose_replicas_cost_what_none_did_says_so() -> None:
+    (life,) = ledger().lives or ()
+    down = msgspec.structs.replace(
+        ledger(), lives=(msgspec.structs.replace(life, ended_at=T0 + SPAN_S),), replayed=tuple(stretches(T0, T0 + 7200))
+    )
+    assert "replica hours 2 instead of 0.167" in replay(SETUP, down, []).notes[-1]
+
+
 def test_a_replay_that_refuses_what_was_answered_says_so() -> None:
     hasty = msgspec.structs.replace(SETUP, gateway=GatewayBody(queue_max=1, queue_wait_s=0.1))
     assert "requests refused that were answered" in replay(hasty, ledger(), []).notes[-1]
