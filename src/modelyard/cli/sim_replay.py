@@ -5,6 +5,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +118,8 @@ def replay_ledger(*, forms: Forms, seeds: int, **given: Any) -> None:
     try:
         for case in cases:
             try:
-                found.append(_one(case, changes, seeds, progress, are_prices=are_prices))
+                tell = partial(_tell, progress, case.name if len(cases) > 1 else "")
+                found.append(_one(case, changes, seeds, tell, are_prices=are_prices))
             except SettingError as error:
                 reasons[str(error)] = None
     finally:
@@ -131,7 +133,19 @@ def replay_ledger(*, forms: Forms, seeds: int, **given: Any) -> None:
     _show(found, forms)
 
 
-def _one(case: "Case", changes: Sequence["Change"], seeds: int, progress: Progress, *, are_prices: bool) -> "Results":
+def _tell(progress: Progress, endpoint: str, name: str, seed: int, share: float) -> None:
+    """Tell how far a run is; those of another endpoint are others."""
+    progress(f"{endpoint}, {name}" if endpoint else name, seed, share)
+
+
+def _one(
+    case: "Case",
+    changes: Sequence["Change"],
+    seeds: int,
+    progress: Callable[[str, int, float], None],
+    *,
+    are_prices: bool,
+) -> "Results":
     """Return what one world comes to."""
     from modelyard.cli.sim_speeds import setup_of
     from modelyard.sim.replay import recorded_only, replay

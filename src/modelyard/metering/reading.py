@@ -12,11 +12,12 @@ from typing import IO, Any
 
 import msgspec
 
-from modelyard.domain.usage import Moment, UsageFilter, UsageRow
+from modelyard.domain.usage import EVERYTHING, Moment, UsageFilter, UsageRow
 from modelyard.stores import UsageStore
 
 PAGE = 5000
 """Rows that are read at a time: each page is a transaction of some milliseconds, so that nobody waits for all of it."""
+PIECE_S = 3600.0
 _FIELDS = frozenset(UsageRow.__struct_fields__)
 _NEEDED = tuple(field.name for field in msgspec.structs.fields(UsageRow) if field.required and field.name != "ttft_ms")
 _INERT = ("'=", "'+", "'-", "'@", "'\t", "'\r")
@@ -34,7 +35,8 @@ async def stored_rows(
     store: UsageStore, where: UsageFilter, spans: Iterable[tuple[float, float]], *, page: int = PAGE
 ) -> AsyncIterator[list[UsageRow]]:
     """Yield the rows that arrived in ``spans`` (unix seconds, in order), oldest first, a page at a time."""
-    for since, until in spans:
+    # Few rows are looked for among all of a time: not of more than an hour at once.
+    for since, until in _pieces(spans, inf if where == EVERYTHING else PIECE_S):
         after: Moment | None = None
         while True:
             rows = await store.rows_between(where, since=since, until=until, after=after, limit=page)
@@ -43,6 +45,15 @@ async def stored_rows(
             if len(rows) < page:
                 break
             after = Moment(rows[-1].created_at, rows[-1].request_id)
+
+
+def _pieces(spans: Iterable[tuple[float, float]], piece_s: float) -> Iterator[tuple[float, float]]:
+    for since, until in spans:
+        begin = since
+        while begin < until:
+            end = min(begin + piece_s, until)
+            yield begin, end
+            begin = end
 
 
 def file_rows(file: Path) -> Iterator[UsageRow]:

@@ -267,3 +267,20 @@ def test_an_export_says_what_it_has(capsys: pytest.CaptureFixture[str], tmp_path
 
 def batched_pairs(records: list[Intent | Settle]) -> list[tuple[Intent, Settle]]:
     return list(zip(records[::2], records[1::2], strict=True))  # type: ignore[arg-type]
+
+
+def test_progress_counts_the_runs_of_all_endpoints(
+    capsys: pytest.CaptureFixture[str], data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modelyard.cli.sim_output._QUIET_S", 0.0)
+    monkeypatch.setattr("modelyard.cli.sim_output._PIPE_S", 0.0)
+    with contextlib.closing(sqlite3.connect(data / "control.sqlite")) as database, database:
+        copy = "SELECT * FROM inference_requests WHERE endpoint_id = 'ep-chat'"
+        columns = [row[1] for row in database.execute("PRAGMA table_info(inference_requests)")]
+        instead = {"request_id": "'x' || request_id", "endpoint_id": "'ep-idle'"}
+        chosen = ", ".join(instead.get(name, name) for name in columns)
+        database.execute(f"INSERT INTO inference_requests {copy.replace('*', chosen)}")
+    assert main(["sim", "--replay", *FROM, "--data-dir", str(data), "--json"]) == 0
+    said = capsys.readouterr().err
+    assert "run 1 of 4: chat, as is" in said
+    assert "run 2 of 4: idle, as is" in said
