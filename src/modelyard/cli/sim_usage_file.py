@@ -1,5 +1,6 @@
 """What ``modelyard sim --replay --usage FILE`` reads: rows that were exported, and nothing of their endpoint."""
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import inf
@@ -23,12 +24,14 @@ def read_file(file: Path, wanted: Wanted) -> list[Case]:
     """Return the worlds of an exported file: nothing is known of them but their rows."""
     groups: dict[str, list[Asked]] = {}
     models: set[str] = set()
+    begins = [one.since for one in wanted.replayed]
     number = 0
     for row in _rows(file):
         models.add(row.model)
         if wanted.names and row.endpoint_id not in wanted.names and row.model not in wanted.names:
             continue
-        if not any(one.since <= row.created_at < one.until for one in wanted.replayed):
+        at = bisect_right(begins, row.created_at)
+        if not at or row.created_at >= wanted.replayed[at - 1].until:
             continue
         number += 1
         if number > wanted.limit:

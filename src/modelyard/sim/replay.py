@@ -201,17 +201,20 @@ def _figures(
         "prompt_tokens": float(read),
         "written_tokens": float(written),
         "refused": float(sum(bool(one.refusal) for one in ended)),
-        "ttft_p50_s": first.p50,
-        "ttft_p99_s": first.p99,
-        "latency_p50_s": whole.p50,
-        "latency_p99_s": whole.p99,
-        "late": sum(one > LATE_S for one in seen) / max(1, len(seen)),
         "hit_rate": sum(one.cached_tokens for _, one in done) / max(1, read),
         "cold_starts": float(spent.started),
         "replica_hours": spent.replica_hours,
         "revenue_usd": earned / 1e9,
         "busy": busy,
     }
+    if done:
+        found |= {
+            "ttft_p50_s": first.p50,
+            "ttft_p99_s": first.p99,
+            "latency_p50_s": whole.p50,
+            "latency_p99_s": whole.p99,
+            "late": sum(one > LATE_S for one in seen) / len(seen),
+        }
     if setup.kind:
         found |= {"gpu_hours": spent.gpu_hours, **money(spent.nanousd, earned, read + written)}
     return found

@@ -263,6 +263,12 @@ def test_an_export_says_what_it_has(capsys: pytest.CaptureFixture[str], tmp_path
     assert main(["sim", "--replay", "--usage", str(file), "--runs-on", "l4", "--json"]) == 0
     (results,) = json.loads(capsys.readouterr().out)
     assert figures(results, "as is")["requests"] == 30
+    # Half of a minute's requests; the window has its beginning, and not its end.
+    window = ("--from", "2026-11-30T01:00:00", "--to", "2026-11-30T01:00:28")
+    assert main(["sim", "--replay", "--usage", str(file), *window, "--json"]) == 0
+    assert figures(json.loads(capsys.readouterr().out)[0], "as is")["requests"] == 28
+    assert main(["sim", "--replay", "--usage", str(file), *window, "--sample", "75%", "--json"]) == 0
+    assert figures(json.loads(capsys.readouterr().out)[0], "as is")["requests"] == 21
 
 
 def batched_pairs(records: list[Intent | Settle]) -> list[tuple[Intent, Settle]]:

@@ -243,6 +243,17 @@ def test_a_replay_that_refuses_what_was_answered_says_so() -> None:
     assert "requests refused that were answered" in replay(hasty, ledger(), []).notes[-1]
 
 
+def test_where_all_are_refused_nobody_waited_no_time() -> None:
+    tiny = Change(name="tiny", settings={"engine.kv_tokens": "16", "gateway.queue_wait_s": "0.1"})
+    few = msgspec.structs.replace(ledger(), asked=ledger().asked[:30])
+    figures = run(changed(SETUP, tiny), few, tiny, 1).figures
+    assert figures["refused"] == figures["requests"] == 30
+    assert not {"ttft_p50_s", "ttft_p99_s", "latency_p50_s", "latency_p99_s", "late"} & figures.keys()
+    failed = tuple(msgspec.structs.replace(one, is_ok=False, ttft_s=None) for one in few.asked)
+    recorded = recorded_only(msgspec.structs.replace(few, asked=failed), []).tried[0]
+    assert recorded.mean("latency_p99_s") is None
+
+
 def test_endpoints_together_are_their_sums_and_the_share_that_waits_of_all() -> None:
     whole = total([results(), results()], title="two")
     for one, each in zip(whole.tried, results().tried, strict=True):
