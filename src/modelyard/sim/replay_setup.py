@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from modelyard.domain import autoscale_bounds
+from modelyard.domain import autoscale_bounds, scaling_bounds
 from modelyard.domain.endpoints import Autoscale, Scaling
 from modelyard.domain.facts import ModelFacts
 from modelyard.domain.prices import PriceEntry
@@ -24,8 +24,6 @@ from modelyard.sim.tasks import BLOCK_TOKENS, EngineSpec
 from modelyard.sim.world import ReleaseSpec, WorldSpec
 from modelyard.sim.worlds import UNKNOWN_HERE
 
-REPLICAS_MAX = 1000
-"""Most of an endpoint, as the API has it."""
 IDLE_PASS_S = 20.0
 """A replay may be of a week in which little happens."""
 
@@ -112,10 +110,11 @@ def changed(setup: Setup, change: Change) -> Setup:
     low, high = setup.scaling.min_replicas, setup.scaling.max_replicas
     if low > high:
         raise SettingError(f"scaling.min_replicas={low} is above scaling.max_replicas={high}: set both.")
-    if not 1 <= high <= REPLICAS_MAX:
-        raise SettingError(f"scaling.max_replicas={high}: it must be 1 to {REPLICAS_MAX}.")
+    if any(_ALSO.get(path, path).startswith("scaling.") for path in change.settings):
+        for name, reason in scaling_bounds.faults(setup.scaling):
+            raise SettingError(f"scaling.{name} {reason}.")
     # Bounds that had always been so would have been met before the first request.
-    at_first = min(max(setup.replicas, setup.scaling.floor), high)
+    at_first = min(max(setup.replicas, setup.scaling.floor), max(high, 1))
     return msgspec.structs.replace(setup, replicas=at_first)
 
 

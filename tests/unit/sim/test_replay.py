@@ -304,8 +304,11 @@ def test_whole_answers_are_enough_to_learn_from_and_few_requests_are_not() -> No
         ({"gateway.workers": "0"}, "gateway.workers=0: Expected `int` >= 1"),
         ({"scaling.idle_s": "nan"}, "scaling.idle_s=nan: it must be a number from 0 on"),
         ({"scaling.idle_s": "inf"}, "scaling.idle_s=inf: it must be a number from 0 on"),
-        ({"scaling.max_replicas": "5000000"}, "scaling.max_replicas=5000000: it must be 1 to 1000"),
-        ({"scaling.min_replicas": "0", "scaling.max_replicas": "0"}, "scaling.max_replicas=0: it must be 1 to 1000"),
+        ({"scaling.max_replicas": "5000000"}, "scaling.max_replicas must be 1 to 1000"),
+        ({"hardware.min_replicas": "0"}, "scaling.min_replicas 0 needs scaling.scale_to_zero: true"),
+        ({"scaling.target_value": "0"}, "scaling.target_value must be above 0"),
+        ({"scaling.metric": "mood"}, "scaling.metric must be one of queue_depth, gpu_utilization"),
+        ({"scaling.scale_to_zero": "true", "scaling.idle_s": "0.5"}, "scaling.idle_s must be 1 to 2592000"),
     ],
 )
 def test_what_cannot_be_set_is_refused_with_what_can(settings: dict[str, str], why: str) -> None:
