@@ -51,11 +51,14 @@ class Fits:
                     await self.look()
                 await asyncio.sleep(SAVE_S)
         finally:
-            try:
-                async with asyncio.timeout(LAST_SAVE_S):
-                    await self.save()
-            except (StoreUnavailableError, TimeoutError) as error:
-                _log.warning("engines' speeds are as of some minutes ago: %s", str(error) or "the store did not answer")
+            # Whatever happens here would take the place of the cancellation, and end the controller as a failure.
+            with boundary("engines' speeds"):
+                try:
+                    async with asyncio.timeout(LAST_SAVE_S):
+                        await self.save()
+                except (StoreUnavailableError, TimeoutError) as error:
+                    reason = str(error) or "the store did not answer"
+                    _log.warning("engines' speeds are as of some minutes ago: %s", reason)
 
     async def look(self) -> None:
         """Load what an earlier controller knew, once; then store what is new."""

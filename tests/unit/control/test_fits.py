@@ -112,11 +112,12 @@ async def test_a_first_glance_before_the_store_answers_is_less_than_what_was_kno
     await store.close()
 
 
-async def test_a_store_that_is_full_or_gone_when_the_controller_stops_ends_nothing_else(
-    store: SqlControlStore, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("failure", [StoreUnavailableError("database or disk is full"), KeyError("a bug")])
+async def test_a_store_that_fails_when_the_controller_stops_ends_nothing_else(
+    store: SqlControlStore, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     async def full(self: SqlControlStore, fits: Mapping[str, bytes], *, at: float) -> None:
-        raise StoreUnavailableError("database or disk is full")
+        raise failure
 
     monkeypatch.setattr(SqlControlStore, "put_engine_fits", full)
     fits = Fits(store=store, clock=ManualClock())
