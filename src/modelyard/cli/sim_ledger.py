@@ -1,9 +1,7 @@
-"""What ``modelyard sim --replay`` reads: the ledger and an endpoint's settings, or an exported file alone."""
+"""What ``modelyard sim --replay`` reads of a database: the ledger, and endpoints' settings."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from modelyard.domain.books import ReplicaLife
     from modelyard.domain.catalog import ModelVersion
     from modelyard.domain.endpoints import Endpoint
-    from modelyard.domain.usage import UsageRow
     from modelyard.engines import Engines, Settings
     from modelyard.policy.engine_model import Speed
 
@@ -168,10 +165,12 @@ async def _cases(
             continue
         notes = list(_notes(asked, endpoint, endpoints, kept_since, since))
         parts = _parts(endpoint, versions, fits, stores.engines, notes) if endpoint else []
+        if parts and id not in lives:
+            notes.append("Nothing is known of its replicas in this time: what they cost is not told.")
         case = Case(
             name=endpoint.name if endpoint else asked[-1].model,
             ledger=Ledger(
-                asked=asked, replayed=replayed, prices=prices, lives=tuple(lives.get(id, ())), busy=busy.get(id)
+                asked=asked, replayed=replayed, prices=prices, lives=tuple(lives.get(id, ())) or None, busy=busy.get(id)
             ),
             parts=tuple(parts),
             endpoint=endpoint,
@@ -211,7 +210,7 @@ def _placed(case: Case, wanted: Wanted) -> Case:
     from modelyard.policy.hardware import KINDS
 
     if wanted.kind:
-        return _as_said(case, wanted)
+        return as_said(case, wanted)
     lives = case.ledger.lives
     latest = max(lives, key=lambda one: one.started_at, default=None) if lives else None
     if latest is not None and latest.accelerators > 0:
@@ -225,7 +224,8 @@ def _placed(case: Case, wanted: Wanted) -> Case:
     return msgspec.structs.replace(case, kind=version.gpu_type, accelerators=float(version.gpu_count), nanousd=price)
 
 
-def _as_said(case: Case, wanted: Wanted) -> Case:
+def as_said(case: Case, wanted: Wanted) -> Case:
+    """Return a case on the accelerators that whoever asks names."""
     from modelyard.policy.hardware import KINDS
 
     if wanted.kind not in KINDS:
@@ -326,78 +326,6 @@ def _load_s(parts: Sequence[Part], loads: Mapping[str, Sequence[float]], engines
             if (settings := _settings(part.version, engines)) is not None:
                 return settings.load_s
     return LOAD_S
-
-
-# --- a file -------------------------------------------------------------------------------
-
-
-def read_file(file: Path, wanted: Wanted) -> list[Case]:
-    """Return the worlds of an exported file: nothing is known of them but their rows."""
-    groups: dict[str, list[Asked]] = {}
-    number = 0
-    for row in _rows(file):
-        if wanted.names and row.endpoint_id not in wanted.names and row.model not in wanted.names:
-            continue
-        if not any(one.since <= row.created_at < one.until for one in wanted.replayed):
-            continue
-        number += 1
-        if number > wanted.limit:
-            raise wanted.over()
-        groups.setdefault(row.endpoint_id, []).append(asked_of(row))
-    return sorted(
-        (_of_rows(sorted(asked, key=lambda one: one.at_s), wanted) for asked in groups.values()),
-        key=lambda one: -len(one.ledger.asked),
-    )
-
-
-def span_of(file: Path) -> tuple[float, float]:
-    """Return when the first and the last row of a file came."""
-    times = [row.created_at for row in _rows(file)]
-    if not times:
-        raise Failure(f"{file} has no rows.", Exit.USAGE)
-    return min(times), max(times)
-
-
-def _rows(file: Path) -> Iterable["UsageRow"]:
-    from modelyard.metering.reading import FileError, file_rows
-
-    try:
-        yield from file_rows(file)
-    except FileError as error:
-        raise Failure(str(error), Exit.USAGE) from error
-
-
-def _of_rows(asked: Sequence[Asked], wanted: Wanted) -> Case:
-    slots = _most_at_once(asked)
-    version_id = Counter(one.version_id for one in asked).most_common(1)[0][0]
-    part = Part(version_id=version_id or "ver", label=version_id, size=Size(slots, CHUNK_TOKENS, 0))
-    left = sum(not one.is_replayable for one in asked)
-    notes = [f"From the rows alone: {slots} requests at once on a replica are the most there were (set engine.slots)."]
-    if left:
-        notes.append(f"{left:,} requests have no prompt tokens: left out.")
-    ledger = Ledger(
-        asked=tuple(asked), replayed=wanted.replayed, prices=PriceList(entries=(), factor_micro=500_000), lives=None
-    )
-    case = Case(name=asked[-1].model, ledger=ledger, parts=(part,), notes=tuple(notes))
-    return _as_said(case, wanted) if wanted.kind else case
-
-
-def _most_at_once(asked: Sequence[Asked]) -> int:
-    """Return how many requests were on one replica at once, of any."""
-    changes: dict[str, list[tuple[float, int]]] = {}
-    first = [one.ttft_s for one in asked if one.ttft_s is not None]
-    usual_s = median(first) if first else 0.0
-    for one in asked:
-        # What a first token takes longer than usual was spent in line, and not on it.
-        begun_s = one.at_s + max(0.0, (one.ttft_s or 0.0) - usual_s)
-        changes.setdefault(one.replica_id, []).extend(((begun_s, 1), (one.at_s + one.latency_s, -1)))
-    most = 1
-    for its in changes.values():
-        now = 0
-        for _, change in sorted(its):
-            now += change
-            most = max(most, now)
-    return most
 
 
 def replicas_at_first(case: Case) -> int:

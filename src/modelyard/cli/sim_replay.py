@@ -5,6 +5,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ _OPTIONS = (
         help="Replay what 'usage export' wrote (CSV or JSON lines), without a database.",
     ),
     click.option("--runs-on", metavar="KIND", help="Accelerators of a replica now, like l4 or 2xh100; for --usage."),
-    click.option("--sample", metavar="PERCENT", help="Replay the first 10% … of each hour."),
+    click.option("--sample", metavar="PERCENT", help="Replay 10% … of each hour."),
     click.option(
         "--limit", type=click.IntRange(1), default=LIMIT, show_default=True, help="Most requests to replay at once."
     ),
@@ -93,6 +94,7 @@ REPLAY_NAMES = (
 
 def replay_ledger(*, forms: Forms, seeds: int, **given: Any) -> None:
     """Replay what was recorded, and print it beside what is to be tried."""
+    from modelyard.cli.sim_reach import check_reach
     from modelyard.sim.replay import total
     from modelyard.sim.replay_setup import SettingError
 
@@ -102,29 +104,48 @@ def replay_ledger(*, forms: Forms, seeds: int, **given: Any) -> None:
         raise Failure("Where only prices change nothing happens over time: there is nothing to draw.", Exit.USAGE)
     forms.check()
     cases = _read(given)
+    most = max((change.traffic for change in changes), default=1.0)
+    if not are_prices and most * sum(len(case.ledger.asked) for case in cases) > given["limit"]:
+        raise Failure(
+            f"With --traffic x{most:g} these are more than {given['limit']:,} requests (--limit).", Exit.USAGE
+        )
+    check_reach(cases, changes)
     if forms.html is not None and len(cases) > 1:
         raise Failure("A page has room for one endpoint: name it with --endpoint.", Exit.USAGE)
     progress = Progress(len(cases) * (len(changes) + 1) * seeds)
     found: list[Results] = []
-    why = ""
+    reasons: dict[str, None] = {}
     try:
         for case in cases:
             try:
-                found.append(_one(case, changes, seeds, progress, are_prices=are_prices))
+                tell = partial(_tell, progress, case.name if len(cases) > 1 else "")
+                found.append(_one(case, changes, seeds, tell, are_prices=are_prices))
             except SettingError as error:
-                why = str(error)
-                if len(cases) > 1:
-                    remark(f"Left out: {why}")
+                reasons[str(error)] = None
     finally:
         progress.clear()
     if not found:
-        raise Failure(f"This cannot be tried: {why}", Exit.USAGE)
+        raise Failure(f"This cannot be tried: {' '.join(reasons)}", Exit.USAGE)
+    for why in reasons:
+        remark(f"Left out: {why}")
     if len(found) > 1:
         found.append(total(found, title=f"{len(found)} endpoints together"))
     _show(found, forms)
 
 
-def _one(case: "Case", changes: Sequence["Change"], seeds: int, progress: Progress, *, are_prices: bool) -> "Results":
+def _tell(progress: Progress, endpoint: str, name: str, seed: int, share: float) -> None:
+    """Tell how far a run is; those of another endpoint are others."""
+    progress(f"{endpoint}, {name}" if endpoint else name, seed, share)
+
+
+def _one(
+    case: "Case",
+    changes: Sequence["Change"],
+    seeds: int,
+    progress: Callable[[str, int, float], None],
+    *,
+    are_prices: bool,
+) -> "Results":
     """Return what one world comes to."""
     from modelyard.cli.sim_speeds import setup_of
     from modelyard.sim.replay import recorded_only, replay
@@ -169,18 +190,18 @@ def _show(found: Sequence["Results"], forms: Forms) -> None:
 
 
 def _read(given: Mapping[str, Any]) -> list["Case"]:
-    from modelyard.cli import sim_ledger
+    from modelyard.cli import sim_ledger, sim_usage_file
     from modelyard.config import load
 
     file = given["usage_file"]
     if file is not None:
-        since, until = _window(given, *sim_ledger.span_of(file))
+        since, until = _window(given, *sim_usage_file.span_of(file))
     else:
         now = SystemClock.unix_s()
         since, until = _window(given, None, now)
     wanted = _wanted(given, since, until)
     if file is not None:
-        cases = sim_ledger.read_file(file, wanted)
+        cases = sim_usage_file.read_file(file, wanted)
     else:
         config = load(Path(given["config"]) if given["config"] else None, os.environ)
         cases = asyncio.run(sim_ledger.read_stores(config, data_directory(given["data_dir"]), wanted))
@@ -225,7 +246,7 @@ def _wanted(given: Mapping[str, Any], since: float, until: float) -> "Wanted":
 
 
 def _hardware(text: str) -> tuple[str, float]:
-    match = re.fullmatch(r"(?:(\d+) ?x ?)?([a-z][a-z0-9]*)", text.strip().lower())
+    match = re.fullmatch(r"(?:([1-9]\d*) ?x ?)?([a-z][a-z0-9]*)", text.strip().lower())
     if match is None:
         raise click.UsageError(f"'{text}' is no hardware; write --runs-on h100 or 2xh100.")
     return match[2], float(match[1] or 1)
@@ -278,6 +299,14 @@ def _changes(given: Mapping[str, Any]) -> list["Change"]:
     )
     if own != Change(name="changed"):
         changes.append(own)
+    taken = {"as is", "recorded"}
+    for change in changes:
+        if change.name in taken:
+            raise click.UsageError(f"A variant cannot be called '{change.name}': something else in the table is.")
+        taken.add(change.name)
+        subjects = [entry.subject for entry in change.token_prices]
+        if len(set(subjects)) < len(subjects):
+            raise click.UsageError("A model is priced twice; write all of its prices in one: input=0.2,output=0.8.")
     return changes
 
 
@@ -288,6 +317,8 @@ def _of_file(file: Path) -> list["Change"]:
         read = msgspec.convert(tomllib.loads(file.read_text("utf-8")), _Variants)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise Failure(f"{file}: {error}.", Exit.USAGE) from error
+    except RecursionError as error:
+        raise Failure(f"{file}: it is nested too deeply.", Exit.USAGE) from error
     return [
         Change(
             name=name,

@@ -9,7 +9,7 @@ from modelyard.cli.sim_ledger import Case, Part, replicas_at_first
 from modelyard.domain.endpoints import Scaling, Sticky
 from modelyard.domain.facts import ModelFacts
 from modelyard.policy.engine_model import Speed
-from modelyard.sim.recorded import Asked
+from modelyard.sim.recorded import Asked, block_tokens_of
 from modelyard.sim.recorded_speed import REQUESTS_MIN, judge, learn
 from modelyard.sim.replay import FAR
 from modelyard.sim.replay_setup import Release, SettingError, Setup
@@ -25,6 +25,10 @@ def setup_of(case: Case) -> tuple[Setup, list[str]]:
         SettingError: nothing is known of them.
     """
     if not case.parts:
+        if case.endpoint is None:
+            raise SettingError(
+                f"{case.name} was removed, and its settings with it: try prices, or its rows alone (--usage FILE)."
+            )
         raise SettingError(f"{case.name} has no engine of ours to simulate.")
     requests = case.ledger.requests
     releases, notes = [], []
@@ -56,6 +60,7 @@ def setup_of(case: Case) -> tuple[Setup, list[str]]:
         prices=case.prices,
         terms=case.terms,
         has_prefixes=any(one.cached_tokens for one in requests),
+        block_tokens=block_tokens_of(requests),
     )
     if endpoint is not None:
         setup = msgspec.structs.replace(
@@ -89,8 +94,8 @@ def _speed(part: Part, case: Case, requests: Sequence[Asked]) -> tuple[Speed, st
     if part.version is not None and (found := _roofline(part.version, case)) is not None:
         return found, f"Speed of {name}: by the data sheet of {case.kind}, not measured: {_text(found)}."
     raise SettingError(
-        f"{case.name}: fewer than {REQUESTS_MIN} requests ended well, and nothing says how fast {name} is on "
-        f"{case.kind or 'its hardware'}. Replay a longer time."
+        f"{case.name}: fewer than {REQUESTS_MIN} requests wrote tokens and ended well, and nothing says how fast "
+        f"{name} is on {case.kind or 'its hardware'}. Replay a longer time."
     )
 
 

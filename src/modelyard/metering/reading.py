@@ -6,20 +6,25 @@
 import csv
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from itertools import islice
+from math import inf
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 
-from modelyard.domain.usage import Moment, UsageFilter, UsageRow
+from modelyard.domain.usage import EVERYTHING, Moment, UsageFilter, UsageRow
 from modelyard.stores import UsageStore
 
 PAGE = 5000
 """Rows that are read at a time: each page is a transaction of some milliseconds, so that nobody waits for all of it."""
+PIECE_S = 3600.0
 _FIELDS = frozenset(UsageRow.__struct_fields__)
 _NEEDED = tuple(field.name for field in msgspec.structs.fields(UsageRow) if field.required and field.name != "ttft_ms")
 _INERT = ("'=", "'+", "'-", "'@", "'\t", "'\r")
 _SNIFFED = 64
+_NEITHER = "neither CSV nor JSON lines: export it with --format csv or jsonl"
+_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "cost_nanousd", "units", "latency_ms", "ttft_ms")
+_YEAR_9999_S = 253_370_764_800.0
 
 
 class FileError(ValueError):
@@ -30,7 +35,8 @@ async def stored_rows(
     store: UsageStore, where: UsageFilter, spans: Iterable[tuple[float, float]], *, page: int = PAGE
 ) -> AsyncIterator[list[UsageRow]]:
     """Yield the rows that arrived in ``spans`` (unix seconds, in order), oldest first, a page at a time."""
-    for since, until in spans:
+    # Few rows are looked for among all of a time: not of more than an hour at once.
+    for since, until in _pieces(spans, inf if where == EVERYTHING else PIECE_S):
         after: Moment | None = None
         while True:
             rows = await store.rows_between(where, since=since, until=until, after=after, limit=page)
@@ -41,6 +47,15 @@ async def stored_rows(
             after = Moment(rows[-1].created_at, rows[-1].request_id)
 
 
+def _pieces(spans: Iterable[tuple[float, float]], piece_s: float) -> Iterator[tuple[float, float]]:
+    for since, until in spans:
+        begin = since
+        while begin < until:
+            end = min(begin + piece_s, until)
+            yield begin, end
+            begin = end
+
+
 def file_rows(file: Path) -> Iterator[UsageRow]:
     """Yield the rows of a file that ``modelyard usage export`` wrote: CSV, or JSON lines.
 
@@ -48,16 +63,16 @@ def file_rows(file: Path) -> Iterator[UsageRow]:
         FileError: it cannot be read, or is none.
     """
     try:
-        with file.open("r", encoding="utf-8", newline="") as lines:
-            start = lines.read(_SNIFFED).lstrip("\ufeff \r\n\t")
+        with file.open("r", encoding="utf-8-sig", newline="") as lines:
+            start = lines.read(_SNIFFED).lstrip()
             lines.seek(0)
             read = _json_rows if start[:1] == "{" else _csv_rows
             if start[:1] == "[" or start[:4] == "PAR1":
-                raise FileError(f"{file} is neither CSV nor JSON lines: export it with --format csv or jsonl.")
+                raise FileError(f"{file} is {_NEITHER}.")
             for number, given in read(lines):
                 yield _row_of(given, file, number)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text of an export"
+        reason = error.strerror if isinstance(error, OSError) else f"it is {_NEITHER}"
         raise FileError(f"Cannot read {file}: {reason}.") from error
 
 
@@ -94,9 +109,17 @@ def _row_of(given: dict[str, Any], file: Path, line: int) -> UsageRow:
             f"{file}, line {line}: it has no {_listed(missing)}. Write rows, not sums: modelyard usage export -o FILE."
         )
     try:
-        return msgspec.convert(given, UsageRow, strict=False)
+        row = msgspec.convert(given, UsageRow, strict=False)
     except msgspec.ValidationError as error:
         raise FileError(f"{file}, line {line}: {error}.") from error
+    # The ledger never has these, but whoever edits a file may.
+    if not 0 <= row.created_at < _YEAR_9999_S:
+        raise FileError(f"{file}, line {line}: created_at is no time in unix seconds.")
+    for name in _COUNTS:
+        value = getattr(row, name)
+        if value is not None and not 0 <= value < inf:
+            raise FileError(f"{file}, line {line}: {name} is {value}; it is 0 or more.")
+    return row
 
 
 def _listed(names: Sequence[str]) -> str:

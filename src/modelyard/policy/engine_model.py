@@ -131,6 +131,9 @@ def decode(text: bytes) -> EngineModel:
     sizes = len(model.weights), len(model.moments)
     if version != _VERSION or sizes != (_TERMS, _TERMS * (_TERMS + 1)):
         raise ValueError(f"the fit of an engine of version {version}, sizes {sizes}; this release reads {_VERSION}")
+    numbers = (*model.weights, *model.moments, model.error, model.bias)
+    if model.samples < 0 or not all(map(math.isfinite, numbers)):
+        raise ValueError("the fit of an engine has numbers that are none")
     return model
 
 

@@ -18,12 +18,17 @@ import msgspec
 
 from modelyard.domain.usage import LINE_REPEATED, UsageRow, UsageStatus
 from modelyard.sim.requests import Arrival
+from modelyard.sim.tasks import BLOCK_TOKENS
 
 PART_S = 3600.0
-"""A sample takes the beginning of each part of this length."""
+"""A sample takes some of each part of this length."""
+_TURN = (5**0.5 - 1) / 2
+"""The golden section: multiples of it without their whole ones are spread evenly, however many there are."""
+_MOVED_MOST = 0.5
 APART_S = 600.0
 """How far a caller's second self is from the first, at most."""
-_BLOCK_TOKENS = 16
+BLOCKS_MAX = 20_000_000
+"""Of all beginnings together: some hundreds of MiB. Where prompts are so long, blocks are larger than an engine's."""
 _RECENT = 8
 """So many earlier requests of a key are looked at for a beginning."""
 _COPY = 1 << 40
@@ -105,10 +110,11 @@ def asked_of(row: UsageRow) -> Asked:
 
 
 def stretches(since: float, until: float, share: float = 1.0) -> list[Stretch]:
-    """Return what to replay of a window: all of it, or the first ``share`` of each hour, laid end to end.
+    """Return what to replay of a window: all of it, or a ``share`` of each hour, laid end to end.
 
     Requests are as dense in it as they were, which a sample of callers would not be; what happens over more than an
-    hour (a night's sleep) is shortened.
+    hour (a night's sleep) is shortened. Each hour's part begins elsewhere in it, or what comes at the full hour would
+    be in all of them, or in none.
     """
     assert since < until, "a window has a length"
     assert 0 < share <= 1, "a share of the time"
@@ -117,8 +123,12 @@ def stretches(since: float, until: float, share: float = 1.0) -> list[Stretch]:
     parts = ceil((until - since) / PART_S)
     whole_s = (until - since) / parts
     part_s = whole_s * share
+    # Neighbours are so far apart that parts of up to a half never meet, though they may reach into the next hour.
+    turn = _TURN if share <= _MOVED_MOST else 0.0
+    begins = (since + (number + number * turn % 1) * whole_s for number in range(parts))
     return [
-        Stretch(since + number * whole_s, since + number * whole_s + part_s, number * part_s) for number in range(parts)
+        Stretch(begin, begin + part_s, number * part_s)
+        for number, begin in enumerate(min(begin, until - part_s) for begin in begins)
     ]
 
 
@@ -135,13 +145,15 @@ def traffic(
     factor: float = 1.0,
     seed: int = 0,
     is_sticky: bool = False,
+    block_tokens: int = BLOCK_TOKENS,
 ) -> Traffic:
     """Return the arrivals of ``asked``, which lie in the stretches and are in order; all must be replayable.
 
-    ``factor``: how many times as many. ``is_sticky``: a key's requests stay together.
+    ``factor``: how many times as many. ``is_sticky``: a key's requests stay together. ``block_tokens`` are those that
+    a block of a beginning stands for.
     """
     times = _times(asked, replayed)
-    blocks = _blocks(asked)
+    blocks = _blocks(asked, block_tokens)
     known = terms or {}
     found: list[tuple[float, int, int]] = []
     span_s = length_s(replayed)
@@ -165,10 +177,18 @@ def traffic(
                 band=2 if one.is_batch else its.band,
                 # A second self begins as its own earlier requests do, and as nobody else's.
                 blocks=tuple(block + copy * _COPY for block in blocks[place]) if copy else blocks[place],
-                session=hash_of(one.key_id) if is_sticky else 0,
+                session=hash_of(f"{one.key_id}/{copy}" if copy else one.key_id) if is_sticky else 0,
             )
         )
     return Traffic(tuple(arrivals), tuple(place for _, place, _ in found))
+
+
+def block_tokens_of(asked: Sequence[Asked]) -> int:
+    """Return how many tokens a block of a beginning should stand for, so that all of them have room in memory."""
+    tokens, block_tokens = sum(one.cached_tokens for one in asked), BLOCK_TOKENS
+    while tokens > BLOCKS_MAX * block_tokens:
+        block_tokens *= 2
+    return block_tokens
 
 
 def hash_of(text: str) -> int:
@@ -196,9 +216,9 @@ def _times(asked: Sequence[Asked], replayed: Sequence[Stretch]) -> list[float]:
     return times
 
 
-def _blocks(asked: Sequence[Asked]) -> list[tuple[int, ...]]:
+def _blocks(asked: Sequence[Asked], block_tokens: int) -> list[tuple[int, ...]]:
     """Return hashes of the beginning of each prompt, as far as any other shares it."""
-    parents = list(_parents(asked))
+    parents = list(_parents(asked, block_tokens))
     needed = [shared for _, shared in parents]
     for parent, shared in parents:
         if parent >= 0:
@@ -213,12 +233,12 @@ def _blocks(asked: Sequence[Asked]) -> list[tuple[int, ...]]:
     return found
 
 
-def _parents(asked: Sequence[Asked]) -> Iterable[tuple[int, int]]:
+def _parents(asked: Sequence[Asked], block_tokens: int) -> Iterable[tuple[int, int]]:
     """Yield for each request the earlier one that it begins like (-1: none), and by how many blocks."""
     recent: dict[str, deque[tuple[int, int]]] = {}
     for place, one in enumerate(asked):
-        whole = one.prompt_tokens // _BLOCK_TOKENS
-        wanted = min(one.cached_tokens // _BLOCK_TOKENS, whole)
+        whole = one.prompt_tokens // block_tokens
+        wanted = min(one.cached_tokens // block_tokens, whole)
         circles = [recent.setdefault(name, deque(maxlen=_RECENT)) for name in (one.key_id, f"of {one.tenant_id}", "")]
         yield _parent(wanted, circles) if wanted else (-1, 0)
         for circle in circles:

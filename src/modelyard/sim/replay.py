@@ -29,6 +29,8 @@ LOST = 0.001
 """... or where more than this share is refused that was answered: the ledger has those that an engine got."""
 _FAR_S = 0.05
 """... unless it is less than this: what a gateway and a network take is not simulated."""
+_FAR_H = 0.1
+"""The same for hours of replicas: a look more or less, and a start."""
 FIGURES = (
     Figure("requests", "Requests", "count"),
     Figure("prompt_tokens", "Prompt tokens", "count"),
@@ -137,7 +139,7 @@ def total(found: Sequence[Results], *, title: str) -> Results:
 def recorded_figures(ledger: Ledger, change: Change | None = None) -> dict[str, float]:
     """Return what was recorded, with the prices of ``change``."""
     spent = held(ledger.lives, ledger.replayed, change.prices if change else {}) if ledger.lives is not None else None
-    found = figures_of(ledger.asked, ledger.requests, sum(costs_of(ledger, change)), spent)
+    found = figures_of(ledger.requests, sum(costs_of(ledger, change)), spent)
     return found if ledger.busy is None else {**found, "busy": ledger.busy}
 
 
@@ -158,6 +160,7 @@ def run(setup: Setup, ledger: Ledger, change: Change, seed: int, progress: Progr
         factor=change.traffic,
         seed=seed,
         is_sticky=setup.is_sticky,
+        block_tokens=setup.block_tokens,
     )
 
     def tell(now_s: float) -> None:
@@ -198,17 +201,20 @@ def _figures(
         "prompt_tokens": float(read),
         "written_tokens": float(written),
         "refused": float(sum(bool(one.refusal) for one in ended)),
-        "ttft_p50_s": first.p50,
-        "ttft_p99_s": first.p99,
-        "latency_p50_s": whole.p50,
-        "latency_p99_s": whole.p99,
-        "late": sum(one > LATE_S for one in seen) / max(1, len(seen)),
         "hit_rate": sum(one.cached_tokens for _, one in done) / max(1, read),
         "cold_starts": float(spent.started),
         "replica_hours": spent.replica_hours,
         "revenue_usd": earned / 1e9,
         "busy": busy,
     }
+    if done:
+        found |= {
+            "ttft_p50_s": first.p50,
+            "ttft_p99_s": first.p99,
+            "latency_p50_s": whole.p50,
+            "latency_p99_s": whole.p99,
+            "late": sum(one > LATE_S for one in seen) / len(seen),
+        }
     if setup.kind:
         found |= {"gpu_hours": spent.gpu_hours, **money(spent.nanousd, earned, read + written)}
     return found
@@ -233,6 +239,9 @@ def far(as_is: Tried, recorded: Tried) -> list[str]:
         if ours is None or not real or abs(ours - real) <= max(FAR * real, _FAR_S):
             continue
         apart.append(f"{labels[key]} {ours:.3g} s instead of {real:.3g} s")
+    hours, real = as_is.mean("replica_hours") or 0.0, recorded.mean("replica_hours")
+    if real is not None and abs(hours - real) > max(FAR * real, _FAR_H):
+        apart.append(f"replica hours {hours:.3g} instead of {real:.3g}")
     refused = as_is.mean("refused") or 0.0
     if refused > LOST * (as_is.mean("requests") or 1.0):
         apart.append(f"{refused:,.0f} requests refused that were answered")

@@ -79,19 +79,20 @@ def held(lives: Iterable[ReplicaLife], replayed: Sequence[Stretch], prices: Mapp
     return Held(hours, gpu_hours, nanousd, started)
 
 
-def figures_of(asked: Sequence[Asked], requests: Sequence[Asked], nanousd: int, held: Held | None) -> dict[str, float]:
-    """Return the figures of what was recorded: ``asked`` are all rows, ``requests`` those that are replayed."""
+def figures_of(requests: Sequence[Asked], nanousd: int, held: Held | None) -> dict[str, float]:
+    """Return the figures of what was recorded of ``requests``, those that are replayed; ``nanousd`` is of all rows."""
     ttft_s = [one.ttft_s for one in requests if one.ttft_s is not None]
-    first, whole = spread(ttft_s), spread(one.latency_s for one in requests if one.is_ok)
+    latency_s = [one.latency_s for one in requests if one.is_ok]
+    first, whole = spread(ttft_s), spread(latency_s)
     found = {
         "requests": float(len(requests)),
         "prompt_tokens": float(sum(one.prompt_tokens for one in requests)),
         "written_tokens": float(sum(one.completion_tokens for one in requests)),
-        "latency_p50_s": whole.p50,
-        "latency_p99_s": whole.p99,
         "revenue_usd": nanousd / 1e9,
         "hit_rate": sum(one.cached_tokens for one in requests) / max(1, sum(one.prompt_tokens for one in requests)),
     }
+    if latency_s:
+        found |= {"latency_p50_s": whole.p50, "latency_p99_s": whole.p99}
     if ttft_s:
         found |= {
             "ttft_p50_s": first.p50,
@@ -99,7 +100,7 @@ def figures_of(asked: Sequence[Asked], requests: Sequence[Asked], nanousd: int, 
             "late": sum(one > LATE_S for one in ttft_s) / len(ttft_s),
         }
     if held is not None:
-        tokens = sum(one.prompt_tokens + one.completion_tokens for one in asked)
+        tokens = sum(one.prompt_tokens + one.completion_tokens for one in requests)
         found |= money(held.nanousd, nanousd, tokens)
         found |= {
             "cold_starts": float(held.started),

@@ -1,11 +1,12 @@
 """What an endpoint is like for a replay, and what is to be tried otherwise."""
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 import msgspec
 
-from modelyard.domain import autoscale_bounds
+from modelyard.domain import autoscale_bounds, scaling_bounds
 from modelyard.domain.endpoints import Autoscale, Scaling
 from modelyard.domain.facts import ModelFacts
 from modelyard.domain.prices import PriceEntry
@@ -64,6 +65,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     is_sticky: bool = False
     has_prefixes: bool = True
     """Whether engines keep beginnings of prompts; not so where nothing was ever cached."""
+    block_tokens: int = BLOCK_TOKENS
+    """What a block of a beginning stands for."""
 
     @property
     def replica_nanousd(self) -> int:
@@ -107,6 +110,9 @@ def changed(setup: Setup, change: Change) -> Setup:
     low, high = setup.scaling.min_replicas, setup.scaling.max_replicas
     if low > high:
         raise SettingError(f"scaling.min_replicas={low} is above scaling.max_replicas={high}: set both.")
+    if any(_ALSO.get(path, path).startswith("scaling.") for path in change.settings):
+        for name, reason in scaling_bounds.faults(setup.scaling):
+            raise SettingError(f"scaling.{name} {reason}.")
     # Bounds that had always been so would have been met before the first request.
     at_first = min(max(setup.replicas, setup.scaling.floor), max(high, 1))
     return msgspec.structs.replace(setup, replicas=at_first)
@@ -119,7 +125,7 @@ def world_of(setup: Setup) -> WorldSpec:
     return WorldSpec(
         releases=tuple(
             ReleaseSpec(
-                engine=_engine(one, has_prefixes=setup.has_prefixes),
+                engine=_engine(one, setup.block_tokens if setup.has_prefixes else 0),
                 version_id=one.version_id,
                 weight=one.weight,
                 replicas=shares[one.version_id],
@@ -139,14 +145,14 @@ def world_of(setup: Setup) -> WorldSpec:
     )
 
 
-def _engine(release: Release, *, has_prefixes: bool) -> EngineSpec:
+def _engine(release: Release, hash_tokens: int) -> EngineSpec:
     size = release.size
     return EngineSpec(
         speed=release.speed,
         max_num_seqs=size.slots,
         chunk_tokens=max(size.chunk_tokens, size.slots),
         kv_blocks=size.kv_tokens // BLOCK_TOKENS or KV_BLOCKS_UNKNOWN,
-        hash_tokens=BLOCK_TOKENS if has_prefixes else 0,
+        hash_tokens=hash_tokens,
     )
 
 
@@ -193,8 +199,8 @@ def _read(kind: type[msgspec.Struct], path: str, name: str, text: str) -> dict[s
     except msgspec.ValidationError as error:
         raise SettingError(f"{path}={text}: {str(error).partition(' - at')[0]}.") from error
     value = getattr(read, name)
-    if isinstance(value, int | float) and value < 0:
-        raise SettingError(f"{path}={text}: it cannot be less than nothing.")
+    if isinstance(value, int | float) and not 0 <= value < inf:
+        raise SettingError(f"{path}={text}: it must be a number from 0 on.")
     return {name: value}
 
 
@@ -235,12 +241,18 @@ def _on(setup: Setup, name: str) -> Setup:
     if setup.kind not in KINDS:
         raise SettingError(f"on what {setup.name} runs now is not known ('{setup.kind}'): say it with --runs-on.")
     old, new = KINDS[setup.kind], KINDS[name]
+    if not new.memory_gib:
+        raise SettingError(f"what fits a '{new.name}', and what an hour of it costs, is not known: try accelerators.")
     count = max(1, round(setup.accelerators))
+    accelerators = float(count)
+    if setup.accelerators < 1 and old.memory_gib:
+        # What shares one accelerator is of the same bytes on another.
+        accelerators = setup.accelerators * old.memory_gib / new.memory_gib
+        if accelerators > 1:
+            needed = f"{setup.accelerators * old.memory_gib:.3g} of {new.memory_gib} GiB"
+            raise SettingError(f"{setup.name} does not fit 1 x {new.name}: it has {needed}.")
     releases = tuple(_release_on(one, old, new, count) for one in setup.releases)
     price = setup.prices.get(name, round(new.price_usd * 1e9))
-    # What shares one accelerator is of the same bytes on another.
-    share = min(1.0, old.memory_gib / new.memory_gib) if setup.accelerators < 1 and old.memory_gib else 1.0
-    accelerators = setup.accelerators * share if setup.accelerators < 1 and old.memory_gib else float(count)
     return msgspec.structs.replace(setup, releases=releases, kind=name, accelerators=accelerators, nanousd=price)
 
 

@@ -1,7 +1,9 @@
 """What ``modelyard sim --replay`` finds in a database: worlds with their guests, settings, speeds and times."""
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from modelyard.domain.catalog import Artifact, ModelVersion
 from modelyard.domain.endpoints import Endpoint, Release, Scaling
 from modelyard.domain.tenants import Tenant
 from modelyard.domain.usage import Intent, Price, Settle, UsageStatus
+from modelyard.metering.booking import booked
+from modelyard.metering.export import ROWS, Format, encoder_of, values_of_row
 from modelyard.policy.engine_model import EngineModel, Sample, encode, learn
 from modelyard.stores import JournalPosition
 from modelyard.stores.sql import SqlBookStore, SqlControlStore, SqlUsageStore, open_database
@@ -102,12 +106,23 @@ def test_a_replica_costs_in_the_replay_what_it_was_seen_to_cost(capsys: pytest.C
     assert figures(results, "changed")["gpu_usd"] == pytest.approx(1.6)
 
 
+def test_where_nothing_is_known_of_replicas_their_cost_is_not_taken_for_nothing(
+    capsys: pytest.CaptureFixture[str], data: Path
+) -> None:
+    with contextlib.closing(sqlite3.connect(data / "control.sqlite")) as database, database:
+        database.execute("DELETE FROM replica_lives")
+    (results,) = replayed(capsys, data, "--endpoint", "chat")
+    assert "Nothing is known of its replicas in this time: what they cost is not told." in results["notes"]
+    assert "replica_hours" not in figures(results, "recorded")
+    assert 2 <= figures(results, "as is")["replica_hours"] < 2.5
+
+
 def test_what_no_engine_of_ours_served_is_left_out_and_said(capsys: pytest.CaptureFixture[str], data: Path) -> None:
     assert main(["sim", "--replay", *FROM, "--data-dir", str(data), "--json"]) == 0
     said = capsys.readouterr()
     assert [one["title"].split(",")[0] for one in json.loads(said.out)] == ["replay of chat"]
     assert "Left out: far has no engine of ours to simulate" in said.err
-    assert "Left out: gone has no engine of ours to simulate" in said.err
+    assert "Left out: gone was removed, and its settings with it" in said.err
     prices = replayed(capsys, data, "--token-price", "input=2")
     names = ["replay of chat", "replay of far", "replay of gone", "3 endpoints together"]
     assert [one["title"].split(",")[0] for one in prices] == names
@@ -116,10 +131,10 @@ def test_what_no_engine_of_ours_served_is_left_out_and_said(capsys: pytest.Captu
     assert figures(prices[3], "changed")["revenue_usd"] == pytest.approx(135 * 2 * 200 / 1e6)
 
 
-def test_a_sample_is_the_beginning_of_each_hour(capsys: pytest.CaptureFixture[str], data: Path) -> None:
+def test_a_sample_is_a_part_of_each_hour(capsys: pytest.CaptureFixture[str], data: Path) -> None:
     (results,) = replayed(capsys, data, "--endpoint", "chat", "--sample", "20%")
     assert results["title"].endswith("0.4 hours of it")
-    assert figures(results, "as is")["requests"] == 2 * (12 + 2)  # two of each hour are of its guest
+    assert figures(results, "as is")["requests"] == 12 + 2 + 12 + 1  # two and one are of its guest
     assert figures(results, "recorded")["replica_hours"] == pytest.approx(0.4)
 
 
@@ -181,3 +196,97 @@ def test_a_file_of_variants_with_a_name_that_is_none_is_refused(
     file.write_text("[variant.a]\nhardwear = 'h100'\n")
     assert main(["sim", "--replay", "--data-dir", str(tmp_path), "--variants", str(file)]) == 2
     assert "unknown field `hardwear`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "why"),
+    [
+        (("--price", "h100=3"), 2, "The price of 'h100' would change nothing: replicas are on l4"),
+        (("--price", "l4=3", "--hardware", "h100"), 2, "The price of 'l4' would change nothing: replicas are on h100"),
+        (
+            ("--token-price", "caht:input=1"),
+            2,
+            "The price of 'caht' is of no request; there are requests of chat, guest",
+        ),
+        (("--token-price", "chat@v9:input=1"), 2, "The price of 'chat@v9' is of no request"),
+        (("--traffic", "x3", "--limit", "200"), 2, "With --traffic x3 these are more than 200 requests"),
+        (("--set", "colour=red"), 2, "This cannot be tried: 'colour' cannot be set"),
+        (("--hardware", "cpu"), 2, "This cannot be tried: what fits a 'cpu'"),
+    ],
+)
+def test_what_would_change_nothing_or_too_much_is_refused(
+    capsys: pytest.CaptureFixture[str], data: Path, line: tuple[str, ...], code: int, why: str
+) -> None:
+    assert main(["sim", "--replay", *FROM, "--data-dir", str(data), "--endpoint", "chat", *line]) == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert why in said.err
+
+
+def test_a_price_of_a_version_reaches_its_requests(capsys: pytest.CaptureFixture[str], data: Path) -> None:
+    (results,) = replayed(capsys, data, "--endpoint", "chat", "--token-price", "chat@v1:input=1,request=0.5")
+    own = figures(results, "changed")["revenue_usd"] - 12 * (231 / 1e9)
+    assert own == pytest.approx(120 * (200 / 1e6 + 0.5))
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "why"),
+    [
+        (("--token-price", "chat:input=1", "--token-price", "chat:output=1"), "", "A model is priced twice"),
+        (("--runs-on", "0xl4"), "", "'0xl4' is no hardware"),
+        ((), '[variant."as is"]\ntraffic = 2', "A variant cannot be called 'as is'"),
+        (("--traffic", "x2"), "[variant.changed]\ntraffic = 3", "A variant cannot be called 'changed'"),
+        ((), f"variant = {'[' * 3000}", "nested too deeply"),
+    ],
+)
+def test_what_is_ambiguous_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, line: tuple[str, ...], text: str, why: str
+) -> None:
+    given = [*line]
+    if text:
+        file = tmp_path / "try.toml"
+        file.write_text(text)
+        given += ["--variants", str(file)]
+    assert main(["sim", "--replay", "--data-dir", str(tmp_path), *given]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_an_export_says_what_it_has(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    values = [values_of_row(booked(*pair)) for pair in batched_pairs(requests("chat", range(30)))]
+    encoder = encoder_of(Format.CSV, ROWS)
+    file = tmp_path / "rows.csv"
+    file.write_bytes(b"".join((encoder.begin(), encoder.rows(values), encoder.end())))
+    assert main(["sim", "--replay", "--usage", str(file), "--endpoint", "caht"]) == 3
+    assert "is of 'caht'. Did you mean 'chat'?" in capsys.readouterr().err
+    assert main(["sim", "--replay", "--usage", str(file), "--runs-on", "l4", "--price", "l4=1"]) == 2
+    assert "it is not known what replicas held" in capsys.readouterr().err
+    assert main(["sim", "--replay", "--usage", str(file), "--runs-on", "l4", "--json"]) == 0
+    (results,) = json.loads(capsys.readouterr().out)
+    assert figures(results, "as is")["requests"] == 30
+    # Half of a minute's requests; the window has its beginning, and not its end.
+    window = ("--from", "2026-11-30T01:00:00", "--to", "2026-11-30T01:00:28")
+    assert main(["sim", "--replay", "--usage", str(file), *window, "--json"]) == 0
+    assert figures(json.loads(capsys.readouterr().out)[0], "as is")["requests"] == 28
+    assert main(["sim", "--replay", "--usage", str(file), *window, "--sample", "75%", "--json"]) == 0
+    assert figures(json.loads(capsys.readouterr().out)[0], "as is")["requests"] == 21
+
+
+def batched_pairs(records: list[Intent | Settle]) -> list[tuple[Intent, Settle]]:
+    return list(zip(records[::2], records[1::2], strict=True))  # type: ignore[arg-type]
+
+
+def test_progress_counts_the_runs_of_all_endpoints(
+    capsys: pytest.CaptureFixture[str], data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modelyard.cli.sim_output._QUIET_S", 0.0)
+    monkeypatch.setattr("modelyard.cli.sim_output._PIPE_S", 0.0)
+    with contextlib.closing(sqlite3.connect(data / "control.sqlite")) as database, database:
+        copy = "SELECT * FROM inference_requests WHERE endpoint_id = 'ep-chat'"
+        columns = [row[1] for row in database.execute("PRAGMA table_info(inference_requests)")]
+        instead = {"request_id": "'x' || request_id", "endpoint_id": "'ep-idle'"}
+        chosen = ", ".join(instead.get(name, name) for name in columns)
+        database.execute(f"INSERT INTO inference_requests {copy.replace('*', chosen)}")
+    assert main(["sim", "--replay", *FROM, "--data-dir", str(data), "--json"]) == 0
+    said = capsys.readouterr().err
+    assert "run 1 of 4: chat, as is" in said
+    assert "run 2 of 4: idle, as is" in said

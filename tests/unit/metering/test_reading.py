@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from modelyard.domain.usage import Unit, UsageRow, UsageStatus
+from modelyard.domain.usage import EVERYTHING, Moment, Unit, UsageFilter, UsageRow, UsageStatus
 from modelyard.metering.export import ROWS, Format, encoder_of, values_of_row
-from modelyard.metering.reading import FileError, file_rows
+from modelyard.metering.reading import FileError, file_rows, stored_rows
 
 ROW = UsageRow(
     "req-1", "ten-1", "key-1", "ep-1", "=chat", "ver-1", "rep-1", "/v1/chat/completions", True, 100, 32, 20, 77,
@@ -44,7 +44,8 @@ def test_lines_that_are_empty_and_columns_that_are_new_are_passed_over(tmp_path:
         ('{"request_id": 5\n', "line 1: it has no request_id"),
         ("[\n{}]\n", "neither CSV nor JSON lines: export it with --format csv or jsonl"),
         ("PAR1xyz", "neither CSV nor JSON lines"),
-        (b"\xff\xfe\x00", "it is no text of an export"),
+        (b"\xff\xfe\x00", "neither CSV nor JSON lines"),
+        (b"PAR1\x15\xff\x00", "neither CSV nor JSON lines: export it with --format csv or jsonl"),
     ],
 )
 def test_what_is_no_export_is_said(tmp_path: Path, text: str | bytes, why: str) -> None:
@@ -61,3 +62,68 @@ def test_a_cell_of_the_wrong_kind_is_named_with_its_line(tmp_path: Path) -> None
         list(file_rows(file))
     with pytest.raises(FileError, match="No such file"):
         list(file_rows(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("cell", "instead", "why"),
+    [
+        (",100,32,", ",-100,32,", "line 2: prompt_tokens is -100; it is 0 or more"),
+        (",900.25,", ",nan,", "line 2: latency_ms is nan"),
+        (",250.5,", ",inf,", "line 2: ttft_ms is inf"),
+        (",1796000000.125,", ",nan,", "line 2: created_at is no time"),
+        (",1796000000.125,", ",1e300,", "line 2: created_at is no time"),
+    ],
+)
+def test_what_no_ledger_has_is_refused_with_its_line(tmp_path: Path, cell: str, instead: str, why: str) -> None:
+    file = written(tmp_path / "rows.csv", Format.CSV)
+    text = file.read_text()
+    assert cell in text
+    file.write_text(text.replace(cell, instead, 1))
+    with pytest.raises(FileError, match=why):
+        list(file_rows(file))
+
+
+def test_what_a_spreadsheet_puts_before_a_file_is_passed_over(tmp_path: Path) -> None:
+    for format in (Format.CSV, Format.JSONL):
+        file = written(tmp_path / "rows", format)
+        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+        assert list(file_rows(file)) == [ROW, OTHER]
+
+
+class Store:
+    """A ledger that remembers for how long a time it was asked."""
+
+    def __init__(self, rows: list[UsageRow]) -> None:
+        self.rows = rows
+        self.longest_s = 0.0
+
+    async def rows_between(
+        self, where: UsageFilter, *, since: float, until: float, after: Moment | None, limit: int
+    ) -> list[UsageRow]:
+        self.longest_s = max(self.longest_s, until - since)
+        found = [
+            row
+            for row in self.rows
+            if since <= row.created_at < until
+            and (after is None or (row.created_at, row.request_id) > (after.at, after.request_id))
+        ]
+        return found[:limit]
+
+
+@pytest.mark.parametrize("where", [EVERYTHING, UsageFilter(endpoint_ids=("ep-1",))])
+async def test_every_row_of_a_time_is_read_once_in_order_and_a_few_are_not_looked_for_in_all_of_it(
+    where: UsageFilter,
+) -> None:
+    # Some of them at the full hour, where one page or piece of time ends and the next begins; several at one moment.
+    moments = [0.0, 3599.5, 3600.0, 3600.0, 3600.0, 7200.0, 9000.0, 20_000.0, 86_399.9]
+    rows = [
+        msgspec.structs.replace(ROW, request_id=f"req-{at}", created_at=1.8e9 + moment)
+        for at, moment in enumerate(moments)
+    ]
+    store = Store(rows)
+    spans = [(1.8e9, 1.8e9 + 9000), (1.8e9 + 9000, 1.8e9 + 86_400)]
+    pages = [page async for page in stored_rows(store, where, spans, page=2)]  # type: ignore[arg-type]
+    assert [row for page in pages for row in page] == rows
+    assert max(map(len, pages)) == 2
+    if where != EVERYTHING:
+        assert store.longest_s <= 3600

@@ -1,9 +1,22 @@
 """Rows of the ledger become arrivals: at the moments they came, as often as asked, beginning alike where they did."""
 
+from itertools import pairwise
+
 import pytest
 
 from modelyard.domain.usage import LINE_REPEATED, UsageRow, UsageStatus
-from modelyard.sim.recorded import APART_S, Asked, Terms, asked_of, length_s, stretches, traffic
+from modelyard.sim.recorded import (
+    APART_S,
+    BLOCKS_MAX,
+    Asked,
+    Stretch,
+    Terms,
+    asked_of,
+    block_tokens_of,
+    length_s,
+    stretches,
+    traffic,
+)
 
 T0 = 1_796_000_000.0
 
@@ -33,21 +46,48 @@ def test_a_line_that_ran_again_is_not_charged_and_a_failure_did_not_end_well() -
     assert (one.is_charged, one.is_ok, one.ttft_s, one.is_replayable) == (False, False, None, False)
 
 
-def test_all_of_a_window_is_one_stretch_and_a_sample_the_beginning_of_each_hour() -> None:
+def test_all_of_a_window_is_one_stretch_and_a_sample_a_part_of_each_hour() -> None:
     assert [(one.since, one.until) for one in stretches(T0, T0 + 9000)] == [(T0, T0 + 9000)]
-    parts = stretches(T0, T0 + 7200, 0.25)
-    assert [(one.since - T0, one.until - T0, one.begin_s) for one in parts] == [(0, 900, 0), (3600, 4500, 900)]
-    assert length_s(parts) == 1800
+    parts = stretches(T0, T0 + 7200, 0.75)
+    assert [(one.since - T0, one.until - T0, one.begin_s) for one in parts] == [(0, 2700, 0), (3600, 6300, 2700)]
+    assert length_s(parts) == 5400
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.25, 0.5, 0.9])
+def test_parts_of_a_sample_lie_in_the_window_and_never_over_each_other(share: float) -> None:
+    for hours in (0.3, 1, 2, 5.5, 24, 100, 168):
+        parts = stretches(T0, T0 + hours * 3600, share)
+        assert length_s(parts) == pytest.approx(share * hours * 3600)
+        assert parts[0].since >= T0
+        assert parts[-1].until <= T0 + hours * 3600 + 1e-6
+        for one, after in pairwise(parts):
+            assert after.since >= one.until - 1e-6
+            assert after.begin_s == pytest.approx(one.begin_s + one.until - one.since)
+
+
+def test_a_sample_has_its_share_of_what_comes_at_the_full_hour() -> None:
+    begin = T0 - T0 % 3600
+    for late_s in (0, 1800, 3540):
+        moments = [begin + hour * 3600 + late_s + second for hour in range(168) for second in range(60)]
+        parts = stretches(begin, begin + 168 * 3600, 0.1)
+        seen = sum(any(one.since <= at < one.until for one in parts) for at in moments)
+        assert seen == pytest.approx(0.1 * len(moments), rel=0.15)
 
 
 def test_requests_come_when_they_came_with_what_their_tenants_are_due() -> None:
     rows = [asked(10), asked(3700, tenant_id="t2", is_batch=True)]
-    came = traffic(rows, stretches(T0, T0 + 7200, 0.25), terms={"t1": Terms(weight=3.0, band=0)})
+    came = traffic(
+        rows,
+        [Stretch(T0, T0 + 900, 0.0), Stretch(T0 + 3600, T0 + 4500, 900.0)],
+        terms={"t1": Terms(weight=3.0, band=0)},
+    )
     assert [one.at_s for one in came.arrivals] == [10, 1000]
     assert [(one.weight, one.band) for one in came.arrivals] == [(3.0, 0), (1.0, 2)]
     assert came.places == (0, 1)
     assert {one.session for one in came.arrivals} == {0}
-    assert all(one.session for one in traffic(rows, stretches(T0, T0 + 7200), is_sticky=True).arrivals)
+    twice = traffic(rows, stretches(T0, T0 + 7200), is_sticky=True, factor=2.0).arrivals
+    assert 0 not in {one.session for one in twice}
+    assert len({one.session for one in twice}) == 2, "a caller and a second self, who is somebody else"
 
 
 def test_twice_the_traffic_is_each_caller_twice_moved_as_a_whole() -> None:
@@ -102,6 +142,17 @@ def test_what_begins_like_an_answer_begins_like_its_prompt_and_a_stranger_like_n
     assert len(blocks[2]) == 20
     first = traffic([asked(0, 320, 320)], stretches(T0, T0 + 10)).arrivals[0]
     assert first.blocks == (), "there is nothing before it to begin like"
+
+
+def test_long_prompts_have_larger_blocks_so_that_all_have_room() -> None:
+    assert block_tokens_of([asked(0, 500, 400)]) == 16
+    long = [asked(0, 30_000, 24_000)] * 100_000
+    tokens = block_tokens_of(long)
+    assert tokens % 16 == 0
+    assert tokens / 2 < 24_000 * len(long) / BLOCKS_MAX <= tokens
+    rows = [asked(0, 1000), asked(1, 1000, 700)]
+    came = traffic(rows, stretches(T0, T0 + 10), block_tokens=128).arrivals
+    assert shared(came[0].blocks, came[1].blocks) == len(came[1].blocks) == 5
 
 
 def test_a_copy_shares_beginnings_with_copies_only() -> None:

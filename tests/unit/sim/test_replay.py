@@ -12,6 +12,8 @@ from modelyard.domain.facts import ModelFacts
 from modelyard.domain.prices import PriceEntry
 from modelyard.domain.usage import Price
 from modelyard.policy.engine_model import Speed
+from modelyard.policy.pricelist import sheet, tariffs
+from modelyard.policy.pricing import billed
 from modelyard.sim.recorded import Asked, stretches
 from modelyard.sim.recorded_speed import Size, judge, learn
 from modelyard.sim.replay import AS_IS, RECORDED, Ledger, recorded_only, replay, run, total
@@ -91,6 +93,11 @@ def test_the_replay_has_the_requests_and_tokens_of_the_ledger_and_its_times() ->
         assert figure(AS_IS, key) == pytest.approx(figure(RECORDED, key)), key
     for key in ("ttft_p50_s", "ttft_p99_s", "latency_p50_s", "latency_p99_s"):
         assert figure(AS_IS, key) == pytest.approx(figure(RECORDED, key), rel=1e-6), key
+    picture = msgspec.structs.replace(ledger().asked[0], prompt_tokens=0, completion_tokens=10**6, cost_nanousd=7)
+    more = msgspec.structs.replace(ledger(), asked=(picture, *ledger().asked))
+    recorded = recorded_only(more, []).tried[0]
+    assert recorded.mean("usd_per_million") == pytest.approx(figure(AS_IS, "usd_per_million")), "of the tokens shown"
+    assert recorded.mean("revenue_usd") == pytest.approx(figure(AS_IS, "revenue_usd") + 7e-9)
     assert results().notes == ("As it is, the replay is within 20% of what was recorded.",)
 
 
@@ -120,6 +127,20 @@ def test_equal_seeds_are_equal_worlds() -> None:
     one, other = (run(SETUP, ledger(), Change(name="x", traffic=1.5), 7) for _ in range(2))
     assert one == other
     assert one != run(SETUP, ledger(), Change(name="x", traffic=1.5), 8)
+
+
+def test_larger_blocks_find_nearly_as_much_in_the_cache() -> None:
+    rows = tuple(
+        msgspec.structs.replace(one, prompt_tokens=3000, cached_tokens=2500 if place else 0)
+        for place, one in enumerate(ledger().asked[:60])
+    )
+    few = msgspec.structs.replace(ledger(), asked=rows)
+    small, large = (
+        run(msgspec.structs.replace(SETUP, has_prefixes=True, block_tokens=tokens), few, Change(name="x"), 1).figures
+        for tokens in (16, 128)
+    )
+    assert small["hit_rate"] > 0.7
+    assert large["hit_rate"] == pytest.approx(small["hit_rate"], abs=128 / 3000)
 
 
 def test_what_is_idle_until_the_end_of_the_window_costs_too() -> None:
@@ -152,6 +173,46 @@ def test_a_new_price_reaches_those_that_it_is_for_and_no_other() -> None:
     assert prices.cost(msgspec.structs.replace(one, tenant_id="t9"), [for_all]) == 200
 
 
+def test_the_ladder_of_prices_is_the_one_that_bills_live() -> None:
+    chance = random.Random(11)
+
+    def price() -> Price:
+        parts = [chance.randrange(3_000_000_000) for _ in range(5)]
+        return Price(*parts, batch_micro=chance.choice((None, 0, 250_000, 1_000_000)))
+
+    ids = {"ver-1": "v1", "ver-2": "v2"}
+    for _ in range(200):
+        stored = [
+            PriceEntry(
+                f"p{number}", chance.choice(("*", "chat", "other")), price(), int(T0) + chance.randrange(-900, 300),
+                chance.choice((None, int(T0) + 300)), chance.choice(("", "t1", "t9")), chance.choice(("", "v1", "v2")),
+                number,
+            )
+            for number in range(5)
+        ]  # fmt: skip
+        fixed = [PriceEntry("c", "*", price(), 0), PriceEntry("d", "chat", price(), 0)]
+        stored.append(PriceEntry("e", "chat", price(), 1))  # with none that is stored the route has its price
+        versions = {label: (id,) for id, label in ids.items()}
+        listed = tariffs(stored, fixed, name="chat", versions=versions, owner="")
+        ours = PriceList(entries=(), factor_micro=400_000, labels=ids)
+        for _ in range(20):
+            one = msgspec.structs.replace(
+                ledger().asked[0],
+                at_s=T0 + chance.choice((-1, 0, 300, chance.uniform(-900, 900))),
+                tenant_id=chance.choice(("t1", "t2")),
+                version_id=chance.choice(("ver-1", "ver-2")),
+                is_batch=chance.random() < 0.5,
+                prompt_tokens=chance.choice((0, chance.randrange(10**6))),
+                cached_tokens=chance.randrange(10**6),
+                completion_tokens=chance.choice((0, chance.randrange(10**5))),
+                units=chance.choice((0.0, 0.000_001, 7.5, 3e9)),
+            )
+            live = sheet(listed, tenant_id=one.tenant_id, version_ids=ids, now_unix_s=one.at_s)
+            its = (live.for_batch(400_000) if one.is_batch else live).of(one.version_id)
+            _, due = billed(its, one.prompt_tokens, one.cached_tokens, one.completion_tokens, one.units)
+            assert ours.cost(one, [*fixed, *stored]) == due
+
+
 def test_a_replica_that_is_there_counts_to_the_end_and_one_that_vanished_until_it_was_seen() -> None:
     (life,) = ledger().lives or ()
     replayed = stretches(T0, T0 + 3600)
@@ -169,9 +230,28 @@ def test_a_replay_that_is_far_off_says_so() -> None:
     assert found.notes[-1].startswith("Warning: as it is, the replay is more than 20% off what was recorded: first")
 
 
+def test_a_replay_whose_replicas_cost_what_none_did_says_so() -> None:
+    (life,) = ledger().lives or ()
+    down = msgspec.structs.replace(
+        ledger(), lives=(msgspec.structs.replace(life, ended_at=T0 + SPAN_S),), replayed=tuple(stretches(T0, T0 + 7200))
+    )
+    assert "replica hours 2 instead of 0.167" in replay(SETUP, down, []).notes[-1]
+
+
 def test_a_replay_that_refuses_what_was_answered_says_so() -> None:
     hasty = msgspec.structs.replace(SETUP, gateway=GatewayBody(queue_max=1, queue_wait_s=0.1))
     assert "requests refused that were answered" in replay(hasty, ledger(), []).notes[-1]
+
+
+def test_where_all_are_refused_nobody_waited_no_time() -> None:
+    tiny = Change(name="tiny", settings={"engine.kv_tokens": "16", "gateway.queue_wait_s": "0.1"})
+    few = msgspec.structs.replace(ledger(), asked=ledger().asked[:30])
+    figures = run(changed(SETUP, tiny), few, tiny, 1).figures
+    assert figures["refused"] == figures["requests"] == 30
+    assert not {"ttft_p50_s", "ttft_p99_s", "latency_p50_s", "latency_p99_s", "late"} & figures.keys()
+    failed = tuple(msgspec.structs.replace(one, is_ok=False, ttft_s=None) for one in few.asked)
+    recorded = recorded_only(msgspec.structs.replace(few, asked=failed), []).tried[0]
+    assert recorded.mean("latency_p99_s") is None
 
 
 def test_endpoints_together_are_their_sums_and_the_share_that_waits_of_all() -> None:
@@ -212,7 +292,7 @@ def test_whole_answers_are_enough_to_learn_from_and_few_requests_are_not() -> No
     [
         ({"scaling.many": "1"}, "there is no 'scaling.many'; scaling has min_replicas"),
         ({"scaling.max_replicas": "two"}, "scaling.max_replicas=two: Expected `int`"),
-        ({"scaling.max_replicas": "-1"}, "cannot be less than nothing"),
+        ({"scaling.max_replicas": "-1"}, "it must be a number from 0 on"),
         ({"scaling.min_replicas": "9"}, "is above scaling.max_replicas=1"),
         ({"colour": "red"}, "'colour' cannot be set"),
         ({"load_s": "soon"}, "load_s=soon: it must be a number"),
@@ -222,6 +302,13 @@ def test_whole_answers_are_enough_to_learn_from_and_few_requests_are_not() -> No
         ({"autoscale.prewarm": "false"}, "autoscale.prewarm changes nothing in a replay"),
         ({"engine.slots": "0"}, "engine.slots=0: Expected `int` >= 1"),
         ({"gateway.workers": "0"}, "gateway.workers=0: Expected `int` >= 1"),
+        ({"scaling.idle_s": "nan"}, "scaling.idle_s=nan: it must be a number from 0 on"),
+        ({"scaling.idle_s": "inf"}, "scaling.idle_s=inf: it must be a number from 0 on"),
+        ({"scaling.max_replicas": "5000000"}, "scaling.max_replicas must be 1 to 1000"),
+        ({"hardware.min_replicas": "0"}, "scaling.min_replicas 0 needs scaling.scale_to_zero: true"),
+        ({"scaling.target_value": "0"}, "scaling.target_value must be above 0"),
+        ({"scaling.metric": "mood"}, "scaling.metric must be one of queue_depth, gpu_utilization"),
+        ({"scaling.scale_to_zero": "true", "scaling.idle_s": "0.5"}, "scaling.idle_s must be 1 to 2592000"),
     ],
 )
 def test_what_cannot_be_set_is_refused_with_what_can(settings: dict[str, str], why: str) -> None:
@@ -245,6 +332,18 @@ def test_settings_reach_what_they_are_of() -> None:
     assert found.scaling.max_replicas == 7
     assert (found.scaling.scale_to_zero, found.autoscale.idle, found.autoscale.tier) == (True, "learned", None)
     assert (spec.queue_wait_s, spec.load_s, spec.releases[0].engine.max_num_seqs) == (5.0, 3.5, 16)
+
+
+def test_a_share_of_an_accelerator_is_of_the_same_bytes_on_another() -> None:
+    setup = msgspec.structs.replace(SETUP, accelerators=0.75)
+    assert changed(setup, Change(name="x", hardware="l40s")).accelerators == pytest.approx(0.375)
+    half = msgspec.structs.replace(setup, accelerators=0.5)
+    assert changed(half, Change(name="x", hardware="t4")).accelerators == pytest.approx(0.75)
+    with pytest.raises(SettingError, match="chat does not fit 1 x t4: it has 18 of 16 GiB"):
+        changed(setup, Change(name="x", hardware="t4"))
+    with pytest.raises(SettingError, match="what fits a 'cpu'"):
+        changed(setup, Change(name="x", hardware="cpu"))
+    assert changed(msgspec.structs.replace(setup, kind="cpu"), Change(name="x", hardware="l4")).accelerators == 1.0
 
 
 def test_hardware_that_a_model_does_not_fit_or_that_nobody_knows_is_refused() -> None:

@@ -1,7 +1,9 @@
 """A database is read while a platform runs on it, and when none does, without leaving a trace."""
 
+import os
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import sqlalchemy as sa
@@ -34,6 +36,19 @@ async def test_it_is_read_when_nobody_has_it_open(tmp_path: Path) -> None:
     await written.close()
     reader = open_to_read(url_of(tmp_path), timeout_s=5)
     assert [one.name for one in await SqlControlStore(reader).tenants()] == ["acme"]
+    await reader.close()
+
+
+async def test_a_backup_that_is_mounted_to_read_is_read_without_a_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = SqlControlStore(open_database(url_of(tmp_path), timeout_s=5))
+    await written.add_tenant(Tenant("ten-1", "acme", 1))
+    await written.close()
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_RDONLY))
+    reader = open_to_read(url_of(tmp_path), timeout_s=5)
+    assert [one.name for one in await SqlControlStore(reader).tenants()] == ["acme"]
+    assert not (tmp_path / "control #1.sqlite-wal").exists()
     await reader.close()
 
 

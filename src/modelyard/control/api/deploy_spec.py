@@ -1,6 +1,5 @@
 """A deploy request, and everything that can be wrong with one, found in one go; pure."""
 
-import math
 import re
 from collections.abc import Collection, Iterator
 from typing import Annotated, Any, Protocol
@@ -10,6 +9,7 @@ import msgspec
 from modelyard.control.api.autoscale import AutoscaleBody
 from modelyard.control.api.faults import Fault
 from modelyard.control.api.serving import ServingBody
+from modelyard.domain import scaling_bounds
 from modelyard.domain.catalog import NAME_PATTERN
 from modelyard.domain.endpoints import EndpointStatus
 from modelyard.engines import Engine, Engines, GuestKind, Options
@@ -20,11 +20,7 @@ ARTIFACT = (
 )
 BASE = "NAME@VERSION that an adapter is loaded onto."
 ACCELERATORS_MAX = 64
-REPLICAS_MAX = 1000
 OPTIONS_MAX = 64
-IDLE_S_MAX = 30 * 86400
-METRICS = ("queue_depth", "gpu_utilization")
-"""What the source names; what the size follows is for ``policy/scaling.py`` to say."""
 
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST_PATH = re.compile(r"\s*(/|~|\.\.|file:|[A-Za-z]:\\)")
@@ -218,30 +214,17 @@ def hardware_faults(hardware: Accelerators, engine: Engine | None, kinds: Collec
 
 def replica_faults(prefix: str, least: int, most: int | None, *, zero: bool) -> Iterator[Fault]:
     """Yield what is wrong with bounds of replicas; ``prefix`` is of their fields, ``zero``: they may all sleep."""
-    if not 0 <= least <= REPLICAS_MAX:
-        yield Fault(f"{prefix}min_replicas", f"must be 0 to {REPLICAS_MAX}")
-    if most is not None and not 1 <= most <= REPLICAS_MAX:
-        yield Fault(f"{prefix}max_replicas", f"must be 1 to {REPLICAS_MAX}")
-    elif most is not None and most < least:
-        yield Fault(f"{prefix}max_replicas", f"must not be below min_replicas ({least})")
-    if least == 0 and not zero:
-        yield Fault(f"{prefix}min_replicas", "0 needs scaling.scale_to_zero: true")
+    return (Fault(f"{prefix}{name}", why) for name, why in scaling_bounds.of_replicas(least, most, zero=zero))
 
 
 def idle_faults(name: str, idle_s: float) -> Iterator[Fault]:
     """Yield what is wrong with the quiet time before sleep."""
-    if not 1 <= idle_s <= IDLE_S_MAX:
-        yield Fault(name, f"must be 1 to {IDLE_S_MAX}")
+    return (Fault(name, why) for why in scaling_bounds.of_idle(idle_s))
 
 
 def target_faults(metric: str, target_value: float) -> Iterator[Fault]:
     """Yield what is wrong with what the size follows."""
-    if metric not in METRICS:
-        yield Fault("scaling.metric", f"must be one of {', '.join(METRICS)}")
-    if not (math.isfinite(target_value) and target_value > 0):
-        yield Fault("scaling.target_value", "must be above 0")
-    elif metric == "gpu_utilization" and target_value > 100:
-        yield Fault("scaling.target_value", "is a percentage: at most 100")
+    return (Fault(f"scaling.{name}", why) for name, why in scaling_bounds.of_target(metric, target_value))
 
 
 def _scaling_faults(scaling: ScalingBody) -> Iterator[Fault]:

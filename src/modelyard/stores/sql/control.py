@@ -284,12 +284,14 @@ class SqlControlStore:
         wanted = sorted(fits)
 
         def put(connection: sa.Connection) -> None:
+            row = insert(connection, table)
+            changes = {name: row.excluded[name] for name in ("fit", "updated_at")}
+            upsert = row.on_conflict_do_update(index_elements=["model_id"], set_=changes)
             for start in range(0, len(wanted), CHUNK):
                 there = versions.c.model_id.in_(wanted[start : start + CHUNK])
-                for version_id in connection.scalars(sa.select(versions.c.model_id).where(there)).all():
-                    changes = {"fit": fits[version_id], "updated_at": at}
-                    row = insert(connection, table).values(model_id=version_id, **changes)
-                    connection.execute(row.on_conflict_do_update(index_elements=["model_id"], set_=changes))
+                known = connection.scalars(sa.select(versions.c.model_id).where(there)).all()
+                if known:
+                    connection.execute(upsert, [{"model_id": one, "fit": fits[one], "updated_at": at} for one in known])
 
         await self._database.write(put)
 

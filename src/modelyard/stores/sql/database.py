@@ -326,7 +326,10 @@ def _sqlite_engine(where: sa.URL, timeout_s: float) -> sa.Engine:
 
 def _sqlite_reader(where: sa.URL, timeout_s: float) -> sa.Engine:
     # What a live writer has in its log is seen; a file that nobody has open gets a log of its own beside it.
-    there = where.set(database=f"file:{quote(where.database or '')}", query={"mode": "ro", "uri": "true"})
+    query = {"mode": "ro", "uri": "true"}
+    if _is_still(Path(where.database or "")):
+        query["immutable"] = "1"  # a backup that is mounted to read has no room for a log, and needs none
+    there = where.set(database=f"file:{quote(where.database or '')}", query=query)
     engine = sa.create_engine(there, connect_args={"timeout": timeout_s}, pool_size=1, max_overflow=READERS)
 
     @event.listens_for(engine, "connect")
@@ -335,6 +338,13 @@ def _sqlite_reader(where: sa.URL, timeout_s: float) -> sa.Engine:
 
     _begin_by_hand(engine)
     return engine
+
+
+def _is_still(file: Path) -> bool:
+    """Say whether nobody can write to a database: it is on a file system to read, and all of it is in its file."""
+    log = file.with_name(f"{file.name}-wal")
+    is_whole = not log.exists() or log.stat().st_size == 0
+    return is_whole and bool(os.statvfs(file).f_flag & os.ST_RDONLY)
 
 
 def _begin_by_hand(engine: sa.Engine) -> None:
