@@ -38,10 +38,10 @@ def of(text: str, folder: Path = Path()) -> Scenario:
         ("[autoscale]\nprewarm = false", ["autoscale.prewarm: changes nothing at this level"]),
         ("[autoscale]\ntier = 'cold'", ["autoscale.tier: 'cold' needs scaling.scale_to_zero"]),
         ("[engine]\nmax_num_batched_tokens = 64", ["engine.max_num_batched_tokens: must be max_num_seqs (256)"]),
-        ("[engine]\nslowdown = 0", ["engine.slowdown:", "> 0"]),
+        ("[engine]\nslowdown = 0", ["engine.slowdown: expected float >= 0.001"]),
         ("[traffic]\narrivals = 'sometimes'", ["traffic.arrivals:", "use one of poisson, constant, bursty"]),
         ("[traffic]\ninput_tokens = 'long'", ["traffic.input_tokens: 'long' is no length; write 512, uniform:100:900"]),
-        ("[traffic]\nrate = 1e5\nminutes = 1000", ["traffic.rate: comes to more than 2,000,000 requests"]),
+        ("[traffic]\nrate = 1e5\nminutes = 1000", ["traffic.rate: comes to 6,000,000,000 requests; 1,000,000 at most"]),
         ("[[traffic]]\n[[traffic]]\nrate = -1", ["traffic[1].rate:"]),
         ("[[releases]]\nweigth = 3", ["releases[0].weigth: this field does not exist here; did you mean 'weight'?"]),
         ("[[releases]]\n[[releases]]", ["releases: two have the same version; give each its own"]),
@@ -170,3 +170,96 @@ def test_defaults_are_those_of_the_configuration(name: str) -> None:
     for body in (scenario_body.GatewayBody(), scenario_body.FleetGatewayBody()):
         default: Any = getattr(GatewayConfig(), name)
         assert getattr(body, name) == default
+
+
+def test_shape_values_and_variants_are_judged_in_one_go() -> None:
+    with pytest.raises(ScenarioError) as refused:
+        of("""
+            titel = 'x'
+            precision = 'fp9'
+            [hardware]
+            gpu_typ = 'l4'
+            min_replicas = 4
+            max_replicas = 2
+            [traffic]
+            rate = -1
+            input_tokens = 'long'
+            [autoscale]
+            target_ttft_s = nan
+            [[variant]]
+            name = 'a'
+            traffic.rat = 3
+            [[variant]]
+            name = 'b'
+            hardware.gpu_type = 'l5'
+            """)
+    told = {fault.param for fault in refused.value.faults}
+    assert told == {
+        "titel", "precision", "hardware.gpu_typ", "traffic.rate", "traffic.input_tokens", "autoscale.target_ttft_s",
+        "hardware.max_replicas", "variant[0].traffic.rat",
+        "variant[1].hardware.gpu_type",
+    }  # fmt: skip
+
+
+def test_a_fault_that_may_follow_from_another_is_not_told() -> None:
+    with pytest.raises(ScenarioError) as refused:
+        of("model = 'llama-3.3-70b'\n[hardware]\ngpu_type = 7")
+    assert [fault.param for fault in refused.value.faults] == ["hardware.gpu_type"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[[variant]]\nname = "a\\nb"', "variant[0].name: must be one line of 60 letters"),
+        ('title = "a\\u001b[31m"', "title: must be one line of 200 letters"),
+        ("seed = 100000000000000000000", "seed: expected int <="),
+        ("[hardware]\nmin_replicas = 1000000", "hardware.min_replicas: expected int <= 1024"),
+        ("[traffic]\nshared_prefix_tokens = 1000000000", "traffic.shared_prefix_tokens: expected int <= 1000000"),
+        ("[traffic]\nburstiness = 1e-200", "traffic.burstiness: expected float >= 0.01"),
+        ("[traffic]\nperiod_hours = 1e-300", "traffic.period_hours: expected float >= 0.01"),
+        ("[traffic]\nbegin_minutes = 99999", "traffic.begin_minutes: ends after minute 100,000"),
+        ("[traffic]\nfile = '~nobody-here/x'", "traffic.file: '~nobody-here/x' is in the folder of a user who"),
+        ("model = '~nobody-here/x'", "model: '~nobody-here/x' is in the folder of a user who"),
+        ("[[traffic]]\n" * 65, "traffic: there are 65; write 64 at most"),
+        ("[[traffic]]\nrate = 1000\n" * 20, "traffic[0].rate: comes to 12,000,000 requests; 1,000,000 at most"),
+        ("level = 'fleet'\n[[nodes]]\nkind = 'l4'\ncount = 1000000000", "nodes[0].count: expected int <= 20000"),
+        ("[traffic]\nrate = nan\nminutes = inf", "traffic.minutes: expected float <= 100000.0; traffic.rate: expected"),
+    ],
+)
+def test_what_would_run_for_days_or_break_what_is_shown_is_refused(text: str, told: str) -> None:
+    with pytest.raises(ScenarioError) as refused:
+        of(text)
+    assert told in str(refused.value), str(refused.value)
+
+
+def test_a_file_that_cannot_be_read_is_told_before_anything_runs_at_its_variant(tmp_path: Path) -> None:
+    (tmp_path / "some.csv").write_text("time\n1\n", "utf-8")
+    text = "[traffic]\nfile='some.csv'\n[[variant]]\nname='a'\n[[variant]]\nname='b'\ntraffic.file='none.csv'"
+    with pytest.raises(ScenarioError, match=r"^variant\[1\].traffic.file: .*none.csv cannot be read: No such file"):
+        of(text, tmp_path)
+
+
+def test_times_in_milliseconds_are_noticed(tmp_path: Path) -> None:
+    (tmp_path / "some.csv").write_text("time\n1760000000000\n1760086400000\n", "utf-8")
+    variant = of("[traffic]\nfile='some.csv'", tmp_path).worlds[0]
+    with pytest.raises(ScenarioError, match=r"spans 1,000 days, more than 69: take .* speedup = 1000 where"):
+        variant.arrivals(1)
+
+
+def test_a_tenant_that_is_given_is_every_requests_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "some.csv").write_text("time,tenant\n1,a\n2,\n3,b\n", "utf-8")
+    (plain, given) = of(
+        "[traffic]\nfile='some.csv'\n[[variant]]\nname='a'\n[[variant]]\nname='b'\ntraffic.tenant='x'", tmp_path
+    ).worlds
+    assert [one.tenant_id for one in plain.arrivals(1)] == ["a", "tenant", "b"]
+    assert [one.tenant_id for one in given.arrivals(1)] == ["x", "x", "x"]
+
+
+def test_prompts_of_two_files_have_nothing_in_common_and_those_of_one_all(tmp_path: Path) -> None:
+    line = '{"timestamp": 0, "input_length": 1024, "hash_ids": [1, 2]}\n'
+    (tmp_path / "a").write_text(line, "utf-8")
+    (tmp_path / "b").write_text(line, "utf-8")
+    variant = of("[[traffic]]\nfile='a'\n[[traffic]]\nfile='b'\n[[traffic]]\nfile='a'", tmp_path).worlds[0]
+    first, second, third = (one.blocks for one in variant.arrivals(1))
+    assert first == third
+    assert not set(first) & set(second)
