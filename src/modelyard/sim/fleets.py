@@ -1,10 +1,12 @@
 """From the body of a scenario of a fleet to runs of it, in the form that all results have."""
 
-import math
 import random
+import struct
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zipfile import BadZipFile, ZipFile
 
 import msgspec
 
@@ -26,15 +28,15 @@ if TYPE_CHECKING:
 FIGURES = (
     Figure("requests_s", "Requests", "rate"),
     Figure("gpu_hours", "Accelerator hours", "hours", "less"),
-    Figure("batch_gpu_hours", "of them batches' own", "hours", "less"),
+    Figure("batch_gpu_hours", "Accelerator hours, batches' own", "hours", "less"),
     Figure("dedicated_gpu_hours", "Hours of one replica each", "hours"),
     Figure("gpus_most", "Accelerators, most", "count", "less"),
     Figure("online_busy", "Busy with requests", "share", "more"),
     Figure("total_busy", "Busy, with batches", "share", "more"),
     Figure("usd_per_hour", "Cost an hour", "usd", "less"),
     Figure("usd_per_million", "Cost of 1M requests", "usd", "less"),
-    Figure("ttft_p50_s", "First token p50, ready", "s", "less"),
-    Figure("ttft_p99_s", "First token p99, ready", "s", "less"),
+    Figure("ttft_p50_s", "First token p50, warm", "s", "less"),
+    Figure("ttft_p99_s", "First token p99, warm", "s", "less"),
     Figure("late", "Waited for more than 5 s", "share", "less"),
     Figure("dropped", "Turned away", "share", "less"),
     Figure("available", "Answered", "share", "more"),
@@ -46,6 +48,11 @@ FIGURES = (
     Figure("lost_nodes", "Nodes failed", "count"),
     Figure("reclaimed", "Spot nodes taken back", "count"),
 )
+
+
+_MOST = 1e18
+_RATES_BYTES_MAX = 256 * 1024 * 1024
+"""ServeGen's own are seven megabytes."""
 
 
 class FleetVariant(msgspec.Struct, frozen=True):
@@ -124,10 +131,13 @@ def _faults(body: FleetScenarioBody) -> Iterator[Fault]:
 
 def _below(name: str, values: Mapping[str, float]) -> Iterator[Fault]:
     for key, value in values.items():
-        if not (math.isfinite(value) and value >= 0):
-            yield Fault(f"{name}.{key}", "must be 0 or more")
+        # Compared as it is: an integer of a file may be too large for a float.
+        if not 0 <= value <= _MOST:
+            yield Fault(f"{name}.{key}", f"must be 0 or more, {_MOST:.0e} at most")
         elif not value and key in ("remote", "disk", "memory"):
             yield Fault(f"{name}.{key}", "must be above 0: bytes a second")
+        elif not value and key == "static_batch":
+            yield Fault(f"{name}.{key}", "must be 1 or more: requests of a batch")
 
 
 def rates_of(body: FleetScenarioBody, folder: Path) -> Sequence[Client]:
@@ -136,12 +146,37 @@ def rates_of(body: FleetScenarioBody, folder: Path) -> Sequence[Client]:
     Raises:
         ScenarioError: they cannot be read.
     """
-    path = folder / Path(body.traces).expanduser() if body.traces else RATES
+    path = RATES
     try:
+        if body.traces:
+            path = folder / Path(body.traces).expanduser()
+            _check_size(path / RATES_FILE)
         return servegen(path)
-    except (OSError, ValueError, KeyError) as error:
-        reason = f"{path / RATES_FILE} cannot be read ({error}); leave it out, or save ServeGen's rates there"
-        raise ScenarioError([Fault("traces", reason)]) from error
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from error
+    # What a file that is another may be to readers of zips, of numpy's heads and of numbers.
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        SyntaxError,
+        RuntimeError,
+        BadZipFile,
+        struct.error,
+        zlib.error,
+    ) as error:
+        raise _unreadable(path, f"it is not what it should be: {error}") from error
+
+
+def _check_size(file: Path) -> None:
+    with ZipFile(file) as archive:
+        if sum(one.file_size for one in archive.infolist()) > _RATES_BYTES_MAX:
+            raise ValueError(f"it unpacks to more than {_RATES_BYTES_MAX:,} bytes")
+
+
+def _unreadable(path: Path, why: str) -> ScenarioError:
+    reason = f"{path / RATES_FILE} cannot be read ({why}); leave it out, or save ServeGen's rates there"
+    return ScenarioError([Fault("traces", reason)])
 
 
 def run_all(

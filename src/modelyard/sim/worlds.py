@@ -36,6 +36,9 @@ UNKNOWN_HERE = (
 """Settings of ``autoscale`` that a world of requests has no use for: it has one endpoint, no nodes and no last week."""
 
 
+_CONFIG_BYTES_MAX = 16 * 1024 * 1024
+
+
 def variant_of(name: str, body: RequestBody, folder: Path, *, place: str = "") -> Variant:
     """Return the variant of a body; files that it names are meant from ``folder``.
 
@@ -172,8 +175,9 @@ def _engine(release: ReleaseBody, folder: Path) -> EngineSpec:
     speed, kv_tokens = None if given.speed is None else _speed(given), given.kv_tokens
     if speed is None or not kv_tokens:
         place = Place(hardware.gpu_type, hardware.gpu_count, hardware.memory_gib)
+        facts = _facts(release.model, folder)
         try:
-            expected = estimate(_facts(release.model, folder), release.precision, place)
+            expected = estimate(facts, release.precision, place)
         except ValueError as error:
             raise ScenarioError([Fault("hardware", str(error))]) from error
         speed, kv_tokens = speed or expected.speed, kv_tokens or expected.kv_tokens
@@ -194,25 +198,36 @@ def _speed(given: EngineBody) -> Speed:
 
 
 def _facts(model: str, folder: Path) -> ModelFacts:
-    """Return the shape of a model: one that is known, or a file's.
+    """Return the shape of a model that writes tokens: one that is known, or a file's.
 
     Raises:
         ScenarioError: it is neither.
     """
-    if model in MODELS:
-        return MODELS[model]
+    facts = MODELS[model] if model in MODELS else _facts_of_file(model, folder)
+    if not facts.kv_bytes_per_token or not (facts.parameters or facts.weights_bytes):
+        lacks = "a size of its KV cache and its weights, as models that write tokens have"
+        raise ScenarioError([Fault("model", f"'{model}' does not say {lacks}; use one of {', '.join(_WRITERS)}")])
+    return facts
+
+
+_WRITERS = [name for name, facts in MODELS.items() if facts.kv_bytes_per_token]
+
+
+def _facts_of_file(model: str, folder: Path) -> ModelFacts:
     try:
         path = path_of(model, folder)
     except ScenarioError as error:
         raise ScenarioError([Fault("model", error.faults[0].reason)]) from error
     if not path.is_file():
-        known = ", ".join(name for name, facts in MODELS.items() if facts.kv_bytes_per_token)
+        known = ", ".join(_WRITERS)
         raise ScenarioError([Fault("model", f"'{model}' is neither a file nor one of {known}; name a config.json")])
     from modelyard.formats.folder import facts_of
     from modelyard.formats.huggingface import facts_from
 
     try:
         if path.suffix == ".json":
+            if path.stat().st_size > _CONFIG_BYTES_MAX:
+                raise ScenarioError([Fault("model", f"{path} has more than {_CONFIG_BYTES_MAX:,} bytes")])
             facts = facts_from({"config.json": path.read_bytes()})
         else:
             facts = facts_of({path.name: path})
