@@ -178,8 +178,13 @@ def _check_size(plan: Planned, found: Sequence[Arrival]) -> None:
 
 
 def _fitting(arrival: Arrival, kv_tokens: int) -> Arrival:
-    room = kv_tokens - arrival.prompt_tokens - BLOCK_TOKENS
-    if arrival.output_tokens <= room or room < 1:
+    """Return a request whose answer ends where the cache does; one whose prompt leaves no room for it cannot be."""
+    prompt = arrival.prompt_tokens
+    if prompt >= kv_tokens:
+        # A prompt that just fits is let in by its size, and there would be no place for its first token.
+        return msgspec.structs.replace(arrival, prompt_tokens=max(prompt, kv_tokens + 1))
+    room = max(1, kv_tokens - prompt - BLOCK_TOKENS)
+    if arrival.output_tokens <= room:
         return arrival
     return msgspec.structs.replace(arrival, output_tokens=room)
 

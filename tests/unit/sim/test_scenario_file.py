@@ -12,7 +12,7 @@ from modelyard.config import FleetConfig, GatewayConfig
 from modelyard.control.api.deploy_spec import HardwareBody, ScalingBody
 from modelyard.sim import scenario_body
 from modelyard.sim.scenario_file import ScenarioError, merged
-from modelyard.sim.scenarios import Scenario, scenario_of
+from modelyard.sim.scenarios import Scenario, run, scenario_of
 
 
 def of(text: str, folder: Path = Path()) -> Scenario:
@@ -297,3 +297,21 @@ def test_rates_that_unpack_to_more_than_memory_are_refused(tmp_path: Path) -> No
         archive.writestr("rate.npy", bytes(300 * 1024 * 1024))
     with pytest.raises(ScenarioError, match="it unpacks to more than 268,435,456 bytes"):
         of("level = 'fleet'\ntraces = '.'", tmp_path)
+
+
+@pytest.mark.parametrize("knows_kv", ["true", "false"])
+@pytest.mark.parametrize("tokens", [2031, 2032, 2047, 2048, 2049])
+def test_a_prompt_that_all_but_fills_the_cache_is_answered_or_refused(tokens: int, knows_kv: str) -> None:
+    text = f"""
+        routing.knows_kv = {knows_kv}
+        hardware.gpu_type = "x"
+        engine = {{kv_tokens = 2048, speed = {{step_s = 0.01}}}}
+        traffic = {{input_tokens = "{tokens}", minutes = 0.1}}
+        """
+    if knows_kv == "false" and tokens >= 2048:
+        with pytest.raises(ScenarioError, match="without knows_kv it blocks its engine"):
+            run(of(text))
+        return
+    figures = run(of(text)).tried[0].runs[0].figures
+    assert figures["done"] == (1.0 if tokens < 2048 else 0.0)
+    assert figures["done"] + figures["refused"] == 1.0

@@ -68,8 +68,8 @@ def test_sums_hold(seed: int) -> None:
         assert one.arrival.at_s <= ended_s < inf
         if one.done_s < inf:
             assert one.arrival.at_s <= one.dispatched_s < one.first_s <= one.done_s
-    for one in ("ttft", "tpot"):
-        assert figures[f"{one}_p50_s"] <= figures[f"{one}_p99_s"]
+    for what in ("ttft", "tpot"):
+        assert figures[f"{what}_p50_s"] <= figures[f"{what}_p99_s"]
 
     end_s = max(min(one.done_s, one.refused_s) for one in requests)
     replicas = [*world.replicas.values(), *world.gone]
