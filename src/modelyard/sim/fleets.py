@@ -51,6 +51,8 @@ FIGURES = (
 
 
 _MOST = 1e18
+_DAYS = 14
+"""Of ServeGen's rates."""
 _RATES_BYTES_MAX = 256 * 1024 * 1024
 """ServeGen's own are seven megabytes."""
 
@@ -119,6 +121,10 @@ def _faults(body: FleetScenarioBody) -> Iterator[Fault]:
             yield Fault(f"nodes[{place}].kind", f"nothing is known of '{nodes.kind}'; use one of {known}")
     if body.traffic.share_pooled + body.traffic.share_small > 1:
         yield Fault("traffic.share_small", "and share_pooled are more than all endpoints together; give less of one")
+    if body.start_day + body.hours / 24 > _DAYS:
+        yield Fault("hours", f"ends after day {_DAYS} of the rates; begin earlier (start_day), or take fewer")
+    if body.warmup_s >= body.start_day * 86_400:
+        yield Fault("warmup_s", "begins before the rates do; take less, or a later start_day")
     for name, table in (("faults", body.faults), ("loading", body.loading), ("measures", body.measures)):
         yield from _below(name, msgspec.structs.asdict(table))
     sizes = Scaling(scale_to_zero=body.measures.scale_to_zero)

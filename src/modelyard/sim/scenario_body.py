@@ -185,7 +185,7 @@ class FleetTrafficBody(msgspec.Struct, frozen=True, kw_only=True):
     rate: Annotated[float, msgspec.Meta(gt=0, le=1_000_000)] | None = None
     """Requests/s of all endpoints together, a mean; left out: 0.6 an endpoint."""
     share_pooled: Share = _FLEET_TRAFFIC.share_pooled
-    bases: PositiveInt | None = None
+    bases: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
     """Left out: 40 for ten thousand endpoints, four at least."""
     share_small: Share = _FLEET_TRAFFIC.share_small
     share_exact: Share = _FLEET_TRAFFIC.share_exact
@@ -224,7 +224,8 @@ class FleetScenarioBody(msgspec.Struct, frozen=True, kw_only=True):
     seeds: Seeds = 1
     traces: str = ""
     """Folder with ServeGen's rates; left out: the part of them that comes with the package."""
-    hours: Annotated[float, msgspec.Meta(gt=0, le=168)] = _FLEET.hours
+    hours: Annotated[float, msgspec.Meta(ge=0.2, le=168)] = _FLEET.hours
+    """Rates are of ten minutes, and so is what is shown over time."""
     start_day: Annotated[float, msgspec.Meta(ge=1, le=13)] = _FLEET.start_day
     tick_s: Annotated[float, msgspec.Meta(ge=0.5, le=30)] = _FLEET.tick_s
     warmup_s: NotNegative = _FLEET.warmup_s
