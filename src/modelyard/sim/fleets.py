@@ -15,6 +15,7 @@ from modelyard.domain.endpoints import Scaling
 from modelyard.policy.hardware import CPU, KINDS
 from modelyard.sim.examples import RATES
 from modelyard.sim.fleet import Scenario, simulate
+from modelyard.sim.fleet.models import NoRoomError
 from modelyard.sim.fleet.scenario import NODES, Nodes, Traffic
 from modelyard.sim.rates import RATES_FILE, Client, servegen
 from modelyard.sim.results import Figure, Ran, Results, Tried, present
@@ -51,6 +52,8 @@ FIGURES = (
 
 
 _MOST = 1e18
+_BYTES_S_LEAST = 1_000_000
+"""Slower ones load for weeks, all of which pre-warming looks at."""
 _DAYS = 14
 """Of ServeGen's rates."""
 _RATES_BYTES_MAX = 256 * 1024 * 1024
@@ -140,8 +143,8 @@ def _below(name: str, values: Mapping[str, float]) -> Iterator[Fault]:
         # Compared as it is: an integer of a file may be too large for a float.
         if not 0 <= value <= _MOST:
             yield Fault(f"{name}.{key}", f"must be 0 or more, {_MOST:.0e} at most")
-        elif not value and key in ("remote", "disk", "memory"):
-            yield Fault(f"{name}.{key}", "must be above 0: bytes a second")
+        elif value < _BYTES_S_LEAST and key in ("remote", "disk", "memory"):
+            yield Fault(f"{name}.{key}", f"must be {_BYTES_S_LEAST:,} or more: bytes a second")
         elif not value and key == "static_batch":
             yield Fault(f"{name}.{key}", "must be 1 or more: requests of a batch")
 
@@ -211,14 +214,17 @@ def _run(variant: FleetVariant, clients: Sequence[Client], seed: int, progress: 
         if progress is not None:
             progress(variant.name, seed, min(1.0, hours / whole))
 
-    outcome = simulate(scenario, clients, random.Random(seed), watch=tell)
+    try:
+        outcome = simulate(scenario, clients, random.Random(seed), watch=tell)
+    except NoRoomError as error:
+        raise ScenarioError([Fault("nodes", f"of '{variant.name}', {error}")]) from error
     return Ran(seed, _figures(outcome), {name: list(column) for name, column in outcome.series.items()})
 
 
 def _figures(outcome: "Outcome") -> dict[str, float]:
     hours = max(outcome.hours, 1e-9)
     names = ({figure.key for figure in FIGURES} - {"batch_done"}) & {*outcome.__struct_fields__, "gpu_hours"}
-    found = {name: float(getattr(outcome, name)) for name in names}
+    found = {name: max(0.0, float(getattr(outcome, name))) for name in names}  # sums of differences round
     # What batches have of their own is charged at what the others cost.
     usd = outcome.usd * outcome.gpu_hours / max(outcome.online_gpu_hours, 1e-9)
     found |= {

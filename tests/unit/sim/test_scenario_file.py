@@ -53,7 +53,7 @@ def of(text: str, folder: Path = Path()) -> Scenario:
         ("[[variant]]\nname = 'a'\nhardware.gpu_type = 'l5'", ["variant[0].hardware.gpu_type: nothing is known of"]),
         ("level = 'fleet'\n[[nodes]]\nkind = 'cpu'\ncount = 1", ["nodes[0].kind: nothing is known of 'cpu'; use"]),
         ("level = 'fleet'\n[traffic]\nshare_pooled = 0.95", ["traffic.share_small: and share_pooled are more"]),
-        ("level = 'fleet'\n[loading]\ndisk = 0", ["loading.disk: must be above 0"]),
+        ("level = 'fleet'\n[loading]\ndisk = 0", ["loading.disk: must be 1,000,000 or more: bytes a second"]),
         ("level = 'fleet'\n[faults]\nrepair_s = -1", ["faults.repair_s: must be 0 or more"]),
         ("level = 'fleet'\ntraces = 'nowhere'", ["traces: nowhere/servegen_rates_10min.npz cannot be read"]),
         ("level = 'fleet'\nmodel = 'x'", ["model: this field does not exist here"]),
@@ -322,3 +322,18 @@ def test_a_prompt_that_all_but_fills_the_cache_is_answered_or_refused(tokens: in
     figures = run(of(text)).tried[0].runs[0].figures
     assert figures["done"] == (1.0 if tokens < 2048 else 0.0)
     assert figures["done"] + figures["refused"] == 1.0
+
+
+def test_nodes_that_hold_none_of_the_models_are_told() -> None:
+    small = of("""
+        level = "fleet"
+        hours = 0.2
+        traffic.endpoints = 20
+        measures.quantised = false
+        [[nodes]]
+        kind = "t4"
+        count = 2
+        accelerators = 1
+        """)
+    with pytest.raises(ScenarioError, match=r"nodes: of 'figures', no node has the accelerators for .* in 16 bits;"):
+        run(small)

@@ -131,10 +131,10 @@ class World:
         self.recorder.asked(len(asked), columns.number)
         for at in asked.tolist():
             self._decide(at, now_s)
-        if self.short and tick % round(RETRY_S / self.scenario.tick_s) == 0:
+        if self.short and tick % max(1, round(RETRY_S / self.scenario.tick_s)) == 0:
             for at in sorted(self.short):
                 self._fill(at, now_s)
-        if tick % round(SHARING_S / self.scenario.tick_s) == 0:
+        if tick % max(1, round(SHARING_S / self.scenario.tick_s)) == 0:
             self._share()
         self.backfill.fill(columns, self.recorder)
         self.recorder.count(self, now_s)
