@@ -48,8 +48,8 @@ conversation by chance, and the system prompt nearly always. The first token's p
 ({slow, two replicas:version[canary].within}), and cannot make an engine faster that is slow by itself.""",
     "scale-to-zero": """Asleep after five minutes it costs {5 min:usd_per_hour} an hour instead of
 {one stays:usd_per_hour}, and {5 min:within} of requests have their first token in time: those of a burst's first minute
-wait for the load. The learned idle time reaches {learned:within} at {learned:usd_per_hour}; thirty minutes are dearer
-than five and no match for it ({30 min:within} at {30 min:usd_per_hour}).""",
+wait for the load. Thirty minutes answer more in time ({30 min:within}) for {30 min:usd_per_hour}, and the learned idle
+time most ({learned:within}) for {learned:usd_per_hour}.""",
     "noisy-neighbour": """The flood is refused {beside a flood:tenant[flood].refused} of what it sends, the quiet tenant
 {beside a flood:tenant[quiet].refused}; {beside a flood:tenant[quiet].within} of its requests are in time though the
 replicas are always full. But nobody who runs is put out: it waits for a slot, and its p99 is

@@ -235,7 +235,7 @@ class House:
         client.connection_made(wire)  # type: ignore[arg-type]
         before = set(self.gateway.exchanges)
         self._ask(client, got)
-        begun = self.gateway.exchanges - before
+        begun = [one for one in self.gateway.exchanges if one not in before]
         assert len(begun) == 1, f"not begun: {bytes(wire.sent)!r}"
         [exchange] = begun
         try:

@@ -3,6 +3,7 @@
 Whoever has ``Results`` calls ``show``: a scenario of a file, and the replay of the own ledger.
 """
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,12 +40,22 @@ class Asked(msgspec.Struct, frozen=True):
         """
         if self.html is not None and not self.html.absolute().parent.is_dir():
             raise Failure(f"Cannot write {self.html}: there is no such folder.", Exit.USAGE)
+        if self.html is not None and self.html.is_dir():
+            raise Failure(f"Cannot write {self.html}: it is a folder. Name a file in it.", Exit.USAGE)
         if self.pictures is not None and self.pictures.exists() and not self.pictures.is_dir():
             raise Failure(f"Cannot write pictures to {self.pictures}: it is a file. Name a folder.", Exit.USAGE)
+        for place in filter(None, (self.html, self.pictures)):
+            if not os.access(_nearest(place), os.W_OK):
+                raise Failure(f"Cannot write {place}: {_nearest(place)} does not allow it.", Exit.USAGE)
         if self.html is not None or self.pictures is not None:
             from modelyard.cli.sim_pictures import check
 
             check()
+
+
+def _nearest(place: Path) -> Path:
+    """Return what there is of a path: itself, or the nearest folder that it will be in."""
+    return next(one for one in (place.absolute(), *place.absolute().parents) if one.exists())
 
 
 def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -149,26 +160,46 @@ def _difference(first: "Tried", other: "Tried", figure: "Figure") -> str:
     if before is None or after is None:
         return "-"
     if figure.unit == "share":
-        points = 100 * (after - before)
-        return "same" if abs(points) < 0.0005 else f"{points:+.3g} pt"
+        return _points(100 * (after - before))
     if before == after:
         return "same"
     if not before:
         return "-"
     change = after / before - 1
-    return f"x {after / before:.3g}" if change >= 2 else f"{change:+.1%}".replace("%", " %")
+    if change >= 2:
+        return f"x {after / before:.3g}"
+    if abs(change) >= 0.0005:
+        return f"{change:+.1%}".replace("%", " %")
+    # Nobody acts on less than a tenth of a percent; what the table shows alike is the same.
+    alike = _number(before, figure.unit) == _number(after, figure.unit)
+    return "same" if alike or abs(change) < 0.00005 else f"{change:+.2%}".replace("%", " %")
+
+
+def _points(points: float) -> str:
+    """Return a difference of shares, as fine as shares are shown."""
+    size = abs(points)
+    if size < 0.0005:
+        return "same"
+    return f"{points:+.{1 if size >= 10 else 2 if size >= 1 else 3}f} pt"
 
 
 def _number(value: float, unit: str) -> str:
     if unit == "share":
-        # What matters of 99.98 % is how far it is from all.
-        digits = 3 if 99 <= 100 * value < 100 else 1 if value >= 0.1 else 2
-        return f"{100 * value:.{digits}f}".removesuffix(".0")
+        return _share(100 * value)
     if unit == "count":
         return f"{value:,.0f}" if value == round(value) or abs(value) >= 1000 else f"{value:.3g}"
     if unit == "usd":
-        return f"{value:,.2f}" if value >= 0.1 else f"{value:.3g}"
+        return f"{value:,.2f}" if value >= 0.1 or not value else f"{value:.3g}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _share(percent: float) -> str:
+    if 99 <= percent < 100:
+        # What matters of 99.98 % is how far it is from all, which it is not.
+        return f"{min(percent, 99.999):.3f}"
+    if 0 < percent < 0.1:
+        return f"{percent:.2g}" if percent >= 0.0001 else "0.0001"
+    return f"{percent:.{1 if percent >= 10 else 2}f}".removesuffix(".00").removesuffix(".0")
 
 
 class Progress:
@@ -192,7 +223,10 @@ class Progress:
         done = (len(self._seen) - 1 + share) / self._runs
         left_s = (now_s - self._begun_s) * (1 - done) / max(done, 1e-6)
         run = f"run {len(self._seen)} of {self._runs}: " if self._runs > 1 else ""
-        self._line.show(f"{run}{name}, {share:.0%} of its time; about {_duration(left_s)} left")
+        if share >= 1:
+            self._line.show(f"{run}{name}, all has come; answers end")
+        else:
+            self._line.show(f"{run}{name}, {share:.0%} of its time; about {_duration(left_s)} left")
 
     def clear(self) -> None:
         """Leave a clean line behind."""
@@ -200,4 +234,6 @@ class Progress:
 
 
 def _duration(seconds: float) -> str:
+    if seconds >= 5400:
+        return f"{seconds / 3600:.1f} hours"
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(1, round(seconds))} s"

@@ -40,6 +40,7 @@ _STYLE: dict[Any, Any] = {
     "path.simplify": True,
     "path.simplify_threshold": 0.5,
 }
+_TAG = re.compile(r"<[^>]*>")
 _ATTRIBUTE = re.compile(r'"[^"]*"')
 _INDENT = re.compile(r"\n +")
 _NUMBER = re.compile(r"-?\d+\.\d{2,}")
@@ -123,8 +124,11 @@ def page(results: "Results", pictures: dict[str, str], headings: Sequence[str], 
 
 
 def _apart(svg: str, name: str) -> str:
-    svg = re.sub(r'id="([^"]+)"', rf'id="{name}-\1"', svg)
-    return re.sub(r'(url\(#|xlink:href="#)', rf"\g<1>{name}-", svg)
+    def within(tag: re.Match[str]) -> str:
+        own = re.sub(r' id="([^"]+)"', rf' id="{name}-\1"', tag[0])
+        return re.sub(r'(url\(#|xlink:href="#)', rf"\g<1>{name}-", own)
+
+    return _TAG.sub(within, svg)
 
 
 Drawing = Callable[["Axes"], None]
@@ -149,7 +153,8 @@ def _drawing(results: "Results", panel: Panel) -> Drawing:
                     label=_label(tried.name) if len(styles) == 1 and len(results.tried) > 1 else None,
                 )
         axes.set_title(f"{panel.title}: {', '.join(styles)}" if len(styles) > 1 else panel.title)
-        axes.set_ylim(bottom=0)
+        # A line at the very top would be cut in half by the edge.
+        axes.set_ylim(0, 1.05 * max(axes.dataLim.y1, 1e-9) if axes.dataLim.y1 > 0 else 1)
         axes.set_xlabel(unit)
 
     return onto
@@ -220,7 +225,8 @@ def _svg(drawings: Sequence[Drawing], *, columns: int) -> str:
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     # A tenth of a point is finer than any screen, and a third of the bytes.
-    return _INDENT.sub("\n", _ATTRIBUTE.sub(_shorter, file.getvalue()))
+    # Only in tags: a name may hold anything, and stays as it is.
+    return _INDENT.sub("\n", _TAG.sub(lambda tag: _ATTRIBUTE.sub(_shorter, tag[0]), file.getvalue()))
 
 
 def _shorter(attribute: re.Match[str]) -> str:

@@ -1,10 +1,12 @@
 """From the body of a scenario of a fleet to runs of it, in the form that all results have."""
 
-import math
 import random
+import struct
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zipfile import BadZipFile, ZipFile
 
 import msgspec
 
@@ -13,6 +15,7 @@ from modelyard.domain.endpoints import Scaling
 from modelyard.policy.hardware import CPU, KINDS
 from modelyard.sim.examples import RATES
 from modelyard.sim.fleet import Scenario, simulate
+from modelyard.sim.fleet.models import NoRoomError
 from modelyard.sim.fleet.scenario import NODES, Nodes, Traffic
 from modelyard.sim.rates import RATES_FILE, Client, servegen
 from modelyard.sim.results import Figure, Ran, Results, Tried, present
@@ -26,15 +29,15 @@ if TYPE_CHECKING:
 FIGURES = (
     Figure("requests_s", "Requests", "rate"),
     Figure("gpu_hours", "Accelerator hours", "hours", "less"),
-    Figure("batch_gpu_hours", "of them batches' own", "hours", "less"),
+    Figure("batch_gpu_hours", "Accelerator hours, batches' own", "hours", "less"),
     Figure("dedicated_gpu_hours", "Hours of one replica each", "hours"),
     Figure("gpus_most", "Accelerators, most", "count", "less"),
     Figure("online_busy", "Busy with requests", "share", "more"),
     Figure("total_busy", "Busy, with batches", "share", "more"),
     Figure("usd_per_hour", "Cost an hour", "usd", "less"),
     Figure("usd_per_million", "Cost of 1M requests", "usd", "less"),
-    Figure("ttft_p50_s", "First token p50, ready", "s", "less"),
-    Figure("ttft_p99_s", "First token p99, ready", "s", "less"),
+    Figure("ttft_p50_s", "First token p50, warm", "s", "less"),
+    Figure("ttft_p99_s", "First token p99, warm", "s", "less"),
     Figure("late", "Waited for more than 5 s", "share", "less"),
     Figure("dropped", "Turned away", "share", "less"),
     Figure("available", "Answered", "share", "more"),
@@ -46,6 +49,15 @@ FIGURES = (
     Figure("lost_nodes", "Nodes failed", "count"),
     Figure("reclaimed", "Spot nodes taken back", "count"),
 )
+
+
+_MOST = 1e18
+_BYTES_S_LEAST = 1_000_000
+"""Slower ones load for weeks, all of which pre-warming looks at."""
+_DAYS = 14
+"""Of ServeGen's rates."""
+_RATES_BYTES_MAX = 256 * 1024 * 1024
+"""ServeGen's own are seven megabytes."""
 
 
 class FleetVariant(msgspec.Struct, frozen=True):
@@ -112,6 +124,10 @@ def _faults(body: FleetScenarioBody) -> Iterator[Fault]:
             yield Fault(f"nodes[{place}].kind", f"nothing is known of '{nodes.kind}'; use one of {known}")
     if body.traffic.share_pooled + body.traffic.share_small > 1:
         yield Fault("traffic.share_small", "and share_pooled are more than all endpoints together; give less of one")
+    if body.start_day + body.hours / 24 > _DAYS:
+        yield Fault("hours", f"ends after day {_DAYS} of the rates; begin earlier (start_day), or take fewer")
+    if body.warmup_s >= body.start_day * 86_400:
+        yield Fault("warmup_s", "begins before the rates do; take less, or a later start_day")
     for name, table in (("faults", body.faults), ("loading", body.loading), ("measures", body.measures)):
         yield from _below(name, msgspec.structs.asdict(table))
     sizes = Scaling(scale_to_zero=body.measures.scale_to_zero)
@@ -124,10 +140,13 @@ def _faults(body: FleetScenarioBody) -> Iterator[Fault]:
 
 def _below(name: str, values: Mapping[str, float]) -> Iterator[Fault]:
     for key, value in values.items():
-        if not (math.isfinite(value) and value >= 0):
-            yield Fault(f"{name}.{key}", "must be 0 or more")
-        elif not value and key in ("remote", "disk", "memory"):
-            yield Fault(f"{name}.{key}", "must be above 0: bytes a second")
+        # Compared as it is: an integer of a file may be too large for a float.
+        if not 0 <= value <= _MOST:
+            yield Fault(f"{name}.{key}", f"must be 0 or more, {_MOST:.0e} at most")
+        elif value < _BYTES_S_LEAST and key in ("remote", "disk", "memory"):
+            yield Fault(f"{name}.{key}", f"must be {_BYTES_S_LEAST:,} or more: bytes a second")
+        elif not value and key == "static_batch":
+            yield Fault(f"{name}.{key}", "must be 1 or more: requests of a batch")
 
 
 def rates_of(body: FleetScenarioBody, folder: Path) -> Sequence[Client]:
@@ -136,12 +155,37 @@ def rates_of(body: FleetScenarioBody, folder: Path) -> Sequence[Client]:
     Raises:
         ScenarioError: they cannot be read.
     """
-    path = folder / Path(body.traces).expanduser() if body.traces else RATES
+    path = RATES
     try:
+        if body.traces:
+            path = folder / Path(body.traces).expanduser()
+            _check_size(path / RATES_FILE)
         return servegen(path)
-    except (OSError, ValueError, KeyError) as error:
-        reason = f"{path / RATES_FILE} cannot be read ({error}); leave it out, or save ServeGen's rates there"
-        raise ScenarioError([Fault("traces", reason)]) from error
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from error
+    # What a file that is another may be to readers of zips, of numpy's heads and of numbers.
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        SyntaxError,
+        RuntimeError,
+        BadZipFile,
+        struct.error,
+        zlib.error,
+    ) as error:
+        raise _unreadable(path, f"it is not what it should be: {error}") from error
+
+
+def _check_size(file: Path) -> None:
+    with ZipFile(file) as archive:
+        if sum(one.file_size for one in archive.infolist()) > _RATES_BYTES_MAX:
+            raise ValueError(f"it unpacks to more than {_RATES_BYTES_MAX:,} bytes")
+
+
+def _unreadable(path: Path, why: str) -> ScenarioError:
+    reason = f"{path / RATES_FILE} cannot be read ({why}); leave it out, or save ServeGen's rates there"
+    return ScenarioError([Fault("traces", reason)])
 
 
 def run_all(
@@ -170,14 +214,17 @@ def _run(variant: FleetVariant, clients: Sequence[Client], seed: int, progress: 
         if progress is not None:
             progress(variant.name, seed, min(1.0, hours / whole))
 
-    outcome = simulate(scenario, clients, random.Random(seed), watch=tell)
+    try:
+        outcome = simulate(scenario, clients, random.Random(seed), watch=tell)
+    except NoRoomError as error:
+        raise ScenarioError([Fault("nodes", f"of '{variant.name}', {error}")]) from error
     return Ran(seed, _figures(outcome), {name: list(column) for name, column in outcome.series.items()})
 
 
 def _figures(outcome: "Outcome") -> dict[str, float]:
     hours = max(outcome.hours, 1e-9)
     names = ({figure.key for figure in FIGURES} - {"batch_done"}) & {*outcome.__struct_fields__, "gpu_hours"}
-    found = {name: float(getattr(outcome, name)) for name in names}
+    found = {name: max(0.0, float(getattr(outcome, name))) for name in names}  # sums of differences round
     # What batches have of their own is charged at what the others cost.
     usd = outcome.usd * outcome.gpu_hours / max(outcome.online_gpu_hours, 1e-9)
     found |= {

@@ -48,12 +48,12 @@ def summary(world: World, requests: Sequence[Request], *, slo_s: float = 5.0) ->
         if request.refusal:
             refused[request.refusal] = refused.get(request.refusal, 0) + 1
     begin_s = min((request.arrival.at_s for request in requests), default=0.0)
-    end_s = max((request.done_s for request in done), default=begin_s)
+    end_s = max((min(request.done_s, request.refused_s) for request in requests), default=begin_s)
     span_s = max(end_s - begin_s, 1e-9)
     within = sum(request.ttft_s <= slo_s for request in done)
     replicas = [*world.replicas.values(), *world.gone]
     engines = [replica.engine for replica in replicas] + (world.breakage.dead if world.breakage else [])
-    lived_s = sum(min(replica.gone_s, end_s) - replica.began_s for replica in replicas)
+    lived_s = sum(max(0.0, min(replica.gone_s, end_s) - replica.began_s) for replica in replicas)
     prompts = sum(request.arrival.prompt_tokens for request in done)
     cached = sum(request.cached_tokens for request in done)
     read = sum(engine.totals(end_s).prefill_tokens for engine in engines)

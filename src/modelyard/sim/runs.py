@@ -21,12 +21,14 @@ from modelyard.sim.world import World, WorldSpec
 Progress = Callable[[str, int, float], None]
 """Told a variant, its seed, and the share (0 to 1) of its time that has passed."""
 
+GROUPS_MAX = 12
+"""Tenants that have figures of their own: a file of requests may have thousands."""
 FIGURES = (
     Figure("requests", "Requests", "count"),
     Figure("done", "Answered", "share", "more"),
     Figure("refused", "Refused", "share", "less"),
     Figure("within", "First token in time", "share", "more"),
-    Figure("goodput_s", "In time", "rate", "more"),
+    Figure("goodput_s", "Requests in time", "rate", "more"),
     Figure("ttft_p50_s", "First token p50", "s", "less"),
     Figure("ttft_p90_s", "First token p90", "s", "less"),
     Figure("ttft_p99_s", "First token p99", "s", "less"),
@@ -44,6 +46,7 @@ FIGURES = (
     Figure("gpu_hours", "Accelerator hours", "hours", "less"),
     Figure("usd_per_hour", "Cost an hour", "usd", "less"),
     Figure("usd_per_million", "Cost of 1M tokens written", "usd", "less"),
+    Figure("tenants", f"Tenants, the {GROUPS_MAX} with the most requests below", "count"),
 )
 
 
@@ -90,15 +93,17 @@ def run_one(variant: Variant, seed: int, *, progress: Progress | None = None) ->
 
     prices = {version_id: price.usd_per_hour for version_id, price in variant.prices.items()}
     timeline = Timeline(every_s(arrivals), prices, tell)
-    world = World(variant.spec, random.Random(seed), watch=timeline)
+    # Not the numbers that arrivals are drawn with, or who goes where would hang on when they come.
+    world = World(variant.spec, random.Random(f"world {seed}"), watch=timeline)
     requests = world.run(arrivals)
+    timeline.finish(world, _end_s(requests))
     return Ran(seed, figures_of(variant, world, requests), timeline.series(requests))
 
 
 def figures_of(variant: Variant, world: World, requests: Sequence[Request]) -> dict[str, float]:
     """Return what a run came to, by the keys of ``FIGURES``; keys with a ``[name]`` are of a tenant or a version."""
     seen = summary(world, requests, slo_s=variant.slo_s)
-    end_s = max((min(one.done_s, one.refused_s) for one in requests), default=0.0)
+    end_s = _end_s(requests)
     hours = max(end_s, 1e-9) / 3600
     lived = [
         (one, max(0.0, min(one.gone_s, end_s) - one.began_s) / 3600) for one in (*world.replicas.values(), *world.gone)
@@ -142,6 +147,10 @@ def figures_of(variant: Variant, world: World, requests: Sequence[Request]) -> d
     }
 
 
+def _end_s(requests: Sequence[Request]) -> float:
+    return max((min(one.done_s, one.refused_s) for one in requests), default=0.0)
+
+
 def _kv_held(lived: Sequence[tuple[Engine, float]]) -> float:
     """Return the share of KV caches that was held, over the seconds that each engine lived."""
     held = room = 0.0
@@ -178,7 +187,11 @@ def _by(what: str, requests: Sequence[Request], name: Callable[[Request], str], 
     for request in requests:
         groups.setdefault(name(request), []).append(request)
     found: dict[str, float] = {}
-    for label, group in sorted(groups.items()) if len(groups) > 1 else ():
+    largest = sorted(groups, key=lambda label: (-len(groups[label]), label))[:GROUPS_MAX]
+    if len(groups) > GROUPS_MAX:
+        found[f"{what}s"] = float(len(groups))
+    for label in sorted(largest) if len(groups) > 1 else ():
+        group = groups[label]
         seconds = [one.ttft_s for one in group if one.first_s < inf]
         found[f"{what}[{label}].share"] = len(group) / len(requests)
         found[f"{what}[{label}].within"] = sum(one <= slo_s for one in seconds) / len(group)

@@ -11,17 +11,24 @@ import msgspec
 
 from modelyard.config import Count, FleetConfig, GatewayConfig, Positive, PositiveInt, Share
 from modelyard.domain.endpoints import Autoscale
+from modelyard.domain.lengths import TOKENS_MAX
 from modelyard.domain.tenants import Plan
 from modelyard.sim.fleet.scenario import Faults, Loading, Measures
 from modelyard.sim.fleet.scenario import Scenario as Fleet
 from modelyard.sim.fleet.scenario import Traffic as FleetTraffic
-from modelyard.sim.traffic import Pattern
+from modelyard.sim.traffic import REQUESTS_MAX, Pattern
 
 SEEDS_MAX = 100
+REPLICAS_MAX = 1024
+"""Of one endpoint whose every request is simulated; it is meant for some dozens."""
+TABLES_MAX = 64
+"""Tenants, releases or kinds of nodes of a file."""
 VERSION = "v1"
 _GATEWAY, _FLEET, _FLEET_TRAFFIC = GatewayConfig(), Fleet(), FleetTraffic()
 NotNegative = Annotated[float, msgspec.Meta(ge=0, le=31_536_000)]
-Seconds = Annotated[float, msgspec.Meta(gt=0, le=10)]
+Seconds = Annotated[float, msgspec.Meta(ge=1e-6, le=10)]
+Seed = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+"""Up to what every reader of JSON takes exactly."""
 Seeds = Annotated[int, msgspec.Meta(ge=1, le=SEEDS_MAX)]
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 
@@ -33,8 +40,8 @@ class HardwareBody(msgspec.Struct, frozen=True, kw_only=True):
     gpu_count: Literal[1, 2, 4, 8] = 1
     memory_gib: NotNegative = 0.0
     """Of one; 0: as its data sheet says, which a CPU has none of."""
-    min_replicas: Count = 1
-    max_replicas: PositiveInt | None = None
+    min_replicas: Annotated[int, msgspec.Meta(ge=0, le=REPLICAS_MAX)] = 1
+    max_replicas: Annotated[int, msgspec.Meta(ge=1, le=REPLICAS_MAX)] | None = None
 
 
 class ScalingBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +89,7 @@ class EngineBody(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of the KV cache; left out: what the memory leaves beside the weights."""
     speed: SpeedBody | None = None
     """Left out: by the roofline of model, precision and hardware."""
-    slowdown: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 1.0
+    slowdown: Annotated[float, msgspec.Meta(ge=0.001, le=1000)] = 1.0
     """Everything takes so many times as long."""
     load_s: Positive = 60.0
     """From the start of a replica until it serves."""
@@ -93,7 +100,7 @@ class ReleaseBody(msgspec.Struct, frozen=True, kw_only=True):
 
     version: str = VERSION
     weight: Annotated[int, msgspec.Meta(ge=0, le=100)] = 100
-    replicas: Count | None = None
+    replicas: Annotated[int, msgspec.Meta(ge=0, le=REPLICAS_MAX)] | None = None
     """At first; left out: its share of ``hardware.min_replicas``."""
     model: str = "llama-3.1-8b"
     precision: str = ""
@@ -120,16 +127,16 @@ class TrafficBody(msgspec.Struct, frozen=True, kw_only=True):
     """Requests a second, a mean."""
     minutes: Annotated[float, msgspec.Meta(gt=0, le=100_000)] | None = None
     """Left out: 10, or all of a file."""
-    begin_minutes: NotNegative = 0.0
-    burstiness: Annotated[float, msgspec.Meta(gt=0, le=20)] = 4.0
+    begin_minutes: Annotated[float, msgspec.Meta(ge=0, le=100_000)] = 0.0
+    burstiness: Annotated[float, msgspec.Meta(ge=0.01, le=20)] = 4.0
     peak: Annotated[float, msgspec.Meta(ge=1, le=2)] = 1.8
-    period_hours: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 24.0
+    period_hours: Annotated[float, msgspec.Meta(ge=0.01, le=1000)] = 24.0
     turns: Annotated[float, msgspec.Meta(ge=1, le=1000)] = 4.0
     think_s: Positive = 20.0
     input_tokens: str = "lognormal:512:0.6"
     output_tokens: str = "lognormal:200:0.6"
     max_tokens: Tokens = 0
-    shared_prefix_tokens: Tokens = 0
+    shared_prefix_tokens: Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)] = 0
     shared_prefixes: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
     tenant: str = ""
     """Left out: ``tenant``, or ``tenant-2`` of the second, or as the file has it."""
@@ -137,8 +144,8 @@ class TrafficBody(msgspec.Struct, frozen=True, kw_only=True):
     weight: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 1.0
     file: str = ""
     """Requests of a CSV or of JSON lines instead, a public trace or an own one."""
-    speedup: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 1.0
-    requests: Count = 0
+    speedup: Annotated[float, msgspec.Meta(ge=0.001, le=1_000_000)] = 1.0
+    requests: Annotated[int, msgspec.Meta(ge=0, le=REQUESTS_MAX)] = 0
     """Only so many of a file; 0: all."""
 
 
@@ -147,7 +154,7 @@ class RequestBody(msgspec.Struct, frozen=True, kw_only=True):
 
     title: str = ""
     level: Literal["request"] = "request"
-    seed: int = 1
+    seed: Seed = 1
     seeds: Seeds = 1
     model: str = "llama-3.1-8b"
     precision: str = ""
@@ -166,7 +173,7 @@ class NodesBody(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes of one kind."""
 
     kind: str
-    count: PositiveInt
+    count: Annotated[int, msgspec.Meta(ge=1, le=20_000)]
     accelerators: Literal[1, 2, 4, 8] = 8
     share_spot: Share = 0.0
 
@@ -178,7 +185,7 @@ class FleetTrafficBody(msgspec.Struct, frozen=True, kw_only=True):
     rate: Annotated[float, msgspec.Meta(gt=0, le=1_000_000)] | None = None
     """Requests/s of all endpoints together, a mean; left out: 0.6 an endpoint."""
     share_pooled: Share = _FLEET_TRAFFIC.share_pooled
-    bases: PositiveInt | None = None
+    bases: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
     """Left out: 40 for ten thousand endpoints, four at least."""
     share_small: Share = _FLEET_TRAFFIC.share_small
     share_exact: Share = _FLEET_TRAFFIC.share_exact
@@ -213,11 +220,12 @@ class FleetScenarioBody(msgspec.Struct, frozen=True, kw_only=True):
 
     level: Literal["fleet"]
     title: str = ""
-    seed: int = 1
+    seed: Seed = 1
     seeds: Seeds = 1
     traces: str = ""
     """Folder with ServeGen's rates; left out: the part of them that comes with the package."""
-    hours: Annotated[float, msgspec.Meta(gt=0, le=168)] = _FLEET.hours
+    hours: Annotated[float, msgspec.Meta(ge=0.2, le=168)] = _FLEET.hours
+    """Rates are of ten minutes, and so is what is shown over time."""
     start_day: Annotated[float, msgspec.Meta(ge=1, le=13)] = _FLEET.start_day
     tick_s: Annotated[float, msgspec.Meta(ge=0.5, le=30)] = _FLEET.tick_s
     warmup_s: NotNegative = _FLEET.warmup_s

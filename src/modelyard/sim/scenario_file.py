@@ -9,10 +9,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from modelyard.sim.scenario_body import FleetScenarioBody, ReleaseBody, RequestBody
+from modelyard.sim.scenario_body import TABLES_MAX, FleetScenarioBody, ReleaseBody, RequestBody
 from modelyard.web.gathering import gathered
 
 VARIANTS_MAX = 32
+NAME_LENGTH_MAX = 60
+"""Of a variant: it heads a column."""
+_TITLE_LENGTH_MAX = 200
 _NO_CHANGE = ("seed", "seeds", "level", "title")
 """The same for all variants, or they would not be compared."""
 B = TypeVar("B", bound=msgspec.Struct)
@@ -40,13 +43,15 @@ class Document(msgspec.Struct, frozen=True):
     variants: tuple[tuple[str, RequestBody | FleetScenarioBody], ...]
     places: tuple[str, ...]
     """Where each variant stands, like ``variant[0].``; "" for the file itself."""
+    faults: tuple[Fault, ...] = ()
+    """What is wrong with their shape. Bodies have defaults there, so that the rest can be judged as well."""
 
 
 def read(given: Mapping[str, Any]) -> Document:
     """Return what a decoded file says.
 
     Raises:
-        ScenarioError: it has faults.
+        ScenarioError: its level is none, or its variants are no tables: nothing else can be judged.
     """
     data = {name: value for name, value in given.items() if name != "variant"}
     level = data.get("level", "request")
@@ -54,22 +59,21 @@ def read(given: Mapping[str, Any]) -> Document:
         raise ScenarioError([Fault("level", f"'{level}' is neither 'request' (one endpoint) nor 'fleet' (many)")])
     kind: type[RequestBody] | type[FleetScenarioBody] = RequestBody if level == "request" else FleetScenarioBody
     listed = given.get("variant", [])
+    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+        told = 'write [[variant]], a name and what is different: name = "twice", traffic.rate = 8'
+        raise ScenarioError([Fault("variant", told)])
     faults = list(_faults_of_variants(listed))
     body, flaws = _body(kind, data)
     faults += flaws
-    if faults:
-        raise ScenarioError(faults)
+    known = set(flaws)
     found: list[tuple[str, RequestBody | FleetScenarioBody]] = []
-    places = []
-    for place, variant in enumerate(listed):
-        changes = {name: value for name, value in variant.items() if name != "name"}
+    for place, variant in enumerate(listed[:VARIANTS_MAX]):
+        changes = {name: value for name, value in variant.items() if name not in ("name", *_NO_CHANGE)}
         changed, flaws = _body(kind, merged(data, changes))
-        faults += [Fault(f"variant[{place}].{flaw.param}", flaw.reason) for flaw in flaws]
-        found.append((variant["name"], changed))
-        places.append(f"variant[{place}].")
-    if faults:
-        raise ScenarioError(faults)
-    return Document(body, tuple(found) or (("figures", body),), tuple(places) or ("",))
+        faults += [Fault(f"variant[{place}].{flaw.param}", flaw.reason) for flaw in flaws if flaw not in known]
+        found.append((str(variant.get("name", "")), changed))
+    places = tuple(f"variant[{place}]." for place in range(len(found)))
+    return Document(body, tuple(found) or (("figures", body),), places or ("",), tuple(faults))
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,10 +90,7 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return found
 
 
-def _faults_of_variants(listed: Any) -> Iterator[Fault]:
-    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
-        yield Fault("variant", 'write [[variant]], a name and what is different: name = "twice", traffic.rate = 8')
-        return
+def _faults_of_variants(listed: Sequence[Mapping[str, Any]]) -> Iterator[Fault]:
     if len(listed) > VARIANTS_MAX:
         yield Fault("variant", f"there are {len(listed)}; compare {VARIANTS_MAX} at most")
     names: set[str] = set()
@@ -97,6 +98,8 @@ def _faults_of_variants(listed: Any) -> Iterator[Fault]:
         name = one.get("name")
         if not isinstance(name, str) or not name:
             yield Fault(f"variant[{place}].name", "is required: what the table calls it")
+        elif not _is_line(name, NAME_LENGTH_MAX):
+            yield Fault(f"variant[{place}].name", f"must be one line of {NAME_LENGTH_MAX} letters at most")
         elif name in names:
             yield Fault(f"variant[{place}].name", f"'{name}' is another one's; give each its own")
         else:
@@ -104,6 +107,10 @@ def _faults_of_variants(listed: Any) -> Iterator[Fault]:
         for key in _NO_CHANGE:
             if key in one:
                 yield Fault(f"variant[{place}].{key}", "is the same for all variants; say it at the top of the file")
+
+
+def _is_line(text: str, most: int) -> bool:
+    return len(text) <= most and text.isprintable()
 
 
 def _body(kind: type[B], data: Mapping[str, Any]) -> tuple[B, list[Fault]]:
@@ -120,6 +127,11 @@ def _body(kind: type[B], data: Mapping[str, Any]) -> tuple[B, list[Fault]]:
             own += _named(flaws, f"releases[{place}].")
         shaped["releases"] = [merged(base, one) for one in releases]
     body, flaws = gathered(kind, shaped)
+    for name in ("traffic", "releases", "nodes"):
+        if isinstance(shaped.get(name), list) and (number := len(shaped[name])) > TABLES_MAX:
+            own.append(Fault(name, f"there are {number}; write {TABLES_MAX} at most"))
+    if isinstance(title := shaped.get("title"), str) and not _is_line(title, _TITLE_LENGTH_MAX):
+        own.append(Fault("title", f"must be one line of {_TITLE_LENGTH_MAX} letters at most"))
     # What a release has from the file itself is told once.
     told = [flaw for flaw in _named(flaws, "") if not flaw.param.startswith("releases[")]
     return body, [_as_written(flaw, data) for flaw in (*told, *own)]

@@ -1,6 +1,6 @@
 """A scenario, ready to run: its variants, its seeds, and one way to run either level."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +38,18 @@ def scenario_of(given: Mapping[str, Any], folder: Path, *, seeds: int | None = N
         ScenarioError: it cannot be run.
     """
     document = read(given)
-    body, faults = document.body, []
+    body, faults = document.body, list(document.faults)
     first, number = body.seed, seeds or body.seeds
     found: list[Variant | FleetVariant] = []
-    for (name, changed), place in zip(document.variants, document.places, strict=True):
+    own: set[Fault] | None = None
+    for (name, variant), place in zip(document.variants, document.places, strict=True):
         try:
-            if isinstance(changed, RequestBody):
-                found.append(worlds.variant_of(name, changed, folder))
-            else:
-                found.append(fleets.variant_of(name, changed))
+            found.append(_variant(name, variant, folder, place))
         except ScenarioError as error:
-            faults += [Fault(place + fault.param, fault.reason) for fault in error.faults]
+            # What is wrong in the file itself is so in each variant, and told once.
+            own = set(_faults(body, folder)) if own is None else own
+            told = [one if one in own else Fault(place + one.param, one.reason) for one in error.faults]
+            faults += [one for one in told if one not in faults and not _follows(one, document.faults)]
     if faults:
         raise ScenarioError(faults)
     clients = fleets.rates_of(body, folder) if isinstance(body, FleetScenarioBody) else ()
@@ -59,6 +60,26 @@ def scenario_of(given: Mapping[str, Any], folder: Path, *, seeds: int | None = N
         fleets=tuple(one for one in found if isinstance(one, FleetVariant)),
         clients=tuple(clients),
     )
+
+
+def _variant(name: str, body: RequestBody | FleetScenarioBody, folder: Path, place: str) -> Variant | FleetVariant:
+    if isinstance(body, RequestBody):
+        return worlds.variant_of(name, body, folder, place=place)
+    return fleets.variant_of(name, body)
+
+
+def _faults(body: RequestBody | FleetScenarioBody, folder: Path) -> Sequence[Fault]:
+    try:
+        _variant("", body, folder, "")
+    except ScenarioError as error:
+        return error.faults
+    return ()
+
+
+def _follows(fault: Fault, shape: Sequence[Fault]) -> bool:
+    """Say whether a fault may be one only because a default is in the place of what could not be read."""
+    beside = ("engine", "model", "precision") if fault.param.endswith("hardware") else ()
+    return any(one.param.startswith((fault.param, *beside)) for one in shape)
 
 
 def run(scenario: Scenario, progress: Progress | None = None) -> Results:

@@ -16,8 +16,12 @@ from modelyard.sim.world import Replica, World
 
 POINTS = 100
 """About so many points: as many as a picture shows."""
-_STEPS_S = (0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1200, 1800, 3600)
+POINTS_MAX = 4 * POINTS
+"""An even number; from there on they are twice as far apart."""
+_STEPS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1200, 1800, 3600)
 OF_WORLD = ("replicas", "loading", "running", "waiting", "busy", "kv", "tokens_s", "usd_per_hour")
+_MOMENTS = ("hours", "running", "waiting")
+"""Of the point itself; all else are means since the one before."""
 OF_REQUESTS = ("requests_s", "refused", "ttft_p50_s", "ttft_p99_s")
 
 
@@ -70,8 +74,24 @@ class Timeline:
         }
         for name, value in point.items():
             self.columns[name].append(value)
+        if len(self.columns["hours"]) >= POINTS_MAX:
+            self._coarsen()
         if self._progress is not None:
             self._progress(now_s)
+
+    def _coarsen(self) -> None:
+        """Make one point of two: what is left to do when all has come may take many times as long."""
+        for name, column in self.columns.items():
+            pairs = zip(column[::2], column[1::2], strict=True)
+            self.columns[name] = [later if name in _MOMENTS else (before + later) / 2 for before, later in pairs]
+        self.every_s *= 2
+        self.next_s = (len(self.columns["hours"]) + 1) * self.every_s
+
+    def finish(self, world: World, end_s: float) -> None:
+        """See to it that there is a point, however early all was over."""
+        if not self.columns["hours"] and end_s > 0:
+            self.every_s = self.next_s = end_s
+            self.look(world)
 
     def series(self, requests: Sequence[Request]) -> dict[str, Column]:
         """Return all columns; what became of ``requests`` is put to when they came, None where nobody did."""

@@ -1,7 +1,8 @@
 """Requests of a made-up kind: steady, bursty, by the hour of a day, or conversations that grow turn by turn.
 
-One seed gives the same requests. Lengths are distributions as ``modelyard bench`` takes them. Prompts that begin alike
-have the same hashes (of ``HASH_TOKENS`` each), which gateways and engines compare.
+One seed gives the same requests. When they come, how long prompts and answers are, and how they begin are drawn apart,
+so that whoever changes one of these keeps the others. Lengths are distributions as ``modelyard bench`` takes them.
+Prompts that begin alike have the same hashes (of ``HASH_TOKENS`` each), which gateways and engines compare.
 """
 
 import math
@@ -11,12 +12,15 @@ from enum import StrEnum
 
 import msgspec
 
-from modelyard.domain.lengths import Lengths
+from modelyard.domain.lengths import TOKENS_MAX, Lengths
 from modelyard.sim.requests import Arrival
 
 HASH_TOKENS = 256
 """Tokens that a hash of a prompt stands for: as many as the gateway's own (``policy/prefixes.py``)."""
-REQUESTS_MAX = 2_000_000
+REQUESTS_MAX = 1_000_000
+"""Of all tenants together: each takes 2.5 KB for as long as the world runs (measured with 300,000), and 0.1 ms."""
+SPAN_MAX_S = 100_000 * 60.0
+"""Latest arrival, ten weeks: the controller decides every two seconds, whether anybody comes or not."""
 _TOKEN_S = 0.03
 """A turn comes no earlier than the answer before it took at so long a token, and a pause."""
 
@@ -63,14 +67,24 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     """From an answer to the next turn, a mean."""
 
 
+class _Chances:
+    """What is drawn apart: lengths of prompts, lengths of answers, and all else of a request."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.prompts, self.answers, self.rest = (random.Random(chance.random()) for _ in range(3))
+
+
 def requests_of(traffic: Traffic, chance: random.Random) -> list[Arrival]:
     """Return the requests, in order."""
+    chances = _Chances(chance)
     # Hashes of one traffic must not meet those of another by chance.
-    prefixes = [chance.getrandbits(40) << 20 for _ in range(traffic.shared_prefixes)]
+    names = [chances.rest.getrandbits(40) << 20 for _ in range(traffic.shared_prefixes)]
+    moments = _moments(traffic, random.Random(chance.random()))
     if traffic.pattern is Pattern.SESSIONS:
-        found = [turn for at_s in _moments(traffic, chance) for turn in _session(traffic, at_s, prefixes, chance)]
+        found = [turn for at_s in moments for turn in _session(traffic, at_s, names, chances)]
         return sorted(found, key=lambda one: one.at_s)
-    return [_single(traffic, at_s, prefixes, chance) for at_s in _moments(traffic, chance)]
+    beginnings: dict[int, tuple[int, ...]] = {}
+    return [_single(traffic, at_s, names, beginnings, chances) for at_s in moments]
 
 
 def _moments(traffic: Traffic, chance: random.Random) -> Iterator[float]:
@@ -105,28 +119,35 @@ def _share(traffic: Traffic, passed_s: float) -> float:
     return max(0.0, 1 - swing * math.cos(2 * math.pi * passed_s / traffic.period_s)) / traffic.peak
 
 
-def _single(traffic: Traffic, at_s: float, prefixes: list[int], chance: random.Random) -> Arrival:
-    prompt = traffic.shared_prefix_tokens + traffic.input_tokens.draw(chance)
-    output = traffic.output_tokens.draw(chance)
-    shared = chance.choice(prefixes)
-    whole = traffic.shared_prefix_tokens // HASH_TOKENS
-    return _arrival(traffic, at_s, prompt, output, tuple(shared + block for block in range(whole)))
+def _single(
+    traffic: Traffic, at_s: float, names: list[int], beginnings: dict[int, tuple[int, ...]], chances: _Chances
+) -> Arrival:
+    prompt = traffic.shared_prefix_tokens + traffic.input_tokens.draw(chances.prompts)
+    output = traffic.output_tokens.draw(chances.answers)
+    name = chances.rest.choice(names)
+    # One tuple for all that begin so: it may have thousands of parts.
+    blocks = beginnings.get(name)
+    if blocks is None:
+        whole = traffic.shared_prefix_tokens // HASH_TOKENS
+        blocks = beginnings[name] = tuple(name + block for block in range(whole))
+    return _arrival(traffic, at_s, prompt, output, blocks)
 
 
-def _session(traffic: Traffic, at_s: float, prefixes: list[int], chance: random.Random) -> Iterator[Arrival]:
-    """Yield the turns of one conversation."""
-    own, shared = chance.getrandbits(40) << 20, chance.choice(prefixes)
+def _session(traffic: Traffic, at_s: float, names: list[int], chances: _Chances) -> Iterator[Arrival]:
+    """Yield the turns of one conversation, which ends where no model has the context for it."""
+    chance = chances.rest
+    own, shared = chance.getrandbits(40) << 20, chance.choice(names)
     whole = traffic.shared_prefix_tokens // HASH_TOKENS
     said = traffic.shared_prefix_tokens
     while True:
-        said += traffic.input_tokens.draw(chance)
-        output = traffic.output_tokens.draw(chance)
+        said += traffic.input_tokens.draw(chances.prompts)
+        output = traffic.output_tokens.draw(chances.answers)
         blocks = tuple((shared if block < whole else own) + block for block in range(said // HASH_TOKENS))
         yield _arrival(traffic, at_s, said, output, blocks)
-        # A geometric number of turns has the mean that was asked for.
-        if chance.random() >= 1 - 1 / traffic.turns:
-            return
         said += output
+        # A geometric number of turns has the mean that was asked for.
+        if chance.random() >= 1 - 1 / traffic.turns or said > TOKENS_MAX:
+            return
         at_s += output * _TOKEN_S + chance.expovariate(1 / traffic.think_s)
 
 

@@ -1,8 +1,6 @@
 """From the body of a scenario of requests to the world that is run, its traffic and its prices."""
 
-import random
 from collections.abc import Iterator, Sequence
-from math import inf
 from pathlib import Path
 
 import msgspec
@@ -10,23 +8,20 @@ import msgspec
 from modelyard.domain import autoscale_bounds
 from modelyard.domain.endpoints import Autoscale, Scaling
 from modelyard.domain.facts import ModelFacts
-from modelyard.domain.lengths import Lengths, lengths_of
-from modelyard.domain.tenants import Plan
 from modelyard.formats import ArtifactInvalidError
 from modelyard.policy.dispatch import DispatchRules
 from modelyard.policy.engine_model import Speed
 from modelyard.policy.hardware import KINDS
-from modelyard.policy.job import BANDS
 from modelyard.policy.scaling import divide
-from modelyard.sim import arrival_files
 from modelyard.sim.fleet.models import MODELS
 from modelyard.sim.hardware import PRECISION_NAMES, Place, estimate
 from modelyard.sim.requests import Arrival
 from modelyard.sim.runs import Price, Variant
-from modelyard.sim.scenario_body import EngineBody, ReleaseBody, RequestBody, TrafficBody
+from modelyard.sim.scenario_body import EngineBody, ReleaseBody, RequestBody
 from modelyard.sim.scenario_file import Fault, ScenarioError
+from modelyard.sim.scenario_traffic import arrivals_of, path_of, placed, plans_of
 from modelyard.sim.tasks import BLOCK_TOKENS, EngineSpec
-from modelyard.sim.traffic import HASH_TOKENS, REQUESTS_MAX, Traffic, requests_of
+from modelyard.sim.traffic import HASH_TOKENS
 from modelyard.sim.world import ReleaseSpec, WorldSpec
 
 UNKNOWN_HERE = (
@@ -41,32 +36,34 @@ UNKNOWN_HERE = (
 """Settings of ``autoscale`` that a world of requests has no use for: it has one endpoint, no nodes and no last week."""
 
 
-_MINUTES = 10.0
+_CONFIG_BYTES_MAX = 16 * 1024 * 1024
 
 
-def variant_of(name: str, body: RequestBody, folder: Path) -> Variant:
+def variant_of(name: str, body: RequestBody, folder: Path, *, place: str = "") -> Variant:
     """Return the variant of a body; files that it names are meant from ``folder``.
+
+    ``place`` is where it stands, like ``variant[0].``, for what is found wrong only when requests are made.
 
     Raises:
         ScenarioError: it cannot be run.
     """
     faults = [*_scaling_faults(body), *_release_faults(body)]
-    traffic = body.traffic or [TrafficBody()]
-    plans = []
-    for place, one in enumerate(traffic):
-        try:
-            plans.append((one, _traffic(one, place)))
-        except ScenarioError as error:
-            at = f"traffic[{place}]." if len(traffic) > 1 else "traffic."
-            faults += [Fault(at + fault.param, fault.reason) for fault in error.faults]
-    if faults:
-        raise ScenarioError(faults)
-    releases, prices = _releases(body, folder)
+    plans, flaws = plans_of(body, folder)
+    faults += flaws
+    # What is wrong with a release itself would be told once more.
+    releases, prices, flaws = _releases(body, folder) if not faults else ([], {}, [])
+    if faults or flaws:
+        raise ScenarioError([*faults, *flaws])
     most = min(release.engine.kv_tokens for release in releases)
+
+    def arrivals(seed: int) -> list[Arrival]:
+        with placed(place):
+            return arrivals_of(plans, seed, most, knows_kv=body.routing.knows_kv)
+
     return Variant(
         name=name,
         spec=_world(body, releases),
-        arrivals=lambda seed: _arrivals(plans, folder, seed, most, knows_kv=body.routing.knows_kv),
+        arrivals=arrivals,
         prices=prices,
         slo_s=body.autoscale.target_ttft_s,
     )
@@ -147,10 +144,12 @@ def _listed(body: RequestBody) -> list[ReleaseBody]:
     ]
 
 
-def _releases(body: RequestBody, folder: Path) -> tuple[list[ReleaseSpec], dict[str, Price]]:
+def _releases(body: RequestBody, folder: Path) -> tuple[list[ReleaseSpec], dict[str, Price], list[Fault]]:
     listed = _listed(body)
     first = divide(body.hardware.min_replicas, {one.version: one.weight for one in listed})
-    releases, prices, faults = [], {}, []
+    releases: list[ReleaseSpec] = []
+    prices: dict[str, Price] = {}
+    faults: list[Fault] = []
     for place, one in enumerate(listed):
         at = f"releases[{place}]." if body.releases else ""
         try:
@@ -161,9 +160,7 @@ def _releases(body: RequestBody, folder: Path) -> tuple[list[ReleaseSpec], dict[
         replicas = first[one.version] if one.replicas is None else one.replicas
         releases.append(ReleaseSpec(engine=engine, version_id=one.version, weight=one.weight, replicas=replicas))
         prices[one.version] = _price(one, body)
-    if faults:
-        raise ScenarioError(faults)
-    return releases, prices
+    return releases, prices, faults
 
 
 def _price(release: ReleaseBody, body: RequestBody) -> Price:
@@ -178,8 +175,9 @@ def _engine(release: ReleaseBody, folder: Path) -> EngineSpec:
     speed, kv_tokens = None if given.speed is None else _speed(given), given.kv_tokens
     if speed is None or not kv_tokens:
         place = Place(hardware.gpu_type, hardware.gpu_count, hardware.memory_gib)
+        facts = _facts(release.model, folder)
         try:
-            expected = estimate(_facts(release.model, folder), release.precision, place)
+            expected = estimate(facts, release.precision, place)
         except ValueError as error:
             raise ScenarioError([Fault("hardware", str(error))]) from error
         speed, kv_tokens = speed or expected.speed, kv_tokens or expected.kv_tokens
@@ -200,113 +198,39 @@ def _speed(given: EngineBody) -> Speed:
 
 
 def _facts(model: str, folder: Path) -> ModelFacts:
-    """Return the shape of a model: one that is known, or a file's.
+    """Return the shape of a model that writes tokens: one that is known, or a file's.
 
     Raises:
         ScenarioError: it is neither.
     """
-    if model in MODELS:
-        return MODELS[model]
-    path = folder / Path(model).expanduser()
+    facts = MODELS[model] if model in MODELS else _facts_of_file(model, folder)
+    if not facts.kv_bytes_per_token or not (facts.parameters or facts.weights_bytes):
+        lacks = "a size of its KV cache and its weights, as models that write tokens have"
+        raise ScenarioError([Fault("model", f"'{model}' does not say {lacks}; use one of {', '.join(_WRITERS)}")])
+    return facts
+
+
+_WRITERS = [name for name, facts in MODELS.items() if facts.kv_bytes_per_token]
+
+
+def _facts_of_file(model: str, folder: Path) -> ModelFacts:
+    try:
+        path = path_of(model, folder)
+    except ScenarioError as error:
+        raise ScenarioError([Fault("model", error.faults[0].reason)]) from error
     if not path.is_file():
-        known = ", ".join(name for name, facts in MODELS.items() if facts.kv_bytes_per_token)
+        known = ", ".join(_WRITERS)
         raise ScenarioError([Fault("model", f"'{model}' is neither a file nor one of {known}; name a config.json")])
     from modelyard.formats.folder import facts_of
     from modelyard.formats.huggingface import facts_from
 
     try:
         if path.suffix == ".json":
+            if path.stat().st_size > _CONFIG_BYTES_MAX:
+                raise ScenarioError([Fault("model", f"{path} has more than {_CONFIG_BYTES_MAX:,} bytes")])
             facts = facts_from({"config.json": path.read_bytes()})
         else:
             facts = facts_of({path.name: path})
     except (ArtifactInvalidError, OSError) as error:
         raise ScenarioError([Fault("model", f"{path} cannot be read: {error}")]) from error
     return facts if facts.name else msgspec.structs.replace(facts, name=path.stem)
-
-
-def _traffic(body: TrafficBody, place: int) -> Traffic:
-    faults: list[Fault] = []
-
-    def lengths(name: str, text: str) -> Lengths:
-        try:
-            return lengths_of(text)
-        except ValueError as error:
-            faults.append(Fault(name, str(error)))
-            return Lengths("constant", 1)
-
-    minutes = body.minutes or _MINUTES
-    if body.rate * minutes * 60 > REQUESTS_MAX and not body.file:
-        faults.append(Fault("rate", f"comes to more than {REQUESTS_MAX:,} requests; take fewer minutes"))
-    found = Traffic(
-        pattern=body.arrivals,
-        rate=body.rate,
-        begin_s=body.begin_minutes * 60,
-        seconds=minutes * 60,
-        burstiness=body.burstiness,
-        peak=body.peak,
-        period_s=body.period_hours * 3600,
-        tenant_id=body.tenant or ("tenant" if not place else f"tenant-{place + 1}"),
-        weight=body.weight,
-        band=BANDS.index(Plan(body.plan)),
-        input_tokens=lengths("input_tokens", body.input_tokens),
-        output_tokens=lengths("output_tokens", body.output_tokens),
-        output_max=body.max_tokens,
-        shared_prefix_tokens=body.shared_prefix_tokens,
-        shared_prefixes=body.shared_prefixes,
-        turns=body.turns,
-        think_s=body.think_s,
-    )
-    if faults:
-        raise ScenarioError(faults)
-    return found
-
-
-def _arrivals(
-    plans: Sequence[tuple[TrafficBody, Traffic]], folder: Path, seed: int, kv_tokens: int, *, knows_kv: bool
-) -> list[Arrival]:
-    """Return the requests of a seed, in order.
-
-    Raises:
-        ScenarioError: a file cannot be read, or a prompt can never be taken.
-    """
-    chance, found = random.Random(seed), []
-    for place, (body, traffic) in enumerate(plans):
-        own = random.Random(chance.random())
-        try:
-            made = _of_file(body, traffic, folder, own) if body.file else requests_of(traffic, own)
-        except (ValueError, OSError) as error:
-            at = "traffic.file" if len(plans) == 1 else f"traffic[{place}].file"
-            raise ScenarioError([Fault(at, str(error))]) from error
-        found += made
-    found.sort(key=lambda one: one.at_s)
-    if not found:
-        raise ScenarioError(
-            [Fault("traffic.rate", "no request comes in this time; take more minutes or a higher rate")]
-        )
-    longest = max(one.prompt_tokens for one in found)
-    if longest >= kv_tokens and not knows_kv:
-        reason = (
-            f"a prompt has {longest:,} tokens and the KV cache {kv_tokens:,}: without knows_kv it blocks its engine"
-        )
-        raise ScenarioError([Fault("routing.knows_kv", reason)])
-    # An engine ends an answer where its cache does.
-    return [_fitting(one, kv_tokens) for one in found]
-
-
-def _fitting(arrival: Arrival, kv_tokens: int) -> Arrival:
-    room = kv_tokens - arrival.prompt_tokens - BLOCK_TOKENS
-    if arrival.output_tokens <= room or room < 1:
-        return arrival
-    return msgspec.structs.replace(arrival, output_tokens=room)
-
-
-def _of_file(body: TrafficBody, traffic: Traffic, folder: Path, chance: random.Random) -> list[Arrival]:
-    path = folder / Path(body.file).expanduser()
-    named = traffic if body.tenant else msgspec.structs.replace(traffic, tenant_id="")
-    found = arrival_files.read(path, named, chance, speedup=body.speedup)[: body.requests or None]
-    until_s = inf if body.minutes is None else traffic.begin_s + traffic.seconds
-    return [
-        one if one.tenant_id else msgspec.structs.replace(one, tenant_id=traffic.tenant_id)
-        for one in found
-        if one.at_s <= until_s
-    ]

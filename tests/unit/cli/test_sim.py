@@ -2,6 +2,10 @@
 
 import builtins
 import json
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +121,7 @@ def test_pictures_without_matplotlib_are_refused_before_the_run(
         (SMALL.replace("gpu_type", "gpu_typ"), "line 3, hardware.gpu_typ: this field does not exist here; did"),
         (SMALL.replace("min_replicas = 2", "min_replicas = 0"), "line 11, variant[1].hardware.min_replicas: 0 needs"),
         (SMALL + "[variant.traffic]\nrate = 0\n", "line 13, variant[1].traffic.rate:"),
-        (SMALL.replace("rate = 2", "file = 'none.csv'"), "line 5, traffic.file: [Errno 2] No such file"),
+        (SMALL.replace("rate = 2", "file = 'none.csv'"), "line 5, traffic.file: "),
         ("title = ", "is not valid TOML"),
     ],
 )  # fmt: skip
@@ -204,3 +208,84 @@ def test_progress_is_told_after_a_moment_with_what_is_left(
         "run 1 of 2: a, 50% of its time; about 18 s left",
         "run 2 of 2: b, 50% of its time; about 6 s left",
     ]
+
+
+@pytest.mark.parametrize(
+    ("unit", "before", "after", "told"),
+    [
+        ("share", 0.99948, 0.999485638, ["99.948", "99.949", "+0.001 pt"]),
+        ("share", 0.244, 0.3023, ["24.4", "30.2", "+5.83 pt"]),
+        ("share", 0.999, 0.769, ["99.900", "76.9", "-23.0 pt"]),
+        ("share", 0.0, 0.00001, ["0", "0.001", "+0.001 pt"]),
+        ("share", 0.999999999, 1.0, ["99.999", "100", "same"]),
+        ("usd", 4.0, 3.99999, ["4.00", "4.00", "same"]),
+        ("usd", 4.0, 3.9999, ["4.00", "4.00", "same"]),
+        ("count", 100_000.0, 100_030.0, ["100,000", "100,030", "+0.03 %"]),
+        ("count", 100_000.0, 100_001.0, ["100,000", "100,001", "same"]),
+        ("s", 2.0, 0.0, ["2", "0", "-100.0 %"]),
+        ("s", 0.0, 2.0, ["0", "2", "-"]),
+    ],
+)  # fmt: skip
+def test_no_difference_is_told_finer_than_what_it_is_of(
+    unit: str, before: float, after: float, told: list[str]
+) -> None:
+    tried = tuple(Tried(name, (Ran(1, {"a": value}, {}),)) for name, value in (("x", before), ("y", after)))
+    _, rows = cells(Results("", "request", (Figure("a", "A", unit),), tried))
+    assert rows[0][1:] == told
+
+
+def test_a_run_that_is_interrupted_ends_at_once_and_quietly(tmp_path: Path) -> None:
+    file = tmp_path / "long.toml"
+    file.write_text("[hardware]\ngpu_type = 'h100'\nmin_replicas = 20\n[traffic]\nrate = 500\nminutes = 20\n", "utf-8")
+    running = subprocess.Popen(
+        [sys.executable, "-m", "modelyard", "sim", str(file)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stderr is not None
+    try:
+        told = running.stderr.readline()
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=20)
+    finally:
+        running.kill()
+    assert "left" in told, "it was not running yet"
+    assert running.returncode == 130
+    assert out == ""
+    assert "Traceback" not in err
+
+
+def test_what_a_tenant_is_called_cannot_break_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "some.csv").write_text('time,tenant\n0,"a\nb"\n1,"<script>"\n2,\x1b[31mred\n', "utf-8")
+    file = tmp_path / "some.toml"
+    file.write_text("[hardware]\ngpu_type = 'h100'\n[traffic]\nfile = 'some.csv'\n", "utf-8")
+    pytest.importorskip("matplotlib")
+    assert main(["sim", str(file), "--html", str(tmp_path / "x.html")]) == 0
+    shown = capsys.readouterr().out
+    assert "In time, a b, %" in shown
+    assert "\x1b" not in shown
+    page = (tmp_path / "x.html").read_text("utf-8")
+    assert "&lt;script&gt;" in page
+    assert "<script" not in page
+
+
+def test_a_picture_leaves_names_as_they_are(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    name = 'id="0.123456" 5"'
+    file = tmp_path / "small.toml"
+    file.write_text(SMALL.replace('"one"', f"'{name}'"), "utf-8")
+    assert main(["sim", str(file), "--quiet", "--html", str(tmp_path / "x.html")]) == 0
+    page = (tmp_path / "x.html").read_text("utf-8")
+    assert f"{name}</text>" in page
+    ids = re.findall(r' id="([^"]+)"', re.sub(r">[^<]*<", "><", page))
+    assert len(ids) == len(set(ids)), "clips of one picture must not be another's"
+
+
+@pytest.mark.parametrize("arguments", [["--html", "."], ["--pictures", "small.toml"]])
+def test_what_cannot_be_written_is_refused_before_the_run(
+    small: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(small.parent)
+    assert main(["sim", str(small), *arguments]) == 2
+    assert capsys.readouterr().out == ""

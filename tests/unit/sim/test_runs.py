@@ -1,5 +1,6 @@
 """Variants run with the same seeds, are compared by the same figures, and looking at a world changes nothing in it."""
 
+from itertools import pairwise
 from random import Random
 
 import msgspec
@@ -10,7 +11,7 @@ from modelyard.policy.engine_model import Speed
 from modelyard.sim.requests import Arrival, Request
 from modelyard.sim.runs import Price, Variant, run_all, run_one
 from modelyard.sim.tasks import EngineSpec
-from modelyard.sim.timeline import POINTS, Timeline, every_s
+from modelyard.sim.timeline import POINTS, POINTS_MAX, Timeline, every_s
 from modelyard.sim.world import ReleaseSpec, World, WorldSpec
 
 ENGINE = EngineSpec(speed=Speed(0.0135, 6.4e-05, 3.8e-05, 4.9e-08))
@@ -119,3 +120,19 @@ def test_what_an_engine_did_by_now_is_told_between_its_steps_too() -> None:
     world.run(arrivals(1))
     for replica in world.replicas.values():
         assert replica.engine.busy_by(1e9) == pytest.approx(replica.engine.busy_s)
+
+
+def test_points_stay_few_however_long_the_last_answers_take() -> None:
+    slow = EngineSpec(speed=Speed(5.0, 0.0, 0.0, 0.0))
+    few = [Arrival(at_s=at / 10, prompt_tokens=50, output_tokens=900) for at in range(20)]
+    spec = WorldSpec(releases=(ReleaseSpec(engine=slow),), knows_kv=False)
+    variant = Variant(name="a", spec=spec, arrivals=lambda seed: few, prices={"ver_sim": Price(1, 2.0)})
+    series = run_one(variant, 1).series
+    assert POINTS < len(series["hours"]) < POINTS_MAX
+    assert {len(column) for column in series.values()} == {len(series["hours"])}
+    gaps = [(later or 0.0) - (before or 0.0) for before, later in pairwise([0.0, *series["hours"]])]
+    assert max(gaps) == pytest.approx(min(gaps))
+    assert series["usd_per_hour"] == pytest.approx([2.0] * len(gaps))
+    assert sum(value or 0.0 for value in series["requests_s"]) * gaps[0] * 3600 == pytest.approx(len(few))
+    written = sum(value or 0.0 for value in series["tokens_s"]) * gaps[0] * 3600
+    assert written == pytest.approx(20 * 900, rel=0.02)

@@ -59,3 +59,25 @@ def test_prompts_of_two_tenants_have_nothing_in_common() -> None:
     first, second = ({block for one in group for block in one.blocks} for group in found)
     assert first
     assert not first & second
+
+
+@pytest.mark.parametrize("pattern", ["poisson", "bursty", "diurnal"])
+def test_who_changes_lengths_keeps_when_requests_come_and_all_other_lengths(pattern: str) -> None:
+    first = made(pattern=Pattern(pattern), shared_prefix_tokens=512, shared_prefixes=3)
+    other = made(
+        pattern=Pattern(pattern), shared_prefix_tokens=512, shared_prefixes=3, output_tokens=lengths_of("uniform:5:9")
+    )
+    assert [(one.at_s, one.prompt_tokens, one.blocks) for one in first] == [
+        (one.at_s, one.prompt_tokens, one.blocks) for one in other
+    ]
+
+
+def test_a_conversation_ends_where_no_model_has_the_context_for_it() -> None:
+    found = made(pattern=Pattern.SESSIONS, rate=0.5, turns=20.0, input_tokens=lengths_of("300000"))
+    assert 600_000 < max(one.prompt_tokens for one in found) <= 1_300_000
+
+
+def test_prompts_that_begin_alike_share_what_says_so() -> None:
+    found = made(seconds=500.0, shared_prefix_tokens=1_000_000, shared_prefixes=2)
+    assert len({one.blocks for one in found}) == 2
+    assert len({id(one.blocks) for one in found}) == 2, "thousands of numbers for each request fill the memory"

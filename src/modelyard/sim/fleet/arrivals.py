@@ -4,6 +4,8 @@ Counts are negative binomial with the slot's mean, and with the variance that th
 renewal process; a CV of 1 is Poisson's. Drawn for ten minutes at once.
 """
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -44,7 +46,8 @@ class Arrivals:
         chance = np.random.Generator(np.random.PCG64([self._seed, slot]))
         self.rate, self.burst = self._population.rate(slot), self._population.burst(slot)
         self.active = np.flatnonzero(self.rate > 0)
-        ticks = max(1, round(SLOT_S / self._tick_s))
+        # Where a slot is no whole number of ticks, some have one more; and sums of fractions are not exact.
+        ticks = math.floor(SLOT_S / self._tick_s) + (0 if SLOT_S % self._tick_s == 0 and self._tick_s % 1 == 0 else 2)
         mean = self.rate[self.active] * self._tick_s
         excess = np.maximum(self.burst[self.active] - 1.0, _NEARLY)
         self._slot, self._first = slot, tick

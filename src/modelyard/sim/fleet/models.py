@@ -114,6 +114,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         return self.slots / (self.fixed_s + self.slots * self.shared_s)
 
 
+class NoRoomError(ValueError):
+    """A model fits none of the nodes."""
+
+
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """On what terms a model runs.
 
@@ -141,6 +145,9 @@ def profile(name: str, terms: Terms) -> Profile:
     is_llm = facts.kv_bytes_per_token > 0
     batch = terms.static_batch if is_llm else 0
     row = _chosen(_rows(facts, terms, batch), terms)
+    if row is None:
+        bits = "" if terms.quantised else " in 16 bits"
+        raise NoRoomError(f"no node has the accelerators for {facts.name}{bits}; give larger ones, or more on a node")
     is_shared = terms.packing and not terms.is_busy and _share(row) <= SHARED_MOST
     slots = batch or _SMALL_BATCH
     if is_llm and not batch:
@@ -155,7 +162,7 @@ def profile(name: str, terms: Terms) -> Profile:
     def whole_s(number: int) -> float:
         return number * terms.completion_tokens / at(number).output_tokens_s
 
-    shared_s = (whole_s(slots) - whole_s(1)) / (slots - 1)
+    shared_s = (whole_s(slots) - whole_s(1)) / max(1, slots - 1)
     fixed_s, prompt_s = whole_s(1) - shared_s, at(1, 1).ttft_ms / 1000
     if batch:
         # Answers of a batch end with its longest, of exponential lengths; prompts are as many as before.
@@ -200,7 +207,7 @@ def _share(row: Row) -> float:
     return memory.needed_bytes / whole if row.count == 1 else 1.0
 
 
-def _chosen(rows: list[Row], terms: Terms) -> Row:
+def _chosen(rows: list[Row], terms: Terms) -> Row | None:
     """Return what its owner takes: of what serves much the cheapest token, else the cheapest hour."""
 
     def price(row: Row) -> tuple[float, float]:
@@ -213,7 +220,8 @@ def _chosen(rows: list[Row], terms: Terms) -> Row:
         able = [row for row in rows if row.fits and row.meets_targets and row.is_allowed]
         found = min(able, key=price, default=None)
     if found is None:  # no target can be met: what fits and is fastest
-        found = min((row for row in rows if row.fits and row.is_allowed), key=lambda row: row.speed.itl_ms)
+        fitting = (row for row in rows if row.fits and row.is_allowed)
+        found = min(fitting, key=lambda row: row.speed.itl_ms, default=None)
     return found
 
 

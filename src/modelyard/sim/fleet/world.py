@@ -151,17 +151,21 @@ class World:
             self._decide(at, now_s)
         if self.turns is not None:
             self.turns.look(self, now_s)
-        if self.pools is not None and tick % round(LOOK_S / self.scenario.tick_s) == 0:
+        if self.pools is not None and self._is_due(tick, LOOK_S):
             self.pools.look(self, now_s)
-        if self.moves is not None and tick % round(EVERY_S / self.scenario.tick_s) == 0:
+        if self.moves is not None and self._is_due(tick, EVERY_S):
             self.moves.look(self, now_s)
-        if self.short and tick % round(RETRY_S / self.scenario.tick_s) == 0:
+        if self.short and self._is_due(tick, RETRY_S):
             for at in sorted(self.short):
                 self.fill(at, now_s)
-        if tick % round(SHARING_S / self.scenario.tick_s) == 0:
+        if self._is_due(tick, SHARING_S):
             self._share()
         self.backfill.fill(columns, self.recorder)
         self.recorder.count(self, now_s)
+
+    def _is_due(self, tick: int, every_s: float) -> bool:
+        """Say whether what is done every so often is done in this tick."""
+        return tick % max(1, round(every_s / self.scenario.tick_s)) == 0
 
     # --- requests ------------------------------------------------------------------------
 

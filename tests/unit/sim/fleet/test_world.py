@@ -142,3 +142,11 @@ def test_without_numpy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "numpy", None)
     with pytest.raises(ImportError, match=r"modelyard\[sim\]"):
         simulate(SMALL, CLIENTS, random.Random(1))
+
+
+@pytest.mark.parametrize("tick_s", [13.0, 0.7, 0.6, 30.0])
+def test_a_tick_may_be_of_any_length(tick_s: float) -> None:
+    hours = 1.0 if tick_s > 1 else 0.5
+    odd = msgspec.structs.replace(SMALL, tick_s=tick_s, hours=hours, warmup_s=100.0)
+    usual = msgspec.structs.replace(SMALL, hours=hours, warmup_s=100.0)
+    assert outcome(odd).requests == pytest.approx(outcome(usual).requests, rel=0.1)
