@@ -123,7 +123,7 @@ def test_replicas_that_begin_after_the_last_answer_take_nothing_off_the_time_of_
     (first,) = world.replicas.values()
     first.engine.busy_s = 10.0
     world.events.now_s = 30.0
-    world._begin(spec.releases[0], load_s=60.0)
+    world.begin(spec.releases[0], load_s=60.0)
     # 40 seconds of the first, ten of the second.
     assert summary(world, [asked, late]).busy_share == pytest.approx(10.0 / 50.0)
 
