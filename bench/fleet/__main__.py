@@ -117,7 +117,7 @@ def show_prewarm(bench: Bench, endpoints: int, hours: float) -> None:
             ("by gaps, and pre-warmed", ruled(idle=IdleTime.LEARNED)),
             ("idle time by price (`priced`)", {**ruled(idle=IdleTime.PRICED), "measures": off}),
             ("as shipped: by price, and pre-warmed", {}),
-            ("by price and pre-warmed, at 1,800 s a cold start", ruled(prewarm_cold_cost_s=1800.0)),
+            ("by price and pre-warmed, at 900 s a cold start", ruled(prewarm_cold_cost_s=900.0)),
             ("the source's numbers, no forecast", {"rules": SOURCES, "measures": off}),
         )
     ]

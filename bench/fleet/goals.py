@@ -26,9 +26,6 @@ REQUESTS = 2000
 MUCH = 1.5
 """Lines of batches for each request, from which on they fill what is idle."""
 
-KEEN_S = 1800.0
-"""Worth of a cold start, in seconds of an accelerator, with which the goal of three quarters is met."""
-
 Run = Callable[[str, str, Scenario, object], list[Outcome]]
 
 
@@ -61,14 +58,12 @@ def fleet(run: Run, endpoints: int, hours: float) -> list[Goal]:
     alike = replace(plain.rules, idle=IdleTime.FIXED)
     fixed = run("goals", "idle time alone", replace(plain, measures=off, rules=alike), None)
     shipped = run("goals", "as shipped", plain, None)
-    keen = replace(plain.rules, prewarm_cold_cost_s=KEEN_S)
-    eager = run("goals", "at more a cold start", replace(plain, rules=keen), None)
     traffic = replace(ours_scenario.traffic, batch_share=MUCH)
     filled = run("goals", f"{MUCH:g} lines a request", replace(ours_scenario, traffic=traffic), None)
     return [
         *_hours(alone, ours),
         *_busy(fixed, ours, filled),
-        *_starts(fixed, shipped, eager, ours),
+        *_starts(fixed, shipped, ours),
         *_callers(literal, ours),
     ]
 
@@ -107,11 +102,10 @@ def _busy(plain: list[Outcome], ours: list[Outcome], filled: list[Outcome]) -> l
     ]  # fmt: skip
 
 
-def _starts(fixed: list[Outcome], shipped: list[Outcome], eager: list[Outcome], ours: list[Outcome]) -> list[Goal]:
+def _starts(fixed: list[Outcome], shipped: list[Outcome], ours: list[Outcome]) -> list[Goal]:
     rows = []
     for name, found in (
         ("as shipped", shipped),
-        (f"at {KEEN_S:,.0f} s a cold start", eager),
         ("engines that sleep, and warm pools", ours),
     ):
         fewer = [1 - (b.activations - b.stolen) / max(a.activations, 1) for a, b in zip(fixed, found, strict=True)]

@@ -166,7 +166,7 @@ class Autoscale(msgspec.Struct, frozen=True, omit_defaults=True):
     """How long before; the time of a load comes on top."""
     prewarm_budget: float = 2.0
     """GPU-hours a day that may be spent on waiting for expected requests."""
-    prewarm_cold_cost_s: float = 900.0
+    prewarm_cold_cost_s: float = 1800.0
     """What one avoided cold start is worth, in seconds of one accelerator."""
 
     batch_scales: bool = True
@@ -176,7 +176,13 @@ class Autoscale(msgspec.Struct, frozen=True, omit_defaults=True):
     """Node pool that may be used when all others are full and callers would wait too long; "": none."""
 
 
-SOURCE = Autoscale(down_utilization=30.0, down_utilization_s=600.0, load_share_down=60.0, idle=IdleTime.FIXED)
+SOURCE = Autoscale(
+    down_utilization=30.0,
+    down_utilization_s=600.0,
+    load_share_down=60.0,
+    idle=IdleTime.FIXED,
+    prewarm_cold_cost_s=900.0,
+)
 """The source's "Autoscaling Flow" to the number, as it was shipped before a search found better ones (ADR 0042)."""
 
 

@@ -24,7 +24,7 @@ Run = Callable[[Scenario, int], Outcome]
 """Runs a scenario with a seed."""
 
 COLD_START_S = 900.0
-"""Accelerator-seconds that an avoided cold start is worth: the shipped ``prewarm_cold_cost_s``."""
+"""Accelerator-seconds that an avoided cold start is worth: half of the shipped ``prewarm_cold_cost_s`` (ADR 0042)."""
 LATE_S = 10.0
 """The same of a request that waited for more than five seconds: an assumption."""
 DROPPED_S = 100.0

@@ -11,7 +11,13 @@ from alembic import op
 revision = "0017"
 down_revision = "0016"
 
-BEFORE = {"idle": "fixed", "down_utilization": 30.0, "down_utilization_s": 600.0, "load_share_down": 60.0}
+BEFORE = {
+    "idle": "fixed",
+    "down_utilization": 30.0,
+    "down_utilization_s": 600.0,
+    "load_share_down": 60.0,
+    "prewarm_cold_cost_s": 900.0,
+}
 
 
 def upgrade() -> None:
