@@ -146,6 +146,10 @@ class EndpointState(Generic[W]):
             weight = max(weight, TEMPLATE_DOWN_WEIGHT)
         self.template_tokens += weight * (beyond - self.template_tokens)
 
+    def is_remote(self, version_id: str) -> bool:
+        """Say whether a version runs at somebody else's, who is paid for whatever is asked."""
+        return any(release.is_remote and release.version_id == version_id for release in self.route.releases)
+
     def expect(self, speeds: Mapping[str, Speed]) -> None:
         """Take how fast its engines are from what their pages told the controller, until they have answered here."""
         for release in self.route.releases:

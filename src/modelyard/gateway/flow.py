@@ -303,6 +303,8 @@ class Gateway:
         ``wait_s_max`` is the longest that its caller wants to stand in line, None what the settings say.
         """
         exchange.client.current = exchange
+        # Not whose caller wants to wait no longer, nor what generates nothing: that is read, heard or drawn at once.
+        exchange.may_make_way = wait_s_max is None and exchange.call.meter is None and exchange.job.output_max > 0
         self.exchanges[exchange] = None
         exchange.endpoint.in_flight += 1
         exchange.endpoint.arrivals += 1

@@ -108,9 +108,16 @@ class Headroom:
             seen[tenant_id] = (now_s, weight)
             seen.move_to_end(tenant_id)
         if not waits and len(seen) > 1 and self.is_light(job):
-            self._light_new[job.band] += 1
-            tokens = reservation(job)
-            self._tokens += (_WEIGHT if self._tokens else 1.0) * (tokens - self._tokens)
+            new = self._light_new
+            if not new[job.band]:
+                # One a look is enough to know their size by.
+                self._tokens += (_WEIGHT if self._tokens else 1.0) * (reservation(job) - self._tokens)
+            new[job.band] += 1
+        if now_s - self._looked_s >= LOOK_S:
+            self._look(now_s)
+
+    def look(self, now_s: float) -> None:
+        """Think it over again how much to keep, if that is due."""
         if now_s - self._looked_s >= LOOK_S:
             self._look(now_s)
 
@@ -119,18 +126,18 @@ class Headroom:
         running, tenant_id = self._running, job.tenant_id
         running[tenant_id] = running.get(tenant_id, 0) + 1
         self._total = total = self._total + 1
-        peak = self._peak
-        self._peak = total if total > peak else peak
+        if total > self._peak:  # noqa: PLR1730 - a comparison, not a call: every request comes by here
+            self._peak = total
         if not job.is_stream:
             self._unseen += 1
 
     def ended(self, job: Job) -> None:
         """Note that it gives the slot back."""
-        left = self._running[job.tenant_id] - 1
-        if left:
-            self._running[job.tenant_id] = left
+        running, tenant_id = self._running, job.tenant_id
+        if (own := running[tenant_id]) > 1:
+            running[tenant_id] = own - 1
         else:
-            del self._running[job.tenant_id]
+            del running[tenant_id]
         self._total -= 1
         if not job.is_stream:
             self._unseen -= 1
@@ -140,7 +147,11 @@ class Headroom:
 
     def is_light(self, job: Job) -> bool:
         """Say whether room may be kept for the likes of ``job``: its tenant asks for little, and not for a batch."""
-        return len(self._seen) > 1 and job.band < BATCH_BAND and self.is_within_share(job)
+        if job.band >= BATCH_BAND or len(self._seen) <= 1:
+            return False
+        # ``is_within_share`` written out: every request comes by here.
+        own = self._running.get(job.tenant_id)
+        return own is None or (own + 1) * self._weight <= job.weight * (self._total + 1)
 
     def is_within_share(self, job: Job) -> bool:
         """Say whether a tenant, with ``job``, runs no more than its fair share of what runs; one request always is."""
@@ -160,6 +171,12 @@ class Headroom:
             and self.is_within_share(job)
             and line.lead(job) * job.weight <= LEAD * cost_of(job)
         )
+
+    def may_help(self, job: Job, line: WaitingLine[W]) -> bool:
+        """Say whether one who comes to a line may soon get what is kept, or the place of somebody above its share."""
+        if not (self.kept[job.band] or self._unseen) or line.waits(job) or not self.is_light(job):
+            return False
+        return not line.depths[job.band] or line.lead(job) * job.weight <= LEAD * cost_of(job)
 
     def leaves_room(self, job: Job, replica: ReplicaLoad, replicas: Iterable[ReplicaLoad], kv_share_max: float) -> bool:
         """Say whether ``job`` may start on ``replica``: its tenant is within its share, or it leaves what is kept."""
@@ -187,7 +204,8 @@ class Headroom:
         fade = exp((self._looked_s - now_s) / SEEN_S)
         self._looked_s = now_s
         seen = self._seen
-        for tenant_id, (seen_s, weight) in list(seen.items()):
+        while seen:
+            tenant_id, (seen_s, weight) = next(iter(seen.items()))
             if seen_s >= now_s - SEEN_S:
                 break
             self._weight -= weight

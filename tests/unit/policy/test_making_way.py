@@ -60,17 +60,19 @@ class Request:
     gave_way: int = 0
     is_seen: bool = False
     failed_on: list[ReplicaLoad] = field(default_factory=list)
+    is_turned_away: bool = False
 
     def turned_away(self, verdict: Verdict) -> None:
-        raise AssertionError(f"{self.name} was turned away")
+        self.is_turned_away = True
 
 
 class Endpoint:
     """One replica of four slots, and what came in order."""
 
-    def __init__(self, *, kv_tokens: int = 0) -> None:
+    def __init__(self, *, kv_tokens: int = 0, places: int = 100) -> None:
         self.came: list[Request] = []
-        rules = DispatchRules(places=100)
+        self.now_s = 0.0
+        rules = DispatchRules(places=places)
         self.dispatcher: Dispatcher[Request] = Dispatcher("ep", rules=rules, deliver=self._start, chance=lambda: 0.5)
         route = ReplicaRoute("r", "127.0.0.1", 1, "s", 4, kv_tokens=kv_tokens)
         self.dispatcher.update([("v1", 100, 0, [(route, 4)])], now_s=0.0)
@@ -81,7 +83,7 @@ class Endpoint:
 
     def ask(self, tenant_id: str, *, band: int = STANDARD, tokens: int = 100) -> Request:
         request = Request(tenant_id, Job(tenant_id, 1.0, band, tokens, tokens, tokens, is_stream=False))
-        verdict = self.dispatcher.arrive(request, now_s=0.0, deadline_s=9.0)
+        verdict = self.dispatcher.arrive(request, now_s=self.now_s, deadline_s=self.now_s + 9.0)
         if isinstance(verdict, ReplicaLoad):
             self._start(request, verdict)
         self.came.append(request)
@@ -94,8 +96,8 @@ class Endpoint:
             self.dispatcher,
             reversed(self.came),
             can_stop=lambda one: not one.is_seen,
-            now_s=0.0,
-            deadline_s=9.0,
+            now_s=self.now_s,
+            deadline_s=self.now_s + 9.0,
         )
         if traded is None:
             return None
@@ -164,3 +166,37 @@ def test_a_place_that_does_not_suffice_is_kept() -> None:
     assert [one for one in flood if one.replica is not None] == flood[:4]
     assert endpoint.dispatcher.running == 4
     assert not flood[3].gave_way
+
+
+def test_who_made_way_is_not_the_one_that_a_full_line_puts_out() -> None:
+    endpoint = Endpoint(places=6)
+    flood = [endpoint.ask("flood") for _ in range(10)]
+    for name in ("quiet", "other", "third"):
+        newcomer = endpoint.ask(name)
+        if newcomer.replica is None:
+            endpoint.trade(newcomer)
+    put_out = [one for one in flood if one.gave_way]
+    assert put_out
+    assert not any(one.is_turned_away for one in put_out), "it ran, and then was refused for others"
+    assert any(one.is_turned_away for one in flood), "the line was full"
+
+
+def test_a_trade_that_does_not_help_leaves_the_victim_as_it_was() -> None:
+    endpoint = Endpoint(kv_tokens=1000)  # four of 200 tokens
+    flood = [endpoint.ask("flood") for _ in range(5)]
+    endpoint.now_s = 3.0
+    quiet = endpoint.ask("quiet", tokens=450)
+    dispatched = [(one.job.dispatched_s, one.job.pending_tokens, one.job.beside) for one in flood]
+    assert endpoint.trade(quiet) is None
+    assert [(one.job.dispatched_s, one.job.pending_tokens, one.job.beside) for one in flood] == dispatched
+
+
+def test_a_place_of_a_release_that_has_no_weight_any_more_helps_nobody() -> None:
+    endpoint = Endpoint()
+    for _ in range(6):
+        endpoint.ask("flood")
+    route = ReplicaRoute("r", "127.0.0.1", 1, "s", 4)
+    endpoint.dispatcher.update([("v1", 0, 0, [(route, 4)]), ("v2", 100, 0, [])], now_s=0.0)
+    quiet = endpoint.ask("quiet")
+    assert quiet.replica is None
+    assert endpoint.trade(quiet) is None
