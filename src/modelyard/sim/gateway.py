@@ -242,10 +242,11 @@ class Gateway:
         assert replica is not None, "ended twice"
         arrival = request.arrival
         seconds = now_s - arrival.at_s
+        lost_s = request.waited_s - request.queued_s if request.gave_way else 0.0
         self.tally(request.version_id).ended(
             200,
-            seconds,
-            request.ttft_s if arrival.is_stream else None,
+            seconds - lost_s,
+            request.ttft_s - lost_s if arrival.is_stream else None,
             now_s - request.dispatched_s,
             arrival.prompt_tokens,
             arrival.output_tokens,
@@ -366,6 +367,7 @@ class Gateway:
         request.replica = replica
         if request.until_s == inf:
             request.until_s = self.floor.now_s + self.total_s
+            request.queued_s = self.floor.now_s - request.arrival.at_s
         if request.arrival.is_line:
             self.lines[request] = None
         if self.dispatcher.has_shadow and request.dispatched_s == inf:
@@ -402,16 +404,14 @@ class Gateway:
             request,
             self.dispatcher,
             self.floor.youngest(self.number),
-            can_stop=self._can_stop,
+            can_stop=lambda one: now_s - one.arrival.at_s < self.queue_wait_s and self._can_stop(one),
             now_s=now_s,
             deadline_s=now_s + self.queue_wait_s,
         )
         if traded is not None:
-            victim, _ = traded
-            victim.gave_way += 1
-            self.made_way += 1
-            self.floor.stop(victim)
-            victim.replica = None
+            self._begin_anew(traded[0], now_s)
+            # It may have held more than who came needs.
+            self.dispatcher.serve(now_s=now_s)
 
     def _can_stop(self, request: Request) -> bool:
         """Say whether nobody has seen any of an answer."""
@@ -419,15 +419,20 @@ class Gateway:
             return False
         return not request.arrival.is_stream or not self.floor.tokens(request)
 
+    def _begin_anew(self, request: Request, now_s: float) -> None:
+        """Take a request off its engine, to begin anew with all of its time."""
+        self.lines.pop(request, None)
+        request.gave_way += 1
+        self.made_way += 1
+        self.floor.stop(request)
+        request.replica = None
+        request.until_s = now_s + self.queue_wait_s + self.total_s
+
     def _step_aside(self, line: Request) -> None:
         """Take a line of a batch off its replica; it stands in line again, to begin anew."""
         replica, now_s = line.replica, self.floor.now_s
         assert replica is not None, "it was on one"
-        self.lines.pop(line, None)
-        line.gave_way += 1
-        self.made_way += 1
-        self.floor.stop(line)
-        line.replica = None
+        self._begin_anew(line, now_s)
         verdict = self.dispatcher.step_aside(line, replica, now_s=now_s, deadline_s=now_s + self.queue_wait_s)
         if isinstance(verdict, ReplicaLoad):
             self.send(line, verdict)
