@@ -86,6 +86,7 @@ class Endpoint:
         verdict = self.dispatcher.arrive(request, now_s=self.now_s, deadline_s=self.now_s + 9.0)
         if isinstance(verdict, ReplicaLoad):
             self._start(request, verdict)
+        request.is_turned_away |= verdict is Verdict.FULL
         self.came.append(request)
         return request
 
@@ -200,3 +201,20 @@ def test_a_place_of_a_release_that_has_no_weight_any_more_helps_nobody() -> None
     quiet = endpoint.ask("quiet")
     assert quiet.replica is None
     assert endpoint.trade(quiet) is None
+
+
+def test_who_may_get_somebodys_place_is_not_refused_because_the_line_is_slow() -> None:
+    endpoint = Endpoint()
+    flood = [endpoint.ask("flood") for _ in range(9)]
+    for _ in range(4):
+        endpoint.now_s += 20.0
+        done = next(one for one in flood if one.replica is not None)
+        replica, done.replica = done.replica, None
+        assert replica is not None
+        endpoint.dispatcher.finish(replica, done.job, now_s=endpoint.now_s, prompt_tokens=100, output_tokens=100)
+    late = endpoint.ask("flood")
+    assert late.is_turned_away, "its nine seconds would be over"
+    quiet = endpoint.ask("quiet")
+    assert not quiet.is_turned_away
+    assert endpoint.trade(quiet) is not None
+    assert quiet.replica is not None
