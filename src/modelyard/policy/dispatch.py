@@ -394,8 +394,8 @@ class Dispatcher(ReplicaSet, Generic[W]):
         """Return the replica for a request, None also where what is left is kept, unless it failed elsewhere."""
         replica = super()._find(job, now_s, avoid)
         self._was_kept = False
-        if not self.headroom.kept[job.band] or replica is None or avoid:
-            return replica
+        if not self.headroom.kept[job.band] or replica is None or avoid or replica.occupancy is not None:
+            return replica  # of a shared one, too: another endpoint would take what is kept here
         self.headroom.look(now_s)  # Nobody may come any more who would.
         self._was_kept = not self.headroom.leaves_room(job, replica, self._serving, self._kv_share_max)
         return None if self._was_kept else replica
