@@ -45,6 +45,11 @@ LEAD = 4.0
 """A few requests in quick succession are no flood. With 1 the second of two waits as long as without all this."""
 UNSEEN_MIN = 2
 """So many that could be put out for each slot that would be kept are enough to keep none."""
+LOST_SHARE = 0.03
+"""Of the time that slots work, the part that answers which make way may throw away. Beside a flood on 16 slots it is
+less than 1 %. On few slots it would be more, and where somebody comes just before each answer ends, a quarter."""
+SPARE_MAX_S = 10.0
+"""So many seconds of answers may be thrown away at once, also at the start."""
 LOOK_S = 1.0
 """No more often is it thought over how much to keep."""
 _FADED = 0.3
@@ -70,6 +75,7 @@ class Headroom:
         "_weight",
         "kept",
         "share_max",
+        "spare_s",
     )
 
     def __init__(self, share_max: float) -> None:
@@ -77,6 +83,8 @@ class Headroom:
         self.kept = [0] * len(BANDS)
         """By band, requests of usual size that must still find room when somebody above its share has started there:
         for those who ask for little and are no less urgent."""
+        self.spare_s = SPARE_MAX_S
+        """So old may the answer be that makes way now; whoever has it thrown away takes off what it was."""
         self._running: dict[str, int] = {}
         self._total = self._peak = 0
         self._unseen = 0
@@ -201,6 +209,8 @@ class Headroom:
 
     def _look(self, now_s: float) -> None:
         """Forget who has not been here for long, and think over how much to keep."""
+        passed_s = min(now_s - self._looked_s, SEEN_S)
+        self.spare_s = min(SPARE_MAX_S, self.spare_s + LOST_SHARE * self._total * passed_s)
         fade = exp((self._looked_s - now_s) / SEEN_S)
         self._looked_s = now_s
         seen = self._seen

@@ -125,7 +125,7 @@ def test_an_old_one_is_not_made_to_begin_anew(yard: Yard) -> None:
 
 def test_a_release_is_not_judged_by_the_time_that_a_request_lost_by_making_way(yard: Yard) -> None:
     _, second = yard.send("flood"), yard.send("flood")
-    yard.clock.advance(20)
+    yard.clock.advance(8)
     quiet = yard.send("quiet")
     assert second.gave_way == 1
     yard.pool.opened[-1][0].data_received(whole(ANSWER))

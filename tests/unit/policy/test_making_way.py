@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from modelyard.domain.routing_table import ReplicaRoute
 from modelyard.policy import making_way
 from modelyard.policy.dispatch import Dispatcher, DispatchRules, ReplicaLoad, Verdict
+from modelyard.policy.headroom import LOST_SHARE, SPARE_MAX_S
 from modelyard.policy.job import Job
 
 PRIORITY, STANDARD, BATCH = range(3)
@@ -89,6 +90,13 @@ class Endpoint:
         request.is_turned_away |= verdict is Verdict.FULL
         self.came.append(request)
         return request
+
+    def end(self, request: Request) -> None:
+        """Let an answer end."""
+        replica, request.replica = request.replica, None
+        assert replica is not None
+        size = request.job.prompt_tokens
+        self.dispatcher.finish(replica, request.job, now_s=self.now_s, prompt_tokens=size, output_tokens=size)
 
     def trade(self, request: Request) -> Request | None:
         """Return who gave its place to ``request``."""
@@ -209,12 +217,29 @@ def test_who_may_get_somebodys_place_is_not_refused_because_the_line_is_slow() -
     for _ in range(4):
         endpoint.now_s += 20.0
         done = next(one for one in flood if one.replica is not None)
-        replica, done.replica = done.replica, None
-        assert replica is not None
-        endpoint.dispatcher.finish(replica, done.job, now_s=endpoint.now_s, prompt_tokens=100, output_tokens=100)
+        endpoint.end(done)
     late = endpoint.ask("flood")
     assert late.is_turned_away, "its nine seconds would be over"
     quiet = endpoint.ask("quiet")
     assert not quiet.is_turned_away
     assert endpoint.trade(quiet) is not None
     assert quiet.replica is not None
+
+
+def test_no_more_is_thrown_away_than_a_small_part_of_what_slots_do() -> None:
+    endpoint = Endpoint()
+    for _ in range(80):
+        endpoint.ask("flood")
+    lost_s, seconds = 0.0, 2000
+    for _ in range(seconds // 5):
+        endpoint.now_s += 5.0
+        quiet = endpoint.ask("quiet", tokens=1)
+        began = {one: one.job.dispatched_s for one in endpoint.came if one.replica is not None}
+        victim = endpoint.trade(quiet) if quiet.replica is None else None
+        lost_s += endpoint.now_s - began[victim] if victim is not None else 0.0
+        if quiet.replica is not None:
+            endpoint.end(quiet)
+        oldest = min((one for one in endpoint.came if one.replica is not None), key=lambda one: one.job.dispatched_s)
+        endpoint.end(oldest)
+        endpoint.ask("flood")
+    assert 0 < lost_s <= SPARE_MAX_S + LOST_SHARE * 4 * seconds
