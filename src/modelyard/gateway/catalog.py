@@ -79,6 +79,8 @@ class EndpointState(Generic[W]):
     mean_s: float = waits.ANSWER_S
     """Smoothed seconds of an answer, for ``retry-after`` while the line's own rate is unknown."""
     patience: Patience = field(init=False)
+    remote: frozenset[str] = frozenset()
+    """Versions that run at somebody else's."""
     outputs: OutputPredictor = field(default_factory=OutputPredictor)
     tallies: dict[str, ReleaseTally] = field(default_factory=dict)
     """What was counted of each release, by version."""
@@ -148,7 +150,7 @@ class EndpointState(Generic[W]):
 
     def is_remote(self, version_id: str) -> bool:
         """Say whether a version runs at somebody else's, who is paid for whatever is asked."""
-        return any(release.is_remote and release.version_id == version_id for release in self.route.releases)
+        return version_id in self.remote
 
     def expect(self, speeds: Mapping[str, Speed]) -> None:
         """Take how fast its engines are from what their pages told the controller, until they have answered here."""
@@ -340,6 +342,7 @@ class Catalog(Generic[W]):
             )
             state = self._endpoints[route.id] = EndpointState(route, dispatcher, last_request_s=now_s)
         state.route, state.is_gone = route, False
+        state.remote = frozenset(release.version_id for release in route.releases if release.is_remote)
         state.patience = Patience.of(route.serving.timeouts, self._settings)
         state.sheets, state.batch_sheets = {}, {}
         return state if is_news else None

@@ -132,7 +132,7 @@ def unseated(exchange: "Exchange") -> None:
     exchange.replica_failed(Failure.MISSING, GUEST_MISSING)
     dispatcher, gateway = exchange.endpoint.dispatcher, exchange.gateway
     gateway.presence.report_now()
-    if exchange.has_begun or exchange.attempts >= ATTEMPTS_MAX:
+    if exchange.has_begun or exchange.attempts - exchange.gave_way >= ATTEMPTS_MAX:
         exchange.fail(errors.engine_lost() if exchange.has_begun else _unavailable(exchange))
         return
     now_s = _now_s(exchange)

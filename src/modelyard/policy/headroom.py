@@ -136,7 +136,7 @@ class Headroom:
         self._total = total = self._total + 1
         if total > self._peak:  # noqa: PLR1730 - a comparison, not a call: every request comes by here
             self._peak = total
-        if not job.is_stream:
+        if not job.is_seen:
             self._unseen += 1
 
     def ended(self, job: Job) -> None:
@@ -147,7 +147,7 @@ class Headroom:
         else:
             del running[tenant_id]
         self._total -= 1
-        if not job.is_stream:
+        if not job.is_seen:
             self._unseen -= 1
         self._ends_new += 1
 

@@ -199,7 +199,7 @@ class Gateway:
         job = Job(arrival.tenant_id, arrival.weight, arrival.band, arrival.prompt_tokens, output_max, output_max)
         job.output_tokens = self.outputs.predict(arrival.tenant_id, output_max)
         job.session = arrival.session
-        job.is_stream = arrival.is_stream
+        job.is_seen = arrival.is_stream
         if self.hash_tokens and self.dispatcher.is_crowd:
             job.prefix = arrival.blocks
         return job

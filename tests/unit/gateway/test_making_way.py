@@ -136,3 +136,11 @@ def test_a_release_is_not_judged_by_the_time_that_a_request_lost_by_making_way(y
     (tally,) = yard.endpoint.tallies.values()
     assert sum(tally.latency) == 2
     assert sum(tally.latency[32:]) == 0, "nobody's answer took seconds"
+
+
+def test_room_is_kept_beside_what_cannot_be_put_out(yard: Yard) -> None:
+    yard.send("flood", path="/v1/embeddings")
+    assert [one.job.is_seen for one in yard.gateway.exchanges] == [True]
+    yard.take(is_remote=True)
+    yard.send("flood")
+    assert [one.job.is_seen for one in yard.gateway.exchanges] == [True, True]

@@ -83,7 +83,7 @@ class Endpoint:
         return True
 
     def ask(self, tenant_id: str, *, band: int = STANDARD, tokens: int = 100) -> Request:
-        request = Request(tenant_id, Job(tenant_id, 1.0, band, tokens, tokens, tokens, is_stream=False))
+        request = Request(tenant_id, Job(tenant_id, 1.0, band, tokens, tokens, tokens, is_seen=False))
         verdict = self.dispatcher.arrive(request, now_s=self.now_s, deadline_s=self.now_s + 9.0)
         if isinstance(verdict, ReplicaLoad):
             self._start(request, verdict)

@@ -57,7 +57,7 @@ class World:
 
     def ask(self, tenant_id: str) -> None:
         size, band = self.rng.choice([20, 100, 400]), self.rng.choice([0, 1, 1, 1, 2])
-        job = Job(tenant_id, TENANTS[tenant_id], band, size, size, size, is_stream=self.rng.random() < 0.3)
+        job = Job(tenant_id, TENANTS[tenant_id], band, size, size, size, is_seen=self.rng.random() < 0.3)
         request = Request(job)
         self.all.append(request)
         verdict = self.dispatcher.arrive(request, now_s=self.now_s, deadline_s=self.now_s + 1e6)
@@ -73,7 +73,7 @@ class World:
             request,
             self.dispatcher,
             reversed(running),
-            can_stop=lambda one: not one.job.is_stream,
+            can_stop=lambda one: not one.job.is_seen,
             now_s=self.now_s,
             deadline_s=self.now_s + 1e6,
         )
