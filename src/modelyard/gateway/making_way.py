@@ -53,8 +53,10 @@ def _step_aside(line: "Exchange") -> None:
     replica = line.replica
     assert replica is not None, "it was on one"
     dispatcher = line.endpoint.dispatcher
-    now_s = _leave(line, replica, "it made way for a request in real time")
-    verdict = dispatcher.step_aside(line, replica, now_s=now_s, deadline_s=now_s + line.gateway.settings.queue_wait_s)
+    now_s = line.gateway.clock.monotonic_s()
+    deadline_s = now_s + line.gateway.settings.queue_wait_s
+    _leave(line, replica, "it made way for a request in real time", now_s=now_s, deadline_s=deadline_s)
+    verdict = dispatcher.step_aside(line, replica, now_s=now_s, deadline_s=deadline_s)
     if isinstance(verdict, ReplicaLoad):
         line.dispatch(verdict)
     elif verdict is not Verdict.WAIT:
@@ -67,34 +69,33 @@ def trade(exchange: "Exchange") -> None:
     """Hand ``exchange``, which waits and whose tenant asks for little, the place of one whose tenant has too many."""
     gateway, endpoint = exchange.gateway, exchange.endpoint
     now_s = gateway.clock.monotonic_s()
+    # It ran, and would have been answered: that the next slot falls free late must not fail it.
+    deadline_s = now_s + max(gateway.settings.queue_wait_s, endpoint.patience.total_s)
     traded = policy.trade(
         exchange,
         endpoint.dispatcher,
         islice((one for one in reversed(gateway.exchanges) if one.endpoint is endpoint), LOOKED_AT_MAX),
         can_stop=lambda one: _can_begin_anew(one, now_s),
         now_s=now_s,
-        deadline_s=now_s + gateway.settings.queue_wait_s,
+        deadline_s=deadline_s,
     )
     if traded is None:
         return
     victim, replica = traded
-    _leave(victim, replica, "it made way for a tenant that asks for little")
+    _leave(victim, replica, "it made way for a tenant that asks for little", now_s=now_s, deadline_s=deadline_s)
     # It may have held more than who came needs.
     endpoint.dispatcher.serve(now_s=now_s)
     if victim in endpoint.dispatcher.line:
         waiting.begin(victim, is_cold=False)
 
 
-def _leave(exchange: "Exchange", replica: ReplicaLoad, why: str) -> float:
-    """Take a request off its engine, to begin anew with all of its time; return the time."""
-    gateway = exchange.gateway
-    now_s = gateway.clock.monotonic_s()
+def _leave(exchange: "Exchange", replica: ReplicaLoad, why: str, *, now_s: float, deadline_s: float) -> None:
+    """Take a request off its engine, to begin anew by ``deadline_s`` with all of its time."""
     exchange.gave_way += 1
     exchange.endpoint.batch_lines.pop(exchange, None)
     exchange.drop_connection()
     exchange.replica = exchange.relay = None
     exchange.is_reopening = False
     exchange.deadline_s = NEVER_S
-    exchange.total_deadline_s = now_s + gateway.settings.queue_wait_s + exchange.endpoint.patience.total_s
+    exchange.total_deadline_s = deadline_s + exchange.endpoint.patience.total_s
     memory.put_back(exchange, replica, now_s, why)
-    return now_s

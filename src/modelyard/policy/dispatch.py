@@ -392,7 +392,7 @@ class Dispatcher(ReplicaSet, Generic[W]):
 
     def _find(self, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
         """Return the replica for a request, None also where what is left is kept, unless it failed elsewhere."""
-        replica = super()._find(job, now_s, avoid)
+        replica = ReplicaSet._find(self, job, now_s, avoid)
         self._was_kept = False
         if not self.headroom.kept[job.band] or replica is None or avoid or replica.occupancy is not None:
             return replica  # of a shared one, too: another endpoint would take what is kept here
@@ -472,7 +472,7 @@ class Dispatcher(ReplicaSet, Generic[W]):
 
     def _take(self, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
         is_any = not self.headroom.kept[job.band]
-        replica = super()._find(job, now_s, avoid) if is_any else self._find(job, now_s, avoid)
+        replica = ReplicaSet._find(self, job, now_s, avoid) if is_any else self._find(job, now_s, avoid)
         if replica is not None:
             self._occupy(replica, job, now_s)
             # ``_served`` written out: every request comes by here.

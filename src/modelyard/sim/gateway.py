@@ -400,16 +400,17 @@ class Gateway:
             )
         if request not in self.dispatcher.line.light:
             return
+        deadline_s = now_s + max(self.queue_wait_s, self.total_s)
         traded = making_way.trade(
             request,
             self.dispatcher,
             self.floor.youngest(self.number),
             can_stop=lambda one: now_s - one.arrival.at_s < self.queue_wait_s and self._can_stop(one),
             now_s=now_s,
-            deadline_s=now_s + self.queue_wait_s,
+            deadline_s=deadline_s,
         )
         if traded is not None:
-            self._begin_anew(traded[0], now_s)
+            self._begin_anew(traded[0], deadline_s)
             # It may have held more than who came needs.
             self.dispatcher.serve(now_s=now_s)
 
@@ -419,21 +420,22 @@ class Gateway:
             return False
         return not request.arrival.is_stream or not self.floor.tokens(request)
 
-    def _begin_anew(self, request: Request, now_s: float) -> None:
-        """Take a request off its engine, to begin anew with all of its time."""
+    def _begin_anew(self, request: Request, deadline_s: float) -> None:
+        """Take a request off its engine, to begin anew by ``deadline_s`` with all of its time."""
         self.lines.pop(request, None)
         request.gave_way += 1
         self.made_way += 1
         self.floor.stop(request)
         request.replica = None
-        request.until_s = now_s + self.queue_wait_s + self.total_s
+        request.until_s = deadline_s + self.total_s
 
     def _step_aside(self, line: Request) -> None:
         """Take a line of a batch off its replica; it stands in line again, to begin anew."""
         replica, now_s = line.replica, self.floor.now_s
         assert replica is not None, "it was on one"
-        self._begin_anew(line, now_s)
-        verdict = self.dispatcher.step_aside(line, replica, now_s=now_s, deadline_s=now_s + self.queue_wait_s)
+        deadline_s = now_s + self.queue_wait_s
+        self._begin_anew(line, deadline_s)
+        verdict = self.dispatcher.step_aside(line, replica, now_s=now_s, deadline_s=deadline_s)
         if isinstance(verdict, ReplicaLoad):
             self.send(line, verdict)
         elif verdict is not Verdict.WAIT:

@@ -144,3 +144,17 @@ def test_room_is_kept_beside_what_cannot_be_put_out(yard: Yard) -> None:
     yard.take(is_remote=True)
     yard.send("flood")
     assert [one.job.is_seen for one in yard.gateway.exchanges] == [True, True]
+
+
+def test_who_made_way_is_not_refused_because_the_next_slot_falls_free_late(yard: Yard) -> None:
+    yard.send("flood")
+    first = yard.pool.opened[-1][0]
+    second = yard.send("flood")
+    yard.send("quiet")
+    assert second.gave_way == 1
+    for _ in range(3):
+        yard.clock.advance(yard.gateway.settings.queue_wait_s)
+        yard.gateway.check_time(yard.clock.monotonic_s())
+    assert not second.is_over
+    first.data_received(whole(ANSWER))
+    assert second.replica is not None
