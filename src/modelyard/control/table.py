@@ -222,7 +222,9 @@ class TablePublisher:
             name=endpoint.name,
             is_shared=endpoint.is_shared,
             created_at=endpoint.created_at,
-            releases=_releases(endpoint, replicas, kv_tokens, self._release_prices(endpoint, versions)),
+            releases=self._with_remote(
+                _releases(endpoint, replicas, kv_tokens, self._release_prices(endpoint, versions)), versions
+            ),
             routes=routes,
             engine_extras=extras,
             context_length=context_length,
@@ -257,6 +259,20 @@ class TablePublisher:
             if (version := versions.get(release.version_id)) is not None
         }
         return {version_id: price for version_id, price in found.items() if price is not None}
+
+    def _with_remote(
+        self, releases: tuple[ReleaseRoute, ...], versions: Mapping[str, ModelVersion]
+    ) -> tuple[ReleaseRoute, ...]:
+        """Return the releases, those marked that run at somebody else's."""
+
+        def is_remote(version_id: str) -> bool:
+            version = versions.get(version_id)
+            engine = self._engines.get(version.framework) if version is not None else None
+            return engine is not None and engine.is_remote
+
+        return tuple(
+            msgspec.structs.replace(one, is_remote=True) if is_remote(one.version_id) else one for one in releases
+        )
 
     def _kv_tokens(self, version: ModelVersion | None) -> int:
         engine = self._engines.get(version.framework) if version is not None else None

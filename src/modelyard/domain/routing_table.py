@@ -39,6 +39,8 @@ class ReleaseRoute(msgspec.Struct, frozen=True):
     """Its turn where the releases with weight have no room, or none of them serves; 0: never."""
     price: Price | None = None
     """Its own price, where that is not the endpoint's."""
+    is_remote: bool = False
+    """It runs at somebody else's, who is paid for whatever is asked: nothing is asked twice without need."""
 
 
 class EndpointRoute(msgspec.Struct, frozen=True):

@@ -77,7 +77,8 @@ def partial_usage(exchange: "Exchange", outcome: Outcome) -> Usage:
     """Return what a request without its engine's final usage is billed: what the client can have seen.
 
     A request that failed before its first token is free; one whose client left is billed its prompt, since the engine
-    had it. A line of a batch whose worker left will be run again, and is billed then.
+    had it, unless it was put out and waits again. A line of a batch whose worker left will be run again, and is
+    billed then.
     """
     if exchange.batch_line:
         return Usage(completion_tokens=0)
@@ -85,7 +86,8 @@ def partial_usage(exchange: "Exchange", outcome: Outcome) -> Usage:
     tokens = relay.tokens if relay is not None else 0
     if relay is not None and exchange.reply is not None and (told := exchange.reply.usage(relay)) is not None:
         return told
-    if not tokens and (outcome.status is not UsageStatus.CLIENT_CLOSED or not exchange.was_sent):
+    is_put_out = exchange.gave_way and exchange.replica is None
+    if not tokens and (outcome.status is not UsageStatus.CLIENT_CLOSED or not exchange.was_sent or is_put_out):
         return Usage(completion_tokens=0)
     return estimate(exchange, tokens)
 

@@ -83,6 +83,8 @@ class EndpointState(Generic[W]):
     has_answered: bool = False
     """Whether ``mean_s`` has an answer in it; until then it is what engines' pages tell."""
     patience: Patience = field(init=False)
+    remote: frozenset[str] = frozenset()
+    """Versions that run at somebody else's."""
     outputs: OutputPredictor = field(default_factory=OutputPredictor)
     tallies: dict[str, ReleaseTally] = field(default_factory=dict)
     """What was counted of each release, by version."""
@@ -150,6 +152,10 @@ class EndpointState(Generic[W]):
         if beyond < self.template_tokens:
             weight = max(weight, TEMPLATE_DOWN_WEIGHT)
         self.template_tokens += weight * (beyond - self.template_tokens)
+
+    def is_remote(self, version_id: str) -> bool:
+        """Say whether a version runs at somebody else's, who is paid for whatever is asked."""
+        return version_id in self.remote
 
     def expect(self, speeds: Mapping[str, EngineSpeed]) -> None:
         """Take how fast its engines are from what their pages told the controller, until they have answered here."""
@@ -350,6 +356,7 @@ class Catalog(Generic[W]):
             )
             state = self._endpoints[route.id] = EndpointState(route, dispatcher, last_request_s=now_s)
         state.route, state.is_gone = route, False
+        state.remote = frozenset(release.version_id for release in route.releases if release.is_remote)
         state.patience = Patience.of(route.serving.timeouts, self._settings)
         state.sheets, state.batch_sheets = {}, {}
         if is_news:

@@ -62,9 +62,9 @@ class Exchange:
     __slots__ = (
         "_coalescer", "_waits_for", "arrived_s", "arrived_unix_s", "attempts", "batch_line", "begun_on", "body", "call",
         "client", "comment_due_s", "connection", "deadline_s", "endpoint", "failed_on", "first_body", "gateway",
-        "gave_way", "has_intent", "is_over", "is_reopening", "job", "key", "line", "moves", "prices", "progress",
-        "prompt_estimate", "queued_s", "refusal", "relay", "replica", "reply", "request_id", "reservation", "route",
-        "stalled_since_s", "total_deadline_s", "was_sent",
+        "gave_way", "has_intent", "is_over", "is_reopening", "job", "key", "line", "may_make_way", "moves", "prices",
+        "progress", "prompt_estimate", "queued_s", "refusal", "relay", "replica", "reply", "request_id", "reservation",
+        "route", "stalled_since_s", "total_deadline_s", "was_sent",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913, PLR0917 - the facts of one request; by position, which is twice as fast
@@ -97,7 +97,7 @@ class Exchange:
         self.queued_s = 0.0
         self.attempts = self.gave_way = 0
         self.begun_on = self.batch_line = ""
-        self.is_over = False
+        self.is_over = self.may_make_way = False
         self.comment_due_s = self.deadline_s = NEVER_S
         self.total_deadline_s = NEVER_S
         self.stalled_since_s = NEVER_S

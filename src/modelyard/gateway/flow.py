@@ -273,7 +273,7 @@ class Gateway:
         if self.overload.level and sheds(self.overload.level, band):
             raise errors.overloaded(retry_after_s=self.overload.retry_after_s)
         job = Job(tenant.id, tenant.weight, band, prompt, output, output, len(request.body))
-        job.is_stream = call.is_stream
+        job.is_seen = call.is_stream
         if output:
             job.output_tokens = endpoint.outputs.predict(tenant.id, output)
         if endpoint.dispatcher.has_fallback:
@@ -303,6 +303,10 @@ class Gateway:
         ``wait_s_max`` is the longest that its caller wants to stand in line, None what the settings say.
         """
         exchange.client.current = exchange
+        # Not whose caller wants to wait no longer, nor what generates nothing: that is read, heard or drawn at once.
+        exchange.may_make_way = wait_s_max is None and exchange.call.meter is None and exchange.job.output_max > 0
+        if not exchange.may_make_way or exchange.endpoint.remote:
+            exchange.job.is_seen = True
         self.exchanges[exchange] = None
         exchange.endpoint.in_flight += 1
         exchange.endpoint.arrivals += 1

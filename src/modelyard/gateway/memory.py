@@ -123,6 +123,8 @@ class RequestMemory:
         endpoint, reservation, job = exchange.endpoint, exchange.reservation, exchange.job
         record, route = exchange.key.record, endpoint.route
         latency_s = now_s - exchange.arrived_s
+        # What it lost by making way says nothing of the release that answers it.
+        lost_s = job.dispatched_s - exchange.arrived_s - exchange.queued_s if exchange.gave_way else 0.0
         first_s = exchange.progress.first_token_s
         if first_s is not None:
             first_s -= exchange.arrived_s
@@ -136,8 +138,9 @@ class RequestMemory:
                 tally = endpoint.tallies[version_id] = ReleaseTally()
             service_s = now_s - job.dispatched_s
             # A line of a batch has a day: that it waited says nothing of its release, and must start no replicas.
-            whole_s = service_s if exchange.batch_line else latency_s
-            tally.ended(outcome.http_status, whole_s, first_s, service_s, usage.prompt_tokens, completion, now_s)
+            seen_s = service_s if exchange.batch_line else latency_s - lost_s
+            seen_first_s = None if first_s is None else first_s - lost_s
+            tally.ended(outcome.http_status, seen_s, seen_first_s, service_s, usage.prompt_tokens, completion, now_s)
         ring = self._served if exchange.has_intent else self._refused
         ring.append(
             (

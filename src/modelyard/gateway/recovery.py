@@ -132,7 +132,7 @@ def unseated(exchange: "Exchange") -> None:
     exchange.replica_failed(Failure.MISSING, GUEST_MISSING)
     dispatcher, gateway = exchange.endpoint.dispatcher, exchange.gateway
     gateway.presence.report_now()
-    if exchange.has_begun or exchange.attempts >= ATTEMPTS_MAX:
+    if exchange.has_begun or exchange.attempts - exchange.gave_way >= ATTEMPTS_MAX:
         exchange.fail(errors.engine_lost() if exchange.has_begun else _unavailable(exchange))
         return
     now_s = _now_s(exchange)
@@ -173,7 +173,7 @@ def silent(exchange: "Exchange", what: str) -> None:
     replica = exchange.replica
     exchange.replica_failed(Failure.SILENT, f"no {what} in time")
     has_moved = retry(exchange, f"no {what}")
-    if replica is not None and replica.ejected_until_s:
+    if replica is not None and replica.ejected_until_s and not exchange.endpoint.is_remote(replica.version_id):
         _leave(replica, exchange)
     if has_moved:
         return
@@ -195,7 +195,10 @@ def _leave(replica: ReplicaLoad, first: "Exchange") -> None:
             continue
         # Not those that wait for a connection, which has a time of its own.
         is_sent = other.connection is not None and other.call.is_stream
-        may_leave = is_sent and other.endpoint.dispatcher.may_retry(other.job, [*other.failed_on, replica], now_s)
+        has_tries = len(other.failed_on) + 1 < ATTEMPTS_MAX
+        may_leave = (
+            is_sent and has_tries and other.endpoint.dispatcher.may_retry(other.job, [*other.failed_on, replica], now_s)
+        )
         if may_leave and not retry(other, "its replica is silent") and not other.is_over:
             other.fail(_unavailable(other))
 

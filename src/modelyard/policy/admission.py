@@ -75,6 +75,14 @@ class KvAccount:
             return can_ever_fit(job, capacity)
         return self.reserved + reservation(job) <= share_max * capacity
 
+    def fits_instead(self, job: Job, other: Job, share_max: float) -> bool:
+        """Say whether ``job`` could start here if ``other`` gave back what is held for it."""
+        if not self.capacity:
+            return True
+        if len(self.held) == (other in self.held):
+            return can_ever_fit(job, self.capacity)
+        return self.reserved - self.held.get(other, 0) + reservation(job) <= share_max * self.capacity
+
     def take(self, job: Job) -> None:
         """Reserve for ``job``, which starts."""
         assert job not in self.held, "a job was taken twice"

@@ -165,13 +165,11 @@ class Dispatcher(ReplicaSet, Generic[W]):
 
     def trade(self, waiter: W, victim: W, replica: ReplicaLoad, *, now_s: float, deadline_s: float) -> bool:
         """Hand the place of ``victim`` to one who waits, if it suffices; then it is the first of its tenant in line."""
-        self._give_up(replica, victim.job)
-        found = self._find(waiter.job, now_s, self._avoided(waiter))
-        if found is None:
-            self._occupy(replica, victim.job, now_s)
-            self._served(replica, victim.job)
+        is_open = replica in self._own and replica not in self._avoided(waiter)
+        if not is_open or not replica.would_hold(waiter.job, victim.job, self._kv_share_max):
             return False
-        self._hand(waiter, found, now_s)
+        self._give_up(replica, victim.job)
+        self._hand(waiter, replica, now_s)
         victim.job.due_s = FIRST_S
         self.line.join(victim, victim.job, deadline_s=deadline_s)
         return True
@@ -369,12 +367,12 @@ class Dispatcher(ReplicaSet, Generic[W]):
 
     def _is_too_long(self, job: Job, now_s: float, deadline_s: float) -> bool:
         """Say whether a newcomer would wait beyond its deadline, as far as anybody knows."""
-        if self.is_cold or now_s < job.fallback_s < deadline_s:
+        if self.is_cold or now_s < job.fallback_s < deadline_s or self.headroom.may_help(job, self.line):
             return False
         # Counted in tokens, and only those ahead of this one: another tenant's flood must not turn it away.
         ahead = self.line.tokens_before(job)
         if (wait_s := self.drain.wait_s(ahead, now_s)) is None:
-            wait_s = self.guess_s(ahead, job)
+            wait_s = self.guess_s(ahead, self.line.jobs(LOOK_AHEAD))
         return wait_s is not None and now_s + wait_s > deadline_s
 
     def _past_line(self, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
@@ -394,19 +392,19 @@ class Dispatcher(ReplicaSet, Generic[W]):
 
     def _find(self, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
         """Return the replica for a request, None also where what is left is kept, unless it failed elsewhere."""
-        replica = super()._find(job, now_s, avoid)
-        self._was_kept = (
-            replica is not None
-            and not avoid
-            and self.headroom.kept[job.band] > 0
-            and not self.headroom.leaves_room(job, replica, self._serving, self._kv_share_max)
-        )
+        replica = ReplicaSet._find(self, job, now_s, avoid)
+        self._was_kept = False
+        if not self.headroom.kept[job.band] or replica is None or avoid or replica.occupancy is not None:
+            return replica  # of a shared one, too: another endpoint would take what is kept here
+        self.headroom.look(now_s)  # Nobody may come any more who would.
+        self._was_kept = not self.headroom.leaves_room(job, replica, self._serving, self._kv_share_max)
         return None if self._was_kept else replica
 
     def _light_behind(self, first: W, now_s: float) -> tuple[W, ReplicaLoad] | None:
         """Return who may have the room that is kept from the first in line, and where."""
-        self._was_kept = False
-        if not self.line.light or self._find(first.job, now_s, self._avoided(first)) or not self._was_kept:
+        if not self.line.light or not self.headroom.kept[first.job.band]:
+            return None
+        if self._find(first.job, now_s, self._avoided(first)) is not None or not self._was_kept:
             return None
         for waiter in self.line.light:
             if self.headroom.may_pass(waiter.job, first.job, self.line):
@@ -473,7 +471,8 @@ class Dispatcher(ReplicaSet, Generic[W]):
         return best
 
     def _take(self, job: Job, now_s: float, avoid: Collection[ReplicaLoad]) -> ReplicaLoad | None:
-        replica = self._find(job, now_s, avoid)
+        is_any = not self.headroom.kept[job.band]
+        replica = ReplicaSet._find(self, job, now_s, avoid) if is_any else self._find(job, now_s, avoid)
         if replica is not None:
             self._occupy(replica, job, now_s)
             # ``_served`` written out: every request comes by here.

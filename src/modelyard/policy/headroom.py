@@ -45,6 +45,11 @@ LEAD = 4.0
 """A few requests in quick succession are no flood. With 1 the second of two waits as long as without all this."""
 UNSEEN_MIN = 2
 """So many that could be put out for each slot that would be kept are enough to keep none."""
+LOST_SHARE = 0.03
+"""Of the time that slots work, the part that answers which make way may throw away. Beside a flood on 16 slots it is
+less than 1 %. On few slots it would be more, and where somebody comes just before each answer ends, a quarter."""
+SPARE_MAX_S = 10.0
+"""So many seconds of answers may be thrown away at once, also at the start."""
 LOOK_S = 1.0
 """No more often is it thought over how much to keep."""
 _FADED = 0.3
@@ -70,6 +75,7 @@ class Headroom:
         "_weight",
         "kept",
         "share_max",
+        "spare_s",
     )
 
     def __init__(self, share_max: float) -> None:
@@ -77,6 +83,8 @@ class Headroom:
         self.kept = [0] * len(BANDS)
         """By band, requests of usual size that must still find room when somebody above its share has started there:
         for those who ask for little and are no less urgent."""
+        self.spare_s = SPARE_MAX_S
+        """So old may the answer be that makes way now; whoever has it thrown away takes off what it was."""
         self._running: dict[str, int] = {}
         self._total = self._peak = 0
         self._unseen = 0
@@ -108,9 +116,16 @@ class Headroom:
             seen[tenant_id] = (now_s, weight)
             seen.move_to_end(tenant_id)
         if not waits and len(seen) > 1 and self.is_light(job):
-            self._light_new[job.band] += 1
-            tokens = reservation(job)
-            self._tokens += (_WEIGHT if self._tokens else 1.0) * (tokens - self._tokens)
+            new = self._light_new
+            if not new[job.band]:
+                # One a look is enough to know their size by.
+                self._tokens += (_WEIGHT if self._tokens else 1.0) * (reservation(job) - self._tokens)
+            new[job.band] += 1
+        if now_s - self._looked_s >= LOOK_S:
+            self._look(now_s)
+
+    def look(self, now_s: float) -> None:
+        """Think it over again how much to keep, if that is due."""
         if now_s - self._looked_s >= LOOK_S:
             self._look(now_s)
 
@@ -119,20 +134,20 @@ class Headroom:
         running, tenant_id = self._running, job.tenant_id
         running[tenant_id] = running.get(tenant_id, 0) + 1
         self._total = total = self._total + 1
-        peak = self._peak
-        self._peak = total if total > peak else peak
-        if not job.is_stream:
+        if total > self._peak:  # noqa: PLR1730 - a comparison, not a call: every request comes by here
+            self._peak = total
+        if not job.is_seen:
             self._unseen += 1
 
     def ended(self, job: Job) -> None:
         """Note that it gives the slot back."""
-        left = self._running[job.tenant_id] - 1
-        if left:
-            self._running[job.tenant_id] = left
+        running, tenant_id = self._running, job.tenant_id
+        if (own := running[tenant_id]) > 1:
+            running[tenant_id] = own - 1
         else:
-            del self._running[job.tenant_id]
+            del running[tenant_id]
         self._total -= 1
-        if not job.is_stream:
+        if not job.is_seen:
             self._unseen -= 1
         self._ends_new += 1
 
@@ -140,7 +155,11 @@ class Headroom:
 
     def is_light(self, job: Job) -> bool:
         """Say whether room may be kept for the likes of ``job``: its tenant asks for little, and not for a batch."""
-        return len(self._seen) > 1 and job.band < BATCH_BAND and self.is_within_share(job)
+        if job.band >= BATCH_BAND or len(self._seen) <= 1:
+            return False
+        # ``is_within_share`` written out: every request comes by here.
+        own = self._running.get(job.tenant_id)
+        return own is None or (own + 1) * self._weight <= job.weight * (self._total + 1)
 
     def is_within_share(self, job: Job) -> bool:
         """Say whether a tenant, with ``job``, runs no more than its fair share of what runs; one request always is."""
@@ -160,6 +179,12 @@ class Headroom:
             and self.is_within_share(job)
             and line.lead(job) * job.weight <= LEAD * cost_of(job)
         )
+
+    def may_help(self, job: Job, line: WaitingLine[W]) -> bool:
+        """Say whether one who comes to a line may soon get what is kept, or the place of somebody above its share."""
+        if not (self.kept[job.band] or self._unseen) or line.waits(job) or not self.is_light(job):
+            return False
+        return not line.depths[job.band] or line.lead(job) * job.weight <= LEAD * cost_of(job)
 
     def leaves_room(self, job: Job, replica: ReplicaLoad, replicas: Iterable[ReplicaLoad], kv_share_max: float) -> bool:
         """Say whether ``job`` may start on ``replica``: its tenant is within its share, or it leaves what is kept."""
@@ -184,10 +209,13 @@ class Headroom:
 
     def _look(self, now_s: float) -> None:
         """Forget who has not been here for long, and think over how much to keep."""
+        passed_s = min(now_s - self._looked_s, SEEN_S)
+        self.spare_s = min(SPARE_MAX_S, self.spare_s + LOST_SHARE * self._total * passed_s)
         fade = exp((self._looked_s - now_s) / SEEN_S)
         self._looked_s = now_s
         seen = self._seen
-        for tenant_id, (seen_s, weight) in list(seen.items()):
+        while seen:
+            tenant_id, (seen_s, weight) = next(iter(seen.items()))
             if seen_s >= now_s - SEEN_S:
                 break
             self._weight -= weight

@@ -64,7 +64,8 @@ class Job:
     spilled: tuple[int, int, int] | None = None
     """Why it went to a fallback: replicas of releases with weight, those of them that were full, and those that
     were left alone after failures. None: it did not."""
-    is_stream: bool = True
-    """Whether its caller gets tokens as they come; else nobody has seen any of its answer until its end."""
+    is_seen: bool = True
+    """Whether its caller gets tokens as they come, or it cannot begin anew for another reason; else it may until its
+    end."""
     was_first: bool = False
     """Whether nothing was pending on its replica when it came: then its first token tells how fast that is."""

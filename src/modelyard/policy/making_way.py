@@ -90,7 +90,11 @@ def trade(
         replica = victim.replica
         if replica is None or replica.occupancy is not None or victim.gave_way >= TRADES_MAX:
             continue
-        if victim.job.band >= job.band and headroom.is_above_share(victim.job) and can_stop(victim):
+        lost_s = now_s - victim.job.dispatched_s
+        if lost_s > headroom.spare_s or victim.job.band < job.band or not headroom.is_above_share(victim.job):
+            continue
+        if can_stop(victim):
             is_taken = dispatcher.trade(waiter, victim, replica, now_s=now_s, deadline_s=deadline_s)
+            headroom.spare_s -= lost_s if is_taken else 0.0
             return (victim, replica) if is_taken else None
     return None

@@ -21,13 +21,14 @@ jobs leave in the order in which they came.
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from math import exp
 from operator import attrgetter
 from typing import Generic, TypeVar
 
 from modelyard.domain.tenants import Plan
 from modelyard.policy.fairness import RESERVED_ONE_IN, BandShares, FairShares, cost_of
-from modelyard.policy.job import BANDS, NEVER_S, Job
+from modelyard.policy.job import BANDS, FIRST_S, NEVER_S, Job
 
 W = TypeVar("W")
 
@@ -257,6 +258,10 @@ class WaitingLine(Generic[W]):
         # Twice as many, because some entries may be of jobs that have gone.
         return [entry[2].who for entry in heapq.nsmallest(2 * at_most, heap) if not entry[2].is_gone][:at_most]
 
+    def jobs(self, at_most: int) -> list[Job]:
+        """Return the jobs of those who have waited longest."""
+        return [record.job for record in islice(self.waiters.values(), at_most)]
+
     def served(self, job: Job) -> None:
         """Note that a job starts on a replica now, whether it waited or not: after ``leave``, if it did."""
         self._shares[job.band].charge(job)
@@ -325,7 +330,8 @@ class WaitingLine(Generic[W]):
         least = next((band for band in range(len(BANDS) - 1, job.band, -1) if self._waiting[band]), None)
         if least is None or sum(self._bytes[: job.band + 1]) + job.size_bytes > self.bytes_max:
             return None
-        return next(record for record in reversed(self.waiters.values()) if record.job.band == least)
+        records = reversed(self.waiters.values())
+        return next((one for one in records if one.job.band == least and one.job.due_s != FIRST_S), None)
 
     def _youngest_of_largest(self, job: Job) -> _Waiter[W] | None:
         band, size = job.band, job.size_bytes
@@ -345,7 +351,10 @@ class WaitingLine(Generic[W]):
             return (own.count if places_short else own.size) / own.heap[0][2].job.weight
 
         largest = max((own for own in owns.values() if own is not mine), key=held)
-        record = max((entry[2] for entry in largest.heap if not entry[2].is_gone), key=attrgetter("number"))
+        # Who made way on a replica has been promised to begin anew; it came back last, but is not the youngest.
+        others = (entry[2] for entry in largest.heap if not entry[2].is_gone and entry[0] != FIRST_S)
+        if (record := max(others, key=attrgetter("number"), default=None)) is None:
+            return None
         would_be = ((mine.count if mine else 0) + 1) if places_short else ((mine.size if mine else 0) + size)
         left = (largest.count - 1) if places_short else (largest.size - record.job.size_bytes)
         if record.job.size_bytes < bytes_short or left / record.job.weight < would_be / job.weight:

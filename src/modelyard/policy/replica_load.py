@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from modelyard.domain.routing_table import ReplicaRoute, ReplicaSnapshot
 from modelyard.policy.admission import KvAccount
 from modelyard.policy.breaker import Failure, Health, State
-from modelyard.policy.job import NEVER_S
+from modelyard.policy.job import NEVER_S, Job
 from modelyard.policy.prefixes import PrefixIndex
 from modelyard.policy.routing import UNKNOWN_ENGINE, stable_hash
 
@@ -156,6 +156,12 @@ class ReplicaLoad:
     def note_health(self) -> None:
         """Take over from the health whether it may be used."""
         self.ejected_until_s = 0.0 if self.health.is_closed else NEVER_S
+
+    def would_hold(self, job: Job, other: Job, kv_share_max: float) -> bool:
+        """Say whether ``job`` could start here if ``other``, which runs here, did not."""
+        if self.running > self.slots or self.is_draining or self.ejected_until_s:
+            return False
+        return self.kv.fits_instead(job, other, kv_share_max)
 
     def filled(self, now_s: float) -> None:
         """Take its word that it has no room: what runs there now is all that it bears for a while."""

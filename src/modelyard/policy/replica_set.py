@@ -12,7 +12,7 @@ from modelyard.policy import breaker
 from modelyard.policy.admission import can_ever_fit
 from modelyard.policy.breaker import Failure, Tolerance
 from modelyard.policy.engine_model import Speed, request_s
-from modelyard.policy.fairness import cost_of
+from modelyard.policy.fairness import OUTPUT_WEIGHT
 from modelyard.policy.job import NEVER_S, Job, Looks
 from modelyard.policy.occupancy import Occupancy
 from modelyard.policy.prefixes import PrefixHolders
@@ -296,23 +296,23 @@ class ReplicaSet:
         self.model = expected(self.model, speed)
         self._speed = speed
 
-    def guess_s(self, ahead: int, job: Job) -> float | None:
-        """Return what ``ahead`` of cost will last at least, of requests like ``job``, by what was told of the engines.
+    def guess_s(self, ahead: int, jobs: Sequence[Job]) -> float | None:
+        """Return what ``ahead`` of cost will last at least, of requests like ``jobs``, by what was told of the engines.
 
         None: nothing was. Answers' lengths are a guess, too, so half of it is believed.
         """
         speed = self._speed
-        if speed is None:
+        if speed is None or not jobs:
             return None
-        tokens, rate = job.prompt_tokens + job.output_tokens, 0.0
+        prompt = sum(job.prompt_tokens for job in jobs) // len(jobs)
+        output = sum(job.output_tokens for job in jobs) // len(jobs)
+        tokens, rate = max(1, prompt + output), 0.0
         for replica in self._own:
             if not replica.is_draining and not replica.ejected_until_s:
                 held = int(self._kv_share_max * replica.kv.capacity / tokens) if replica.kv.capacity else replica.slots
                 batch = max(1, min(replica.slots, held))
-                each_s = request_s(
-                    speed, batch=batch, prompt_tokens=job.prompt_tokens, completion_tokens=job.output_tokens
-                )
-                rate += cost_of(job) / each_s
+                each_s = request_s(speed, batch=batch, prompt_tokens=prompt, completion_tokens=output)
+                rate += (prompt + OUTPUT_WEIGHT * output) / each_s
         return GUESS_SHARE * ahead / rate if rate else None
 
     def began(self, replica: ReplicaLoad, job: Job, *, now_s: float) -> None:

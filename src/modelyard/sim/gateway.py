@@ -200,7 +200,7 @@ class Gateway:
         job = Job(arrival.tenant_id, arrival.weight, arrival.band, arrival.prompt_tokens, output_max, output_max)
         job.output_tokens = self.outputs.predict(arrival.tenant_id, output_max)
         job.session = arrival.session
-        job.is_stream = arrival.is_stream
+        job.is_seen = arrival.is_stream
         if self.hash_tokens and self.dispatcher.is_crowd:
             job.prefix = arrival.blocks
         return job
@@ -243,10 +243,11 @@ class Gateway:
         assert replica is not None, "ended twice"
         arrival = request.arrival
         seconds, service_s = now_s - arrival.at_s, now_s - request.dispatched_s
+        lost_s = request.waited_s - request.queued_s if request.gave_way else 0.0
         self.tally(request.version_id).ended(
             200,
-            service_s if arrival.is_line else seconds,
-            request.ttft_s if arrival.is_stream else None,
+            service_s if arrival.is_line else seconds - lost_s,
+            request.ttft_s - lost_s if arrival.is_stream else None,
             service_s,
             arrival.prompt_tokens,
             arrival.output_tokens,
@@ -368,6 +369,7 @@ class Gateway:
         request.replica = replica
         if request.until_s == inf:
             request.until_s = self.floor.now_s + self.total_s
+            request.queued_s = self.floor.now_s - request.arrival.at_s
         if request.arrival.is_line:
             self.lines[request] = None
         if self.dispatcher.has_shadow and request.dispatched_s == inf:
@@ -400,20 +402,19 @@ class Gateway:
             )
         if request not in self.dispatcher.line.light:
             return
+        deadline_s = now_s + max(self.queue_wait_s, self.total_s)
         traded = making_way.trade(
             request,
             self.dispatcher,
             self.floor.youngest(self.number),
-            can_stop=self._can_stop,
+            can_stop=lambda one: now_s - one.arrival.at_s < self.queue_wait_s and self._can_stop(one),
             now_s=now_s,
-            deadline_s=now_s + self.queue_wait_s,
+            deadline_s=deadline_s,
         )
         if traded is not None:
-            victim, _ = traded
-            victim.gave_way += 1
-            self.made_way += 1
-            self.floor.stop(victim)
-            victim.replica = None
+            self._begin_anew(traded[0], deadline_s)
+            # It may have held more than who came needs.
+            self.dispatcher.serve(now_s=now_s)
 
     def _can_stop(self, request: Request) -> bool:
         """Say whether nobody has seen any of an answer."""
@@ -421,16 +422,22 @@ class Gateway:
             return False
         return not request.arrival.is_stream or not self.floor.tokens(request)
 
+    def _begin_anew(self, request: Request, deadline_s: float) -> None:
+        """Take a request off its engine, to begin anew by ``deadline_s`` with all of its time."""
+        self.lines.pop(request, None)
+        request.gave_way += 1
+        self.made_way += 1
+        self.floor.stop(request)
+        request.replica = None
+        request.until_s = deadline_s + self.total_s
+
     def _step_aside(self, line: Request) -> None:
         """Take a line of a batch off its replica; it stands in line again, to begin anew."""
         replica, now_s = line.replica, self.floor.now_s
         assert replica is not None, "it was on one"
-        self.lines.pop(line, None)
-        line.gave_way += 1
-        self.made_way += 1
-        self.floor.stop(line)
-        line.replica = None
-        verdict = self.dispatcher.step_aside(line, replica, now_s=now_s, deadline_s=now_s + self.queue_wait_s)
+        deadline_s = now_s + self.queue_wait_s
+        self._begin_anew(line, deadline_s)
+        verdict = self.dispatcher.step_aside(line, replica, now_s=now_s, deadline_s=deadline_s)
         if isinstance(verdict, ReplicaLoad):
             self.send(line, verdict)
         elif verdict is not Verdict.WAIT:

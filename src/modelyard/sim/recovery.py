@@ -57,6 +57,7 @@ def _leave(gateway: "Gateway", replica: ReplicaLoad, now_s: float) -> None:
         if (
             not other.arrival.is_stream
             or gateway.floor.tokens(other)
+            or len(other.failed_on) + 1 >= ATTEMPTS_MAX
             or not gateway.dispatcher.may_retry(other.job, [*other.failed_on, replica], now_s)
         ):
             continue

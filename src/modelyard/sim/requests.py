@@ -63,6 +63,8 @@ class Request:
     """Tokens that its caller had when it lost its engine: another one goes on behind them."""
     gave_way: int = 0
     """How often it gave up its slot, as a line of a batch does."""
+    queued_s: float = 0.0
+    """Seconds until it was first sent to an engine."""
     cached_tokens: int = 0
     preemptions: int = 0
     replica: ReplicaLoad | None = None

@@ -179,6 +179,7 @@ async def test_gateways_are_told_what_a_fallback_can_do_and_costs_and_it_never_g
     route = await published(publisher, feed)
     assert [(one.weight, one.fallback, len(one.replicas)) for one in route.releases] == [(100, 0, 0), (0, 1, 1)]
     assert [one.price and one.price.output for one in route.releases] == [None, 10_000_000_000]
+    assert [one.is_remote for one in route.releases] == [False, True], "who asks it again pays again"
     assert route.routes == SimulatedEngine.routes, "what a fallback cannot do waits for the others"
     assert route.fallback_routes == {"/v1/chat/completions"}
     assert route.fallback_extras == {"n", "dimensions", "tools.required"}

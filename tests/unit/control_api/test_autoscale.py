@@ -47,7 +47,8 @@ async def test_defaults_are_the_sources_but_for_what_the_search_found(api: Manag
 
 async def test_the_sources_own_numbers_are_settings(api: Management, manager: Identity) -> None:
     """As ``docs/how-to/autoscaling.md`` says them."""
-    asked = {"idle": "fixed", "down_utilization": 30, "down_utilization_s": 600, "load_share_down": 60}
+    asked: dict[str, Any] = {"idle": "fixed", "down_utilization": 30, "down_utilization_s": 600, "load_share_down": 60}
+    asked["prewarm_cold_cost_s"] = 900
     assert await stored(api, await deploy(api, manager, autoscale=asked)) == SOURCE
 
 

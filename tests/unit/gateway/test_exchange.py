@@ -134,7 +134,7 @@ class Bench:
         return [record for record in records if isinstance(record, Settle)]
 
     def assert_at_rest(self) -> None:
-        (key,) = self.gateway.catalog.table.keys  # type: ignore[union-attr]
+        key = self.gateway.catalog.table.keys[0]  # type: ignore[union-attr]
         state, _ = self.gateway.catalog.key(self.token.encode(), PEPPER, now_unix_s=0.0)
         assert state is not None
         assert [a.running for a in state.allowances] == [0, 0], key

@@ -14,6 +14,7 @@ from modelyard.domain.tenants import ApiKey, Scope, Tenant
 from modelyard.gateway.relay import as_chunk
 from modelyard.gateway.upstream import Receiver, UpstreamConnection
 from modelyard.ids import hash_secret, new_api_key
+from modelyard.policy.dispatch import ReplicaLoad
 
 
 class Yard(Bench):
@@ -432,6 +433,41 @@ def test_who_waits_for_a_first_token_leaves_an_engine_that_is_known_to_be_silent
     moved = bench.pool.opened[opened:]
     assert [connection.address[1] for connection, _ in moved] == [3 - port] * (1 + len(others))
     assert all(wire.is_closed for _, wire in others)
+    for client, _ in clients:
+        client.connection_lost(None)
+    bench.journal.close()
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_who_cannot_be_tried_again_or_would_be_paid_for_twice_stays_with_its_silent_engine(
+    tmp_path: Path, *, is_remote: bool
+) -> None:
+    bench = Yard(tmp_path, replicas=2)
+    bench.take(2, slots=16)
+    table = bench.gateway.catalog.table
+    assert table is not None
+    releases = tuple(msgspec.structs.replace(one, is_remote=is_remote) for one in bench.endpoint.route.releases)
+    endpoint = msgspec.structs.replace(bench.endpoint.route, releases=releases)
+    new = msgspec.structs.replace(table, revision=table.revision + 1, endpoints=(endpoint,))
+    bench.gateway.catalog.take(new, now_s=bench.clock.monotonic_s())
+    clients = [bench.client() for _ in range(5)]
+    bench.ask(clients[0][0], stream=True)
+    (first,) = bench.gateway.exchanges
+    silent = first.replica
+    assert silent is not None
+    bench.engine.data_received(STREAM + event(role="assistant", content="a"))
+    bench.gateway.check_time(bench.clock.monotonic_s())
+    for client, _ in clients[1:]:
+        bench.ask(client, stream=True)
+    others = [one for one in bench.gateway.exchanges if one.replica is silent and one is not first]
+    assert others
+    if not is_remote:
+        for one in others:
+            one.failed_on = [ReplicaLoad(silent.route, "v", 1), ReplicaLoad(silent.route, "v", 1)]
+    bench.clock.advance(bench.endpoint.patience.token_s + 1)
+    bench.gateway.check_time(bench.clock.monotonic_s())
+    assert silent.ejected_until_s
+    assert all(one.replica is silent and not one.is_over for one in others), "its own time is not over"
     for client, _ in clients:
         client.connection_lost(None)
     bench.journal.close()

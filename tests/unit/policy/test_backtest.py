@@ -28,7 +28,8 @@ def test_an_office_that_opens_at_nine_is_foreseen_from_its_second_week_on() -> N
 def test_chance_is_not_foreseen_and_costs_little() -> None:
     chance = random.Random(5)
     history = {chance.randrange(4 * WEEK): 1 for _ in range(100)}
-    found = backtest(history, Autoscale(), idle_s=300, load_s=60, first=0, last=4 * WEEK - 1)
+    rules = Autoscale(prewarm_cold_cost_s=900)
+    found = backtest(history, rules, idle_s=300, load_s=60, first=0, last=4 * WEEK - 1)
     assert found.forecast.cold_starts <= found.fixed.cold_starts
     assert found.forecast.gpu_hours < 1.6 * found.fixed.gpu_hours + 5
 

@@ -32,6 +32,16 @@ def test_each_replica_serves_as_many_at_once_as_its_slots_and_its_memory_hold(
     assert story.arrive("last", output=100) is verdict
 
 
+def test_a_short_one_is_not_refused_because_long_ones_wait_that_are_done_sooner_a_token() -> None:
+    # An iteration costs the same whatever it does: long prompts are served at 30 times the tokens a second.
+    story = Story(("a", 1), places=99)
+    story.dispatcher.expect(Speed(0.5))
+    story.arrive("running", prompt=3000, output=50)
+    for number in range(2):
+        assert story.arrive(f"long {number}", prompt=3000, output=50) is Verdict.WAIT
+    assert story.arrive("short", prompt=10, output=10) is Verdict.WAIT, "50 s are ahead, and half is believed"
+
+
 def test_what_others_take_of_an_iteration_counts() -> None:
     speed = Speed(0.01, 0.001, 1e-4, 1e-6)
     alone = request_s(speed, batch=1, prompt_tokens=1000, completion_tokens=100)

@@ -187,3 +187,15 @@ def test_nobody_waits_beside_more_than_what_is_kept(steps: list[tuple[str, int]]
     while endpoint.running:
         endpoint.end(endpoint.running[0][0].name)
     assert not endpoint.dispatcher.line, "somebody waits before an idle replica"
+
+
+def test_a_flood_that_only_waits_has_all_slots_again_when_nobody_comes_any_more() -> None:
+    endpoint = Endpoint()
+    endpoint.flood()
+    endpoint.ask("quiet")
+    endpoint.flood(30)
+    endpoint.end("quiet")
+    assert endpoint.count("flood") == 15
+    endpoint.now_s += 100.0
+    endpoint.end("flood")
+    assert endpoint.count("flood") == 16

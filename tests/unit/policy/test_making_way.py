@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from modelyard.domain.routing_table import ReplicaRoute
 from modelyard.policy import making_way
 from modelyard.policy.dispatch import Dispatcher, DispatchRules, ReplicaLoad, Verdict
+from modelyard.policy.headroom import LOST_SHARE, SPARE_MAX_S
 from modelyard.policy.job import Job
 
 PRIORITY, STANDARD, BATCH = range(3)
@@ -60,17 +61,19 @@ class Request:
     gave_way: int = 0
     is_seen: bool = False
     failed_on: list[ReplicaLoad] = field(default_factory=list)
+    is_turned_away: bool = False
 
     def turned_away(self, verdict: Verdict) -> None:
-        raise AssertionError(f"{self.name} was turned away")
+        self.is_turned_away = True
 
 
 class Endpoint:
     """One replica of four slots, and what came in order."""
 
-    def __init__(self, *, kv_tokens: int = 0) -> None:
+    def __init__(self, *, kv_tokens: int = 0, places: int = 100) -> None:
         self.came: list[Request] = []
-        rules = DispatchRules(places=100)
+        self.now_s = 0.0
+        rules = DispatchRules(places=places)
         self.dispatcher: Dispatcher[Request] = Dispatcher("ep", rules=rules, deliver=self._start, chance=lambda: 0.5)
         route = ReplicaRoute("r", "127.0.0.1", 1, "s", 4, kv_tokens=kv_tokens)
         self.dispatcher.update([("v1", 100, 0, [(route, 4)])], now_s=0.0)
@@ -80,12 +83,20 @@ class Endpoint:
         return True
 
     def ask(self, tenant_id: str, *, band: int = STANDARD, tokens: int = 100) -> Request:
-        request = Request(tenant_id, Job(tenant_id, 1.0, band, tokens, tokens, tokens, is_stream=False))
-        verdict = self.dispatcher.arrive(request, now_s=0.0, deadline_s=9.0)
+        request = Request(tenant_id, Job(tenant_id, 1.0, band, tokens, tokens, tokens, is_seen=False))
+        verdict = self.dispatcher.arrive(request, now_s=self.now_s, deadline_s=self.now_s + 9.0)
         if isinstance(verdict, ReplicaLoad):
             self._start(request, verdict)
+        request.is_turned_away |= verdict is Verdict.FULL
         self.came.append(request)
         return request
+
+    def end(self, request: Request) -> None:
+        """Let an answer end."""
+        replica, request.replica = request.replica, None
+        assert replica is not None
+        size = request.job.prompt_tokens
+        self.dispatcher.finish(replica, request.job, now_s=self.now_s, prompt_tokens=size, output_tokens=size)
 
     def trade(self, request: Request) -> Request | None:
         """Return who gave its place to ``request``."""
@@ -94,8 +105,8 @@ class Endpoint:
             self.dispatcher,
             reversed(self.came),
             can_stop=lambda one: not one.is_seen,
-            now_s=0.0,
-            deadline_s=9.0,
+            now_s=self.now_s,
+            deadline_s=self.now_s + 9.0,
         )
         if traded is None:
             return None
@@ -164,3 +175,71 @@ def test_a_place_that_does_not_suffice_is_kept() -> None:
     assert [one for one in flood if one.replica is not None] == flood[:4]
     assert endpoint.dispatcher.running == 4
     assert not flood[3].gave_way
+
+
+def test_who_made_way_is_not_the_one_that_a_full_line_puts_out() -> None:
+    endpoint = Endpoint(places=6)
+    flood = [endpoint.ask("flood") for _ in range(10)]
+    for name in ("quiet", "other", "third"):
+        newcomer = endpoint.ask(name)
+        if newcomer.replica is None:
+            endpoint.trade(newcomer)
+    put_out = [one for one in flood if one.gave_way]
+    assert put_out
+    assert not any(one.is_turned_away for one in put_out), "it ran, and then was refused for others"
+    assert any(one.is_turned_away for one in flood), "the line was full"
+
+
+def test_a_trade_that_does_not_help_leaves_the_victim_as_it_was() -> None:
+    endpoint = Endpoint(kv_tokens=1000)  # four of 200 tokens
+    flood = [endpoint.ask("flood") for _ in range(5)]
+    endpoint.now_s = 3.0
+    quiet = endpoint.ask("quiet", tokens=450)
+    dispatched = [(one.job.dispatched_s, one.job.pending_tokens, one.job.beside) for one in flood]
+    assert endpoint.trade(quiet) is None
+    assert [(one.job.dispatched_s, one.job.pending_tokens, one.job.beside) for one in flood] == dispatched
+
+
+def test_a_place_of_a_release_that_has_no_weight_any_more_helps_nobody() -> None:
+    endpoint = Endpoint()
+    for _ in range(6):
+        endpoint.ask("flood")
+    route = ReplicaRoute("r", "127.0.0.1", 1, "s", 4)
+    endpoint.dispatcher.update([("v1", 0, 0, [(route, 4)]), ("v2", 100, 0, [])], now_s=0.0)
+    quiet = endpoint.ask("quiet")
+    assert quiet.replica is None
+    assert endpoint.trade(quiet) is None
+
+
+def test_who_may_get_somebodys_place_is_not_refused_because_the_line_is_slow() -> None:
+    endpoint = Endpoint()
+    flood = [endpoint.ask("flood") for _ in range(9)]
+    for _ in range(4):
+        endpoint.now_s += 20.0
+        done = next(one for one in flood if one.replica is not None)
+        endpoint.end(done)
+    late = endpoint.ask("flood")
+    assert late.is_turned_away, "its nine seconds would be over"
+    quiet = endpoint.ask("quiet")
+    assert not quiet.is_turned_away
+    assert endpoint.trade(quiet) is not None
+    assert quiet.replica is not None
+
+
+def test_no_more_is_thrown_away_than_a_small_part_of_what_slots_do() -> None:
+    endpoint = Endpoint()
+    for _ in range(80):
+        endpoint.ask("flood")
+    lost_s, seconds = 0.0, 2000
+    for _ in range(seconds // 5):
+        endpoint.now_s += 5.0
+        quiet = endpoint.ask("quiet", tokens=1)
+        began = {one: one.job.dispatched_s for one in endpoint.came if one.replica is not None}
+        victim = endpoint.trade(quiet) if quiet.replica is None else None
+        lost_s += endpoint.now_s - began[victim] if victim is not None else 0.0
+        if quiet.replica is not None:
+            endpoint.end(quiet)
+        oldest = min((one for one in endpoint.came if one.replica is not None), key=lambda one: one.job.dispatched_s)
+        endpoint.end(oldest)
+        endpoint.ask("flood")
+    assert 0 < lost_s <= SPARE_MAX_S + LOST_SHARE * 4 * seconds

@@ -491,3 +491,13 @@ def test_a_replica_that_comes_back_is_a_new_one_whoever_still_remembers_the_old(
     assert host.load("base") not in remembered
     assert isinstance(found := host.load("a"), Seat)
     assert found.base is host.load("base")
+
+
+def test_nothing_is_kept_on_a_shared_replica_where_another_endpoint_would_take_it() -> None:
+    host = Host()
+    host.table(host=[own("r")], one=[seat("one", "r")], two=[seat("two", "r")])
+    host.arrive("one", tenant="flood")
+    other = host.arrive("one", tenant="other")
+    host.finish("one", other)
+    host.all["one"].headroom.kept[STANDARD] = 1
+    assert host.arrive("one", tenant="flood").replica is not None

@@ -5,7 +5,7 @@ import random
 import msgspec
 import pytest
 
-from modelyard.domain.endpoints import IdleTime
+from modelyard.domain.endpoints import Autoscale, IdleTime
 from modelyard.sim.fleet import simulate
 from modelyard.sim.fleet.models import Terms, profile
 from modelyard.sim.fleet.population import populate
@@ -37,6 +37,7 @@ SMALL = Scenario(
     warmup_s=600.0,
     faults=CALM,
     start_day=7.0,
+    rules=Autoscale(batch_scales=False, idle=IdleTime.FIXED),
 )
 
 
@@ -62,9 +63,7 @@ def test_what_moves_together_leaves_accelerators_empty() -> None:
 
 
 def test_pools_spare_stock_models_their_loads() -> None:
-    # With an idle time that is fixed, so that they sleep often.
-    sleepy = msgspec.structs.replace(SMALL, rules=msgspec.structs.replace(SMALL.rules, idle=IdleTime.FIXED))
-    plain, pooled = outcome(sleepy, prewarm=False), outcome(sleepy, prewarm=False, warm_pools=True)
+    plain, pooled = outcome(prewarm=False), outcome(prewarm=False, warm_pools=True)
     assert pooled.stolen > 0 == plain.stolen
     assert pooled.late <= plain.late
 
