@@ -5,7 +5,7 @@ import random
 import msgspec
 import pytest
 
-from modelyard.domain.endpoints import Autoscale, IdleTime
+from modelyard.domain.endpoints import SOURCE
 from modelyard.sim.fleet import simulate
 from modelyard.sim.fleet.models import Terms, profile
 from modelyard.sim.fleet.population import populate
@@ -37,7 +37,7 @@ SMALL = Scenario(
     warmup_s=600.0,
     faults=CALM,
     start_day=7.0,
-    rules=Autoscale(batch_scales=False, idle=IdleTime.FIXED),
+    rules=msgspec.structs.replace(SOURCE, batch_scales=False),
 )
 
 
