@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 DEMO_DIR ?= .demo
-PYTEST_FLAGS ?= -n 2 --dist loadfile
+PYTEST_FLAGS ?= -n 3 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo stop test test-vllm test-all vllm-setup check format docs bench conformance-setup conformance conformance-all triton-setup clean

@@ -52,7 +52,7 @@ wait for the load. Thirty minutes answer more in time ({30 min:within}) for {30 
 time most ({learned:within}) for {learned:usd_per_hour}.""",
     "noisy-neighbour": """The flood is refused {beside a flood:tenant[flood].refused} of what it sends, the quiet tenant
 {beside a flood:tenant[quiet].refused}; {beside a flood:tenant[quiet].within} of its requests are in time though the
-replicas are always full. But nobody who runs is put out: it waits for a slot, and its p99 is
+replicas are always full. But nobody is put out whose caller has begun to read: it waits for a slot, and its p99 is
 {beside a flood:tenant[quiet].ttft_p99_s} instead of {alone:ttft_p99_s}. The priority plan brings that to
 {quiet has the priority plan:tenant[quiet].ttft_p99_s}, and twice the replicas to
 {four replicas:tenant[quiet].ttft_p99_s}, where slots become free twice as often.""",

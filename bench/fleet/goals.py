@@ -108,7 +108,7 @@ def _starts(fixed: list[Outcome], shipped: list[Outcome], ours: list[Outcome]) -
         ("as shipped", shipped),
         ("engines that sleep, and warm pools", ours),
     ):
-        fewer = [1 - (b.activations - b.stolen) / max(a.activations, 1) for a, b in zip(fixed, found, strict=True)]
+        fewer = [1 - b.activations / max(a.activations, 1) for a, b in zip(fixed, found, strict=True)]
         more = [b.online_gpu_hours / a.online_gpu_hours - 1 for a, b in zip(fixed, found, strict=True)]
         rows.append(
             Goal(
