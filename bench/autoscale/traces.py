@@ -8,13 +8,13 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from modelyard.sim import traces as sim_traces
+from modelyard.sim import arrival_files
 from modelyard.sim.rates import SLOT_S
 
 
 def azure(folder: Path, name: str) -> list[float]:
     """Return the moments of the requests of one Azure service, in seconds from the first."""
-    return [one.at_s for one in sim_traces.azure(folder / f"azure_llm_2023_{name}.csv")]
+    return [one.at_s for one in arrival_files.azure(folder / f"azure_llm_2023_{name}.csv")]
 
 
 def bursts(hours: float, *, calm: float, storm: float, chance: random.Random) -> list[float]:

@@ -17,9 +17,9 @@ from bench.packing.__main__ import run as packed
 from bench.packing.openb import PUBLISHED, with_cores
 from bench.sim import admission, fair
 from modelyard.domain.endpoints import IdleTime
+from modelyard.sim.arrival_files import azure
 from modelyard.sim.fleet.scenario import Scenario, Traffic
 from modelyard.sim.fleet.tally import Outcome
-from modelyard.sim.traces import azure
 
 AZURE_FILE = "azure_llm_2023_conv.csv"
 REQUESTS = 2000

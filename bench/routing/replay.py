@@ -20,6 +20,7 @@ from bench.routing.seeing import seeing
 from modelyard.domain.routing_table import ReplicaSnapshot
 from modelyard.policy.dispatch import DispatchRules
 from modelyard.policy.engine_model import Speed
+from modelyard.sim.comparison import spread
 from modelyard.sim.gateway import Floor, Front, Table
 from modelyard.sim.requests import Arrival, Request, faster
 from modelyard.sim.tasks import BLOCK_TOKENS as KV_BLOCK_TOKENS
@@ -183,11 +184,5 @@ def unhindered(requests: Sequence[Request], hit_rate: float) -> Outcome:
 
 
 def _outcome(waits: list[float], hit_rate: float) -> Outcome:
-    ordered = sorted(waits)
-    p50_s, p90_s, p99_s = (quantile(ordered, share) for share in (0.5, 0.9, 0.99))
-    return Outcome(hit_rate, p50_s, p90_s, p99_s, sum(wait <= 5.0 for wait in waits) / len(waits))
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the smallest value that ``share`` of all do not exceed."""
-    return ordered[max(0, ceil(share * len(ordered)) - 1)]
+    found = spread(waits)
+    return Outcome(hit_rate, found.p50, found.p90, found.p99, sum(wait <= 5.0 for wait in waits) / len(waits))

@@ -19,9 +19,9 @@ import msgspec
 
 from bench import tools
 from bench.sim import accuracy, admission, failing, fair
+from modelyard.sim.arrival_files import azure
 from modelyard.sim.report import summary
 from modelyard.sim.tasks import EngineSpec
-from modelyard.sim.traces import azure
 from modelyard.sim.world import ReleaseSpec, World, WorldSpec
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,6 +19,7 @@ from modelyard.errors import ApiError
 from modelyard.gateway.framing import ChunkReader
 from modelyard.gateway.head import Request, is_public
 from modelyard.gateway.server import ClientConnection
+from modelyard.policy.job import NEVER_S
 
 if TYPE_CHECKING:
     from modelyard.gateway.flow import Gateway
@@ -29,7 +30,6 @@ CONNECT_PAUSE_S = 0.05
 ANSWER_TIMEOUT_S = 60.0
 TRIES_MAX = 3
 HEAD_BYTES_MAX = 64 * 1024
-NEVER_S = float("inf")
 
 _REPEATABLE = frozenset({b"GET", b"HEAD"})
 _DROPPED = frozenset(

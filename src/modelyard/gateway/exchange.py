@@ -45,15 +45,13 @@ from modelyard.gateway.sse import Usage
 from modelyard.gateway.upstream import UpstreamConnection
 from modelyard.policy.breaker import Failure
 from modelyard.policy.dispatch import ReplicaLoad, Verdict
-from modelyard.policy.job import Job
+from modelyard.policy.job import NEVER_S, Job
 from modelyard.policy.pricelist import Sheet
 
 if TYPE_CHECKING:
     from modelyard.gateway.flow import Gateway
 
 _log = logging.getLogger(__name__)
-
-NEVER_S = float("inf")
 
 
 class Exchange:

@@ -25,6 +25,7 @@ from modelyard.errors import ApiError
 from modelyard.gateway import answers
 from modelyard.gateway.control_calls import ControlAwayError, ControlRefusedError
 from modelyard.gateway.preferences import Preferences, fingerprint
+from modelyard.policy.job import NEVER_S
 
 if TYPE_CHECKING:
     from modelyard.gateway.detached import KeptRequests
@@ -39,7 +40,6 @@ SAVE_S_MAX = 600.0
 """How long an answer is offered to a controller that is away."""
 SAVED_S_MAX = 2.0
 """Longest that a caller who waits is held until its answer is stored."""
-NEVER_S = float("inf")
 
 _RETRYABLE = frozenset({408, 409, 425, 429})
 _log = logging.getLogger(__name__)

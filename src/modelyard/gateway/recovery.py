@@ -19,6 +19,7 @@ from modelyard.gateway.side_requests import GUEST_MISSING
 from modelyard.gateway.upstream import CONNECT_TIMEOUT
 from modelyard.policy.breaker import Failure
 from modelyard.policy.dispatch import ReplicaLoad, Verdict
+from modelyard.policy.job import NEVER_S
 from modelyard.policy.retries import ATTEMPTS_MAX
 from modelyard.policy.suspects import fingerprint
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 ANSWER = "complete answer"
-NEVER_S = float("inf")
 
 
 def prints_of(exchange: "Exchange") -> tuple[int, int]:

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 from modelyard.domain.leases import LeaseReport, Leases, Share, Wish
 from modelyard.domain.tenants import Rates
+from modelyard.policy.job import NEVER_S
 from modelyard.policy.leases import LeaseHolder, kinds
 from modelyard.policy.limits import KINDS, Allowance, Refusal
-
-NEVER_S = float("inf")
 
 
 class Shares:

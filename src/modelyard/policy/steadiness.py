@@ -15,9 +15,8 @@ import msgspec
 from modelyard.domain.endpoints import Autoscale, Scaling, Tier
 from modelyard.policy.gates import calm_left_s, latency_limit_s
 from modelyard.policy.idleness import BIN_S
+from modelyard.policy.job import NEVER_S
 from modelyard.policy.scaling import Memory, Seen, idle_limit_s, learned_idle, signals
-
-NEVER_S = math.inf
 
 
 class Steady(msgspec.Struct, frozen=True, kw_only=True):

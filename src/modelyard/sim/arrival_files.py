@@ -78,6 +78,12 @@ def read(
     return found
 
 
+def azure(file: Path) -> list[Arrival]:
+    """Return the requests of an Azure trace, in order, from the first: its lines say how long all are."""
+    rows = _ordered(file, 0)
+    return [Arrival(at_s=row.at_s - rows[0].at_s, prompt_tokens=row.prompt, output_tokens=row.answer) for row in rows]
+
+
 def check(file: Path) -> None:
     """Read the first request of a file, before hours are spent on others.
 

@@ -1,6 +1,7 @@
 """Readers of public request traces and of recorded runs; none of their data is part of the package.
 
-* ``azure_llm_2023_{conv,code}.csv``: an hour of two LLM services (Azure/AzurePublicDataset, CC-BY 4.0)
+* ``azure_llm_2023_{conv,code}.csv``: an hour of two LLM services (Azure/AzurePublicDataset, CC-BY 4.0), which
+  ``arrival_files.py`` reads
 * ``mooncake_{conversation,synthetic}_trace.jsonl``: prompts with hashes of 512 tokens each (kvcache-ai/Mooncake,
   Apache-2.0)
 * ``llmservingsim/*_{meta.json,requests.jsonl}``: real vLLM 0.19, times of 300 requests each (casys-kaist/LLMServingSim,
@@ -11,7 +12,6 @@
 import csv
 import json
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from math import isnan
 from pathlib import Path
 
@@ -77,20 +77,6 @@ class Measured(msgspec.Struct, frozen=True):
     """To read all prompts."""
     token_s: float
     """For one token of each after that, a mean."""
-
-
-def azure(path: Path) -> list[Arrival]:
-    """Return the requests of an Azure trace, in order, from the first."""
-    with path.open(newline="") as file:
-        rows = [
-            (_seconds(row["TIMESTAMP"]), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
-            for row in csv.DictReader(file)
-        ]
-    rows.sort(key=lambda row: row[0])
-    return [
-        Arrival(at_s=at_s - rows[0][0], prompt_tokens=max(1, prompt), output_tokens=max(1, output))
-        for at_s, prompt, output in rows
-    ]
 
 
 def mooncake(lines: Iterable[str]) -> list[Arrival]:
@@ -169,8 +155,3 @@ def splitwise(path: Path) -> list[Measured]:
             )
             for row in csv.DictReader(file)
         ]
-
-
-def _seconds(text: str) -> float:
-    # Seven digits of a second are one too many for ``fromisoformat``.
-    return datetime.fromisoformat(text[:26]).replace(tzinfo=UTC).timestamp()
