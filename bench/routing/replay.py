@@ -26,7 +26,8 @@ from modelyard.sim.requests import Arrival, Request, faster
 from modelyard.sim.tasks import BLOCK_TOKENS as KV_BLOCK_TOKENS
 from modelyard.sim.tasks import EngineSpec
 from modelyard.sim.traces import mooncake
-from modelyard.sim.world import ReleaseSpec, World, WorldSpec
+from modelyard.sim.world import World
+from modelyard.sim.world_spec import ReleaseSpec, WorldSpec
 
 OURS = "modelyard: added seconds"
 SPEED = Speed(0.022, 0.00035, 1 / 9000)

@@ -22,7 +22,8 @@ from bench.sim import accuracy, admission, failing, fair
 from modelyard.sim.arrival_files import azure
 from modelyard.sim.report import summary
 from modelyard.sim.tasks import EngineSpec
-from modelyard.sim.world import ReleaseSpec, World, WorldSpec
+from modelyard.sim.world import World
+from modelyard.sim.world_spec import ReleaseSpec, WorldSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"

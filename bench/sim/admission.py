@@ -13,7 +13,8 @@ from modelyard.sim.gateway import Floor, Front, Gateway
 from modelyard.sim.report import Summary, summary
 from modelyard.sim.requests import Arrival
 from modelyard.sim.tasks import EngineSpec
-from modelyard.sim.world import ReleaseSpec, World, WorldSpec
+from modelyard.sim.world import World
+from modelyard.sim.world_spec import ReleaseSpec, WorldSpec
 
 KV_TOKENS = 137_000
 """What 45 GB hold of a model with Llama-2-70B's grouped heads (0.33 MB a token)."""

@@ -14,7 +14,8 @@ from modelyard.sim.gateway import Floor, Front, Gateway
 from modelyard.sim.report import Summary, summary
 from modelyard.sim.requests import Arrival, Request
 from modelyard.sim.tasks import EngineSpec
-from modelyard.sim.world import FrontFactory, ReleaseSpec, World, WorldSpec
+from modelyard.sim.world import FrontFactory, World
+from modelyard.sim.world_spec import ReleaseSpec, WorldSpec
 
 SPEED = Speed(0.0135, 6.4e-05, 3.8e-05, 4.9e-08)
 """Llama-3.1-8B on an RTX PRO 6000, fitted to real vLLM (``accuracy.vllm``)."""

@@ -35,7 +35,8 @@ from modelyard.sim.events import Event, Events
 from modelyard.sim.faults import Fault, Kind
 from modelyard.sim.requests import Arrival
 from modelyard.sim.tasks import Task
-from modelyard.sim.world import SWEEP_S, WorldSpec
+from modelyard.sim.world import SWEEP_S
+from modelyard.sim.world_spec import WorldSpec
 
 PEPPER = b"pepper"
 PATH = "/v1/completions"

@@ -17,7 +17,8 @@ from modelyard.policy.engine_model import Speed
 from modelyard.sim.faults import Fault, Kind
 from modelyard.sim.requests import Arrival
 from modelyard.sim.tasks import EngineSpec
-from modelyard.sim.world import ReleaseSpec, World, WorldSpec
+from modelyard.sim.world import World
+from modelyard.sim.world_spec import ReleaseSpec, WorldSpec
 
 SPEED = Speed(0.02, 0.0003, 0.0001, 1e-7)
 ENGINE = EngineSpec(speed=SPEED, max_num_seqs=16, hash_tokens=256)

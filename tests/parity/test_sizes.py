@@ -25,7 +25,8 @@ from modelyard.policy.signals import Signals
 from modelyard.sim.requests import Arrival
 from modelyard.sim.scaler import Time, View
 from modelyard.sim.tasks import EngineSpec
-from modelyard.sim.world import ReleaseSpec, World, WorldSpec
+from modelyard.sim.world import World
+from modelyard.sim.world_spec import ReleaseSpec, WorldSpec
 
 ENGINE = EngineSpec(speed=Speed(0.03, 0.0005, 0.0001, 1e-7), max_num_seqs=8, kv_blocks=2000)
 SLEEPY = Scaling(min_replicas=0, max_replicas=6, scale_to_zero=True, idle_s=90.0)

@@ -5,13 +5,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import inf
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 from modelyard.cli.exits import Exit, Failure
 from modelyard.cli.http import close_names
 from modelyard.cli.sim_ledger import CHUNK_TOKENS, Case, Part, Wanted, as_said
-from modelyard.sim.recorded import Asked, asked_of
+from modelyard.config.batch import BatchConfig
+from modelyard.sim.recorded import Asked, asked_of, most_at_once
 from modelyard.sim.recorded_speed import Size
 from modelyard.sim.replay import Ledger
 from modelyard.sim.replay_money import PriceList
@@ -66,7 +66,9 @@ def _rows(file: Path) -> Iterable["UsageRow"]:
 
 
 def _of_rows(asked: Sequence[Asked], wanted: Wanted) -> Case:
-    slots = _most_at_once(asked)
+    from modelyard.metering.prices import micro_of
+
+    slots = most_at_once(asked)
     version_id = Counter(one.version_id for one in asked).most_common(1)[0][0]
     part = Part(version_id=version_id or "ver", label=version_id, size=Size(slots, CHUNK_TOKENS, 0))
     left = sum(not one.is_replayable for one in asked)
@@ -74,25 +76,10 @@ def _of_rows(asked: Sequence[Asked], wanted: Wanted) -> Case:
     if left:
         notes.append(f"{left:,} requests have no prompt tokens: left out.")
     ledger = Ledger(
-        asked=tuple(asked), replayed=wanted.replayed, prices=PriceList(entries=(), factor_micro=500_000), lives=None
+        asked=tuple(asked),
+        replayed=wanted.replayed,
+        prices=PriceList(entries=(), factor_micro=micro_of(BatchConfig().price_factor)),
+        lives=None,
     )
     case = Case(name=asked[-1].model, ledger=ledger, parts=(part,), notes=tuple(notes))
     return as_said(case, wanted) if wanted.kind else case
-
-
-def _most_at_once(asked: Sequence[Asked]) -> int:
-    """Return how many requests were on one replica at once, of any."""
-    changes: dict[str, list[tuple[float, int]]] = {}
-    first = [one.ttft_s for one in asked if one.ttft_s is not None]
-    usual_s = median(first) if first else 0.0
-    for one in asked:
-        # What a first token takes longer than usual was spent in line, and not on it.
-        begun_s = one.at_s + max(0.0, (one.ttft_s or 0.0) - usual_s)
-        changes.setdefault(one.replica_id, []).extend(((begun_s, 1), (one.at_s + one.latency_s, -1)))
-    most = 1
-    for its in changes.values():
-        now = 0
-        for _, change in sorted(its):
-            now += change
-            most = max(most, now)
-    return most

@@ -166,6 +166,7 @@ class Gateway:
     tallies: dict[str, ReleaseTally] = field(default_factory=dict)
     in_flight: int = 0
     arrivals: int = 0
+    batch_arrivals: int = 0
     last_request_s: float = 0.0
     mean_s: float = waits.ANSWER_S
     has_answered: bool = False
@@ -211,6 +212,7 @@ class Gateway:
         request.on_turned = self._turned_away
         self.in_flight += 1
         self.arrivals += 1
+        self.batch_arrivals += request.arrival.is_line
         if now_s - self.last_request_s > QUIET_S:
             self.dispatcher.wake(now_s)
         self.last_request_s = now_s
@@ -347,7 +349,17 @@ class Gateway:
         """Return what the controller is told, as ``gateway/catalog.py`` does."""
         queued = self.waiting
         idle_s = 0.0 if queued or self.in_flight else now_s - self.last_request_s
-        demand = EndpointDemand(ENDPOINT_ID, queued, self.in_flight, idle_s, self.arrivals, self.wait_s(now_s))
+        demand = EndpointDemand(
+            ENDPOINT_ID,
+            queued,
+            self.in_flight,
+            idle_s,
+            self.arrivals,
+            self.wait_s(now_s),
+            self.dispatcher.line.depths[BATCH_BAND],
+            len(self.lines),
+            self.batch_arrivals,
+        )
         counts = [tally.counts(ENDPOINT_ID, version_id) for version_id, tally in self.tallies.items()]
         return Report([demand], [], "sim", 1, releases=counts)
 

@@ -12,11 +12,13 @@ import random
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, floor
+from statistics import median
 from sys import intern
 
 import msgspec
 
 from modelyard.domain.usage import LINE_REPEATED, UsageRow, UsageStatus
+from modelyard.policy.queueing import BATCH_BAND
 from modelyard.sim.requests import Arrival
 from modelyard.sim.tasks import BLOCK_TOKENS
 
@@ -174,7 +176,9 @@ def traffic(
                 output_tokens=max(1, one.completion_tokens),
                 tenant_id=one.tenant_id or "unknown",
                 weight=its.weight,
-                band=2 if one.is_batch else its.band,
+                band=BATCH_BAND if one.is_batch else its.band,
+                is_line=one.is_batch,
+                is_stream=not one.is_batch,
                 # A second self begins as its own earlier requests do, and as nobody else's.
                 blocks=tuple(block + copy * _COPY for block in blocks[place]) if copy else blocks[place],
                 session=hash_of(f"{one.key_id}/{copy}" if copy else one.key_id) if is_sticky else 0,
@@ -194,6 +198,24 @@ def block_tokens_of(asked: Sequence[Asked]) -> int:
 def hash_of(text: str) -> int:
     """Return a number of a text that is the same in every run, never 0."""
     return random.Random(text).getrandbits(63) | 1
+
+
+def most_at_once(asked: Sequence[Asked]) -> int:
+    """Return how many requests were on one replica at once, of any."""
+    changes: dict[str, list[tuple[float, int]]] = {}
+    first = [one.ttft_s for one in asked if one.ttft_s is not None]
+    usual_s = median(first) if first else 0.0
+    for one in asked:
+        # What a first token takes longer than usual was spent in line, and not on it.
+        begun_s = one.at_s + max(0.0, (one.ttft_s or 0.0) - usual_s)
+        changes.setdefault(one.replica_id, []).extend(((begun_s, 1), (one.at_s + one.latency_s, -1)))
+    most = 1
+    for its in changes.values():
+        now = 0
+        for _, change in sorted(its):
+            now += change
+            most = max(most, now)
+    return most
 
 
 def _moved(at_s: float, key_id: str, copy: int, span_s: float, seed: int) -> float:

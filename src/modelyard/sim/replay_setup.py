@@ -21,7 +21,7 @@ from modelyard.sim.recorded import Terms
 from modelyard.sim.recorded_speed import Size
 from modelyard.sim.scenario_body import GatewayBody
 from modelyard.sim.tasks import BLOCK_TOKENS, EngineSpec
-from modelyard.sim.world import ReleaseSpec, WorldSpec
+from modelyard.sim.world_spec import ReleaseSpec, WorldSpec
 from modelyard.sim.worlds import UNKNOWN_HERE
 
 IDLE_PASS_S = 20.0

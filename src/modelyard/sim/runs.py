@@ -16,7 +16,8 @@ from modelyard.sim.report import summary
 from modelyard.sim.requests import Arrival, Request
 from modelyard.sim.results import Figure, Ran, Results, Tried, present
 from modelyard.sim.timeline import Timeline, every_s
-from modelyard.sim.world import World, WorldSpec
+from modelyard.sim.world import World
+from modelyard.sim.world_spec import WorldSpec
 
 Progress = Callable[[str, int, float], None]
 """Told a variant, its seed, and the share (0 to 1) of its time that has passed."""

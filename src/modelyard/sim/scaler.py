@@ -15,6 +15,7 @@ import msgspec
 
 from modelyard.domain.endpoints import Autoscale, Scaling
 from modelyard.policy import scaling
+from modelyard.policy.batch_demand import without_batches
 from modelyard.policy.engine_model import Look, capacity_of, utilization_of
 from modelyard.policy.signals import Signals
 from modelyard.policy.speeds import Speeds
@@ -108,7 +109,7 @@ class Scaler:
         tokens_s = self.speeds.tokens_s(replica.id for replica in ready)
         demands = [gateway.report(now_s).endpoints[0] for gateway in view.gateways]
         queued = sum(demand.queued for demand in demands)
-        return scaling.Seen(
+        seen = scaling.Seen(
             now_s=now_s,
             replicas=len(view.replicas),
             ready=len(ready),
@@ -133,6 +134,13 @@ class Scaler:
             tokens_s=tokens_s,
             capacity=capacity,
             load_s=self.load_s,
+        )
+        if self.rules.batch_scales:
+            return seen
+        return without_batches(
+            seen,
+            queued=sum(demand.batch_queued for demand in demands),
+            running=sum(demand.batch_running for demand in demands),
         )
 
 

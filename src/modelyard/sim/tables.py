@@ -10,7 +10,8 @@ from modelyard.domain.routing_table import ReplicaRoute
 from modelyard.sim.gateway import Floor, Gateway, Table
 
 if TYPE_CHECKING:
-    from modelyard.sim.world import Replica, WorldSpec
+    from modelyard.sim.world import Replica
+    from modelyard.sim.world_spec import WorldSpec
 
 
 def table_of(spec: "WorldSpec", replicas: Iterable["Replica"], *, gateway: int, now_s: float) -> Table:

@@ -22,7 +22,7 @@ from modelyard.sim.scenario_file import Fault, ScenarioError
 from modelyard.sim.scenario_traffic import arrivals_of, path_of, placed, plans_of
 from modelyard.sim.tasks import BLOCK_TOKENS, EngineSpec
 from modelyard.sim.traffic import HASH_TOKENS
-from modelyard.sim.world import ReleaseSpec, WorldSpec
+from modelyard.sim.world_spec import ReleaseSpec, WorldSpec
 
 UNKNOWN_HERE = (
     "node_pool",
@@ -31,7 +31,6 @@ UNKNOWN_HERE = (
     "prewarm_s",
     "prewarm_budget",
     "prewarm_cold_cost_s",
-    "batch_scales",
 )
 """Settings of ``autoscale`` that a world of requests has no use for: it has one endpoint, no nodes and no last week."""
 
@@ -112,7 +111,7 @@ def _scaling_faults(body: RequestBody) -> Iterator[Fault]:
     for name, reason in autoscale_bounds.contradictions(body.autoscale, _scaling(body) or Scaling()):
         yield Fault(f"autoscale.{name}", reason)
     defaults = msgspec.structs.asdict(Autoscale())
-    for name in UNKNOWN_HERE:
+    for name in (*UNKNOWN_HERE, "batch_scales"):  # there are no lines of batches in a scenario of requests
         if asked[name] != defaults[name]:
             yield Fault(f"autoscale.{name}", 'changes nothing at this level; leave it out, or try level = "fleet"')
 

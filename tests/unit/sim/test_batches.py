@@ -2,12 +2,16 @@
 
 from random import Random
 
+import pytest
+
+from modelyard.domain.endpoints import Autoscale, Scaling
 from modelyard.policy.engine_model import Speed
 from modelyard.sim.gateway import Gateway
 from modelyard.sim.report import summary
 from modelyard.sim.requests import Arrival
 from modelyard.sim.tasks import EngineSpec
-from modelyard.sim.world import ReleaseSpec, World, WorldSpec
+from modelyard.sim.world import World
+from modelyard.sim.world_spec import ReleaseSpec, WorldSpec
 
 ENGINE = EngineSpec(speed=Speed(0.02, 0.0003, 0.0001, 1e-7), max_num_seqs=12, kv_blocks=4000)
 
@@ -46,6 +50,21 @@ def test_lines_fill_what_is_idle_and_make_way() -> None:
     # Whoever came had a slot at once; only the fuller batch is slower.
     assert beside.waited_s.p99 < 0.05
     assert not gateway_of(world).lines or world.batch.pace.running >= len(gateway_of(world).lines)
+
+
+@pytest.mark.parametrize("scales", [True, False])
+def test_lines_start_replicas_only_where_they_count_as_demand(scales: bool) -> None:
+    spec = WorldSpec(
+        releases=(ReleaseSpec(engine=ENGINE),),
+        scaling=Scaling(min_replicas=1, max_replicas=4),
+        autoscale=Autoscale(batch_scales=scales),
+    )
+    world = World(spec, Random(1))
+    requests = world.run(arrivals(1, 150, 0.5), lines=LINES)
+    assert all(one.is_done for one in requests)
+    assert world.scaler is not None
+    sizes = {replicas for _, replicas, _ in world.scaler.decisions}
+    assert (max(sizes) > 1) == scales, "everybody else fills one in part"
 
 
 def test_a_line_that_gave_way_begins_anew_and_is_answered_once() -> None:

@@ -9,7 +9,8 @@ from modelyard.policy.engine_model import Speed
 from modelyard.sim.faults import Fault, FaultRates, Kind, draw
 from modelyard.sim.requests import Arrival, Request
 from modelyard.sim.tasks import EngineSpec
-from modelyard.sim.world import ReleaseSpec, World, WorldSpec
+from modelyard.sim.world import World
+from modelyard.sim.world_spec import ReleaseSpec, WorldSpec
 
 ENGINE = EngineSpec(speed=Speed(0.02, 0.0003, 0.0001, 1e-7), max_num_seqs=16, kv_blocks=4000)
 HOUR_S = 3600.0

@@ -15,7 +15,8 @@ from modelyard.sim.report import summary
 from modelyard.sim.requests import Arrival
 from modelyard.sim.scaler import page_of
 from modelyard.sim.tasks import EngineSpec
-from modelyard.sim.world import ReleaseSpec, World, WorldSpec
+from modelyard.sim.world import World
+from modelyard.sim.world_spec import ReleaseSpec, WorldSpec
 
 SPEEDS = {
     "8B, RTX PRO 6000": Speed(0.0135, 6.4e-5, 3.8e-5, 4.9e-8),

@@ -8,7 +8,8 @@ from modelyard.domain.endpoints import Scaling
 from modelyard.policy.engine_model import Speed
 from modelyard.sim.requests import Arrival
 from modelyard.sim.tasks import EngineSpec
-from modelyard.sim.world import ReleaseSpec, World, WorldSpec
+from modelyard.sim.world import World
+from modelyard.sim.world_spec import ReleaseSpec, WorldSpec
 
 HOUR_S = 3600.0
 

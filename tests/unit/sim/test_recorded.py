@@ -83,6 +83,7 @@ def test_requests_come_when_they_came_with_what_their_tenants_are_due() -> None:
     )
     assert [one.at_s for one in came.arrivals] == [10, 1000]
     assert [(one.weight, one.band) for one in came.arrivals] == [(3.0, 0), (1.0, 2)]
+    assert [(one.is_line, one.is_stream) for one in came.arrivals] == [(False, True), (True, False)]
     assert came.places == (0, 1)
     assert {one.session for one in came.arrivals} == {0}
     twice = traffic(rows, stretches(T0, T0 + 7200), is_sticky=True, factor=2.0).arrivals

@@ -12,7 +12,8 @@ from modelyard.sim.requests import Arrival, Request
 from modelyard.sim.runs import Price, Variant, run_all, run_one
 from modelyard.sim.tasks import EngineSpec
 from modelyard.sim.timeline import POINTS, POINTS_MAX, Timeline, every_s
-from modelyard.sim.world import ReleaseSpec, World, WorldSpec
+from modelyard.sim.world import World
+from modelyard.sim.world_spec import ReleaseSpec, WorldSpec
 
 ENGINE = EngineSpec(speed=Speed(0.0135, 6.4e-05, 3.8e-05, 4.9e-08))
 PLAIN = WorldSpec(releases=(ReleaseSpec(engine=ENGINE, replicas=2),), slots=16)

@@ -14,7 +14,8 @@ from modelyard.sim.requests import Arrival, Request
 from modelyard.sim.runs import GROUPS_MAX, Price, Variant, figures_of, run_all, run_one
 from modelyard.sim.tasks import EngineSpec
 from modelyard.sim.timeline import Timeline
-from modelyard.sim.world import ReleaseSpec, World, WorldSpec
+from modelyard.sim.world import World
+from modelyard.sim.world_spec import ReleaseSpec, WorldSpec
 
 CASES = 12
 

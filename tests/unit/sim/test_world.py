@@ -14,7 +14,8 @@ from modelyard.policy.engine_model import Speed
 from modelyard.sim.report import summary
 from modelyard.sim.requests import Arrival, Request, faster
 from modelyard.sim.tasks import EngineSpec
-from modelyard.sim.world import ReleaseSpec, World, WorldSpec
+from modelyard.sim.world import World
+from modelyard.sim.world_spec import ReleaseSpec, WorldSpec
 
 SPEED = Speed(0.02, 0.0003, 0.0001, 1e-7)
 ENGINE = EngineSpec(speed=SPEED, max_num_seqs=32, kv_blocks=1000, hash_tokens=64)
