@@ -6,12 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.yard import Yard
 
 # A shell that runs the suite in the background makes it ignore SIGINT, and every process it starts inherits that; a
 # signal with a handler, though, is at its default in what is started. Tests press Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# No example has a deadline: a fifth of a second passes between two lines where all cores are busy.
+settings.register_profile(
+    "modelyard", parent=settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("modelyard")
 
 
 @pytest.hookimpl(optionalhook=True)

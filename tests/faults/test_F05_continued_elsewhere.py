@@ -41,9 +41,9 @@ async def test_the_client_gets_the_whole_answer_once_and_one_bill(yard: Yard, mo
     prompt = f"{PROMPT} {wants_usage}"  # not one that was on two engines when they died
     async with Load(yard.port, yard.admin_key) as load:
         whole = await load.send(chat(model, prompt, stream=True))
-        stream = load.start(chat(model, f"[[sim: slow=30]]{prompt}", stream=True, **options))
+        stream = load.start(chat(model, f"[[sim: slow=60]]{prompt}", stream=True, **options))
         await _cut(yard, load, stream, signal.SIGKILL, 6)
-        await load.finish(15)
+        await load.finish()
         SEEN.extend(load.exchanges)
         assert stream.outcome is Outcome.COMPLETE, f"{stream!r} {bytes(stream.received)[-300:]!r}"
         assert stream.text == whole.text == prompt
@@ -65,10 +65,10 @@ async def test_the_client_gets_the_whole_answer_once_and_one_bill(yard: Yard, mo
 
 async def test_a_completion_is_continued_too(yard: Yard, model: str) -> None:
     async with Load(yard.port, yard.admin_key) as load:
-        body = {"model": model, "prompt": f"[[sim: slow=30]]{PROMPT}", "stream": True, "max_tokens": 400}
+        body = {"model": model, "prompt": f"[[sim: slow=60]]{PROMPT}", "stream": True, "max_tokens": 400}
         stream = load.start(body, path="/v1/completions")
         await _cut(yard, load, stream, signal.SIGKILL, 6)
-        await load.finish(15)
+        await load.finish()
         SEEN.extend(load.exchanges)
         assert stream.outcome is Outcome.COMPLETE, f"{stream!r} {bytes(stream.received)[-300:]!r}"
         # The engine echoes its prompt, and the prompt of the second one ends with what the first one said.
@@ -89,9 +89,9 @@ async def test_what_text_alone_does_not_hold_ends_with_an_error_event(
     yard: Yard, model: str, fields: dict[str, object]
 ) -> None:
     async with Load(yard.port, yard.admin_key) as load:
-        stream = load.start(chat(model, f"[[sim: slow=30 tokens=200]]{PROMPT}", stream=True, **fields))
+        stream = load.start(chat(model, f"[[sim: slow=60 tokens=200]]{PROMPT}", stream=True, **fields))
         await _cut(yard, load, stream, signal.SIGKILL, 3)
-        await load.finish(15)
+        await load.finish()
         SEEN.extend(load.exchanges)
         assert stream.outcome is Outcome.ERROR_EVENT, f"{stream!r} {bytes(stream.received)[-300:]!r}"
         assert stream.error["code"] == "engine_lost"
@@ -101,9 +101,9 @@ async def test_what_text_alone_does_not_hold_ends_with_an_error_event(
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs signals")
 async def test_the_way_back_to_the_first_replica_is_a_probe(yard: Yard, model: str) -> None:
     async with Load(yard.port, yard.admin_key) as load:
-        stream = load.start(chat(model, f"[[sim: slow=30]]{PROMPT} the way back", stream=True))
+        stream = load.start(chat(model, f"[[sim: slow=60]]{PROMPT} the way back", stream=True))
         await _cut(yard, load, stream, signal.SIGKILL, 4)
-        await load.finish(15)
+        await load.finish()
         yard.wait_ready(model, 2)
         after = [await load.send(chat(model, "again")) for _ in range(6)]
         assert all(exchange.outcome is Outcome.COMPLETE for exchange in after)

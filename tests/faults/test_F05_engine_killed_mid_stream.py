@@ -37,7 +37,7 @@ async def test_the_stream_ends_with_an_error_event_and_delivered_tokens_are_bill
 
         yard.kill(yard.engines(model)[0].pid)
 
-        await load.finish(10)
+        await load.finish()
         assert_ended_with_engine_lost(stream)
         SEEN.extend(load.exchanges)
         rows = check_ledger(yard, SEEN)
@@ -62,7 +62,7 @@ async def test_others_on_the_same_engine_are_told_too_and_new_ones_are_served_af
         for stream in streams:
             await load.delivered(stream, 2)
         yard.kill(yard.engines(model)[0].pid)
-        await load.finish(10)
+        await load.finish()
         for stream in streams:
             assert_ended_with_engine_lost(stream)
         after = await load.until_served(model)

@@ -14,7 +14,7 @@ from tests.support.load import Exchange, Load, Outcome, chat
 from tests.support.waiting import eventually, eventually_async
 from tests.support.yard import EngineProcess, Yard
 
-HANG_S = 3.0
+HANG_S = 4.0
 SETTINGS = {
     "control.hang_timeout_s": HANG_S,
     "gateway.first_token_timeout_s": 30,
@@ -30,7 +30,7 @@ def secret_of(engine: EngineProcess, yard: Yard) -> str:
 
 
 def stall(engine: EngineProcess, yard: Yard) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=20)
     try:
         headers = {"Authorization": f"Bearer {secret_of(engine, yard)}", "Content-Type": "application/json"}
         connection.request("POST", "/sim/faults", json.dumps([{"stalled": True}]), headers)
@@ -62,16 +62,16 @@ async def test_engine_that_decodes_nothing_is_killed_and_replaced(yard: Yard) ->
         await asyncio.to_thread(stall, engine, yard)
         late = load.start(chat("hung", "hello"))
         reason = await eventually_async(
-            lambda: asyncio.to_thread(killed_for, yard, "hung", engine.replica_id), 4 * HANG_S + 8, "it is killed"
+            lambda: asyncio.to_thread(killed_for, yard, "hung", engine.replica_id), 4 * HANG_S + 30, "it is killed"
         )
         assert "produced no token" in reason
-        await load.finish(30)
+        await load.finish()
         for stream in streams:
             # Its answer may be continued by the replica that takes its place, or end with an error that says so.
             assert stream.outcome in (Outcome.COMPLETE, Outcome.ERROR_EVENT), stream
         assert late.outcome in (Outcome.COMPLETE, Outcome.REFUSED), late
-        eventually(lambda: [one for one in yard.engines("hung") if one.pid != engine.pid], 15, "another is started")
-        assert not processes.is_alive(engine.pid)
+        eventually(lambda: [one for one in yard.engines("hung") if one.pid != engine.pid], 30, "another is started")
+        eventually(lambda: not processes.is_alive(engine.pid), 30, "the first is gone")
         await load.until_served("hung")
         SEEN.extend(load.exchanges)
         check_ledger(yard, SEEN)
@@ -84,10 +84,10 @@ async def test_engine_that_hangs_idle_is_found_by_the_first_request(yard: Yard) 
     async with Load(yard.port, yard.admin_key) as load:
         load.start(chat("idle", "hello", stream=True))
         reason = await eventually_async(
-            lambda: asyncio.to_thread(killed_for, yard, "idle", engine.replica_id), 4 * HANG_S + 8, "it is killed"
+            lambda: asyncio.to_thread(killed_for, yard, "idle", engine.replica_id), 4 * HANG_S + 30, "it is killed"
         )
         assert "produced no token" in reason
-        await load.finish(30)
+        await load.finish()
         await load.until_served("idle")
         SEEN.extend(load.exchanges)
         check_ledger(yard, SEEN)
@@ -109,11 +109,11 @@ async def test_slow_and_full_engine_is_left_alone(yard: Yard) -> None:
 
 
 async def test_engine_that_reads_a_long_prompt_is_left_alone(yard: Yard) -> None:
-    # 150 tokens at 30 a second take five seconds, in which no counter moves; a slow machine is no hung one.
+    # 180 tokens at 30 a second take six seconds, in which no counter moves; a slow machine is no hung one.
     yard.deploy("reader", options={**OPTIONS, "prefill_tokens_per_s": 30})
     (engine,) = yard.engines("reader")
     async with Load(yard.port, yard.admin_key) as load:
-        exchange = await load.send(chat("reader", "word " * 150, stream=True), within_s=30)
+        exchange = await load.send(chat("reader", "word " * 180, stream=True))
         assert exchange.outcome is Outcome.COMPLETE, exchange
         assert exchange.duration_s > HANG_S, "or it proves nothing"
         SEEN.extend(load.exchanges)

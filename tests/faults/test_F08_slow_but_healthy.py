@@ -8,7 +8,7 @@ from tests.support.load import Load, Outcome, chat
 from tests.support.smollm import real_model
 from tests.support.yard import Yard
 
-SETTINGS = {"control.hang_timeout_s": 1.0, "gateway.queue_wait_s": 30, "gateway.first_token_timeout_s": 30}
+SETTINGS = {"control.hang_timeout_s": 2.0, "gateway.queue_wait_s": 30, "gateway.first_token_timeout_s": 30}
 
 
 async def test_a_saturated_engine_is_not_restarted(tmp_path: Path) -> None:

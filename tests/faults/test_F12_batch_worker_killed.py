@@ -32,14 +32,14 @@ def test_a_batch_of_a_thousand_lines_survives_ten_kills_with_each_line_once_and_
                 killed += 1
                 next_at = done + chance.randrange(1, LINES // (KILLS + 2))
 
-        over = watch(client, batch.id, kill_now_and_then, within_s=100)
+        over = watch(client, batch.id, kill_now_and_then, within_s=240)
         assert over.status == "completed"
         assert killed == KILLS, f"the batch was over after {killed} kills"
         output, errors = check_whole(client, over, ids)
         assert errors == []
         assert [line["custom_id"] for line in output] == ids, "answers stand in the order of the questions"
         assert len({line["response"]["request_id"] for line in output}) == LINES
-        eventually(yard.is_booked, 10, "all that was begun is settled")
+        eventually(yard.is_booked, 30, "all that was begun is settled")
         charged = yard.query("SELECT * FROM inference_requests WHERE cost_nanousd > 0")
         assert len(charged) == LINES, "one charge a line, however often it was run"
         used = sum(row["completion_tokens"] for row in charged)
@@ -50,7 +50,7 @@ def test_a_batch_of_a_thousand_lines_survives_ten_kills_with_each_line_once_and_
             == sum(line["response"]["body"]["usage"]["completion_tokens"] for line in output)
         )
         folders = yard.data / "files" / "batches"
-        eventually(lambda: not list(folders.glob("batch_*")), 10, "nothing is left behind")
+        eventually(lambda: not list(folders.glob("batch_*")), 30, "nothing is left behind")
 
 
 def test_a_batch_goes_on_though_gateway_and_controller_are_killed(tmp_path: Path) -> None:
@@ -67,11 +67,11 @@ def test_a_batch_goes_on_though_gateway_and_controller_are_killed(tmp_path: Path
                 processes.send_signal(pids[0], signal.SIGKILL)
                 plan.pop(0)
 
-        over = watch(client, batch.id, kill_as_planned, within_s=60)
+        over = watch(client, batch.id, kill_as_planned, within_s=120)
         assert not plan, f"never killed: {plan}"
         assert over.status == "completed"
         assert check_whole(client, over, ids)[1] == []
-        eventually(yard.is_booked, 15, "all that was begun is settled")
+        eventually(yard.is_booked, 30, "all that was begun is settled")
         charged = yard.query("SELECT count(*) AS n FROM inference_requests WHERE cost_nanousd > 0")
         assert charged[0]["n"] == len(ids)
 
@@ -82,11 +82,11 @@ def test_a_batch_goes_on_over_a_rolling_restart(tmp_path: Path) -> None:
         client = client_of(yard)
         ids = [f"line-{at}" for at in range(400)]
         batch = submit(client, [chat_line(one, f"[[sim: tokens=10]] {one}") for one in ids])
-        eventually(lambda: (look(client, batch.id) or batch).request_counts.completed > 20, 20, "it is under way")
+        eventually(lambda: (look(client, batch.id) or batch).request_counts.completed > 20, 30, "it is under way")
         before = set(yard.plane_pids("batch"))
         restarted = run(yard, "restart")
         assert restarted.returncode == 0, restarted.stderr
         over = watch(client, batch.id, lambda _: None)
         assert over.status == "completed"
         assert check_whole(client, over, ids)[1] == [], "nobody fails because the platform is renewed"
-        eventually(lambda: len(set(yard.plane_pids("batch")) - before) == 2, 15, "both workers are new")
+        eventually(lambda: len(set(yard.plane_pids("batch")) - before) == 2, 30, "both workers are new")

@@ -9,7 +9,7 @@ from tests.support.waiting import eventually
 from tests.support.yard import Yard
 
 SETTINGS = {
-    "batch.lease_s": 1,
+    "batch.lease_s": 2,
     "batch.shard_lines": 1000,
     "batch.workers": 2,
     "batch.concurrency": 4,
@@ -22,14 +22,14 @@ def test_what_comes_back_from_the_dead_changes_nothing(tmp_path: Path) -> None:
         yard.deploy("sim", options={"slots": 4, "ttft_ms": 10, "itl_ms": 10})
         client = client_of(yard)
         ids = [f"line-{at}" for at in range(120)]
-        batch = submit(client, [chat_line(one, f"[[sim: tokens=8]] {one}") for one in ids])
-        eventually(lambda: (look(client, batch.id) or batch).request_counts.completed > 5, 20, "it is under way")
+        batch = submit(client, [chat_line(one, f"[[sim: tokens=16]] {one}") for one in ids])
+        eventually(lambda: (look(client, batch.id) or batch).request_counts.completed > 5, 30, "it is under way")
         holder = yard.query("SELECT holder, token FROM batch_shards")[0]
         zombie = next(pid for pid in yard.plane_pids("batch") if holder["holder"][:7] in processes.command_of(pid))
         processes.send_signal(zombie, signal.SIGSTOP)
         eventually(
             lambda: yard.query("SELECT holder, token FROM batch_shards")[0]["token"] > holder["token"],
-            10,
+            30,
             "the other one takes over",
         )
         processes.send_signal(zombie, signal.SIGCONT)
@@ -37,8 +37,8 @@ def test_what_comes_back_from_the_dead_changes_nothing(tmp_path: Path) -> None:
         assert over.status == "completed"
         assert check_whole(client, over, ids)[1] == []
         log = yard.data / "logs" / f"{holder['holder'][:7]}.log"
-        eventually(lambda: "its lease is lost" in log.read_text(), 10, "its late write is refused")
+        eventually(lambda: "its lease is lost" in log.read_text(), 30, "its late write is refused")
         assert processes.is_alive(zombie), "it goes on with other work"
-        eventually(yard.is_booked, 10, "all that was begun is settled")
+        eventually(yard.is_booked, 30, "all that was begun is settled")
         charged = yard.query("SELECT request_id FROM inference_requests WHERE cost_nanousd > 0")
         assert len(charged) == len(ids), "what both ran is charged once"

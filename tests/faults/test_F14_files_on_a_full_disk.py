@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support.disks import small_disk
 from tests.support.files import CONTENT_TYPE, FILES, file_form, left_of_files
+from tests.support.waiting import eventually
 from tests.support.yard import Reply, Yard
 
 DISK_BYTES = 96 * 1024 * 1024
@@ -94,7 +95,7 @@ def test_a_disk_that_fills_up_under_an_upload_keeps_nothing_of_it(yard: Yard) ->
     answer = connection.getresponse()
     assert refused(Reply(answer.status, {}, answer.read())) == (507, "storage_full")
     connection.close()
-    assert names(yard) == []
+    eventually(lambda: not names(yard), 30, "nothing of it is left")
     assert yard.get(FILES)["data"] == []
     ballast.unlink()
     assert send(yard, length).status == 200

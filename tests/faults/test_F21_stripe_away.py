@@ -80,7 +80,7 @@ def reports_on(
 
     return StripeReports(
         books=books,
-        meters=StripeMeters(key, api_base=stub.url, timeout_s=0.4),
+        meters=StripeMeters(key, api_base=stub.url, timeout_s=3.0),
         settings=StripeConfig(enabled=True),
         clock=clock,
         tenants=tenants,

@@ -30,7 +30,7 @@ async def test_previous_version_serves_everything_and_the_reason_is_shown(
     async with Load(yard.port, yard.admin_key) as load:
         async with traffic(load, name, clients=4):
             view = await asyncio.to_thread(canary, yard, name, 50, version="bad", **wanted)
-            shown = await until_state(yard, name, "rolled_back", 40)
+            shown = await until_state(yard, name, "rolled_back", 60)
         SEEN.extend(load.exchanges)
     assert not failed(load.exchanges), failed(load.exchanges)[:5]
     check_ledger(yard, SEEN)
@@ -41,7 +41,7 @@ async def test_previous_version_serves_everything_and_the_reason_is_shown(
     assert [(one["version"], one["weight"]) for one in endpoint["releases"]] == [("v1", 100)]
     assert endpoint["failure"] == ""
     assert any(event["kind"] == "rollout_rolled_back" for event in endpoint["events"])
-    eventually(lambda: len(yard.engines(name)) == 1, 15, "nothing of the bad version is left")
+    eventually(lambda: len(yard.engines(name)) == 1, 30, "nothing of the bad version is left")
 
 
 async def test_artifact_with_a_corrupt_header_is_refused_at_once(yard: Yard, tmp_path: Path) -> None:

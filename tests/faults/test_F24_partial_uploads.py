@@ -33,7 +33,7 @@ def test_an_upload_whose_client_dies_at_60_percent_goes_on_where_it_was(yard: Ya
     for number in (1, 2):
         assert send(yard, upload["id"], number, part_of(content, number)).status == 200
     send_some(yard, upload["id"], 3, part_of(content, 3), share=0.99)
-    eventually(lambda: not [file for file in left_of_uploads(yard) if file.name.endswith(".draft")], 10, "no draft")
+    eventually(lambda: not [file for file in left_of_uploads(yard) if file.name.endswith(".draft")], 30, "no draft")
     found = yard.get(f"{UPLOADS}?digest={digest_of(content)}")["data"]
     assert [(one["id"], one["parts"], one["status"]) for one in found] == [(upload["id"], [1, 2], "open")]
     refused = complete(yard, upload["id"])
@@ -67,7 +67,7 @@ def test_of_a_part_sent_twice_the_last_whole_one_counts(yard: Yard) -> None:
     assert send(yard, upload["id"], 2, part_of(content, 2)).status == 200
     assert send(yard, upload["id"], 1, part_of(content, 1)).status == 200
     send_some(yard, upload["id"], 1, bytes(PART), share=0.5)
-    eventually(lambda: not [file for file in left_of_uploads(yard) if file.name.endswith(".draft")], 10, "no draft")
+    eventually(lambda: not [file for file in left_of_uploads(yard) if file.name.endswith(".draft")], 30, "no draft")
     assert complete(yard, upload["id"]).status == 200
     assert stored(yard, digest_of(content)).read_bytes() == content
 
@@ -96,8 +96,8 @@ def test_a_controller_that_is_killed_loses_no_whole_part(yard: Yard) -> None:
         assert send(yard, upload["id"], number, part_of(content, number)).status == 200
     (old,) = yard.plane_pids("control")
     yard.kill(old)
-    eventually(lambda: yard.plane_pids("control") not in ([], [old]), 20, "a new controller")
-    eventually(lambda: yard.call("GET", f"{UPLOADS}/{upload['id']}").status == 200, 20, "it answers")
+    eventually(lambda: yard.plane_pids("control") not in ([], [old]), 30, "a new controller")
+    eventually(lambda: yard.call("GET", f"{UPLOADS}/{upload['id']}").status == 200, 30, "it answers")
     assert yard.get(f"{UPLOADS}/{upload['id']}")["parts"] == [1, 2]
     assert send(yard, upload["id"], 3, part_of(content, 3)).status == 200
     assert complete(yard, upload["id"]).status == 200
@@ -105,8 +105,8 @@ def test_a_controller_that_is_killed_loses_no_whole_part(yard: Yard) -> None:
 
 def test_what_nobody_finishes_is_gone_after_its_time(tmp_path: Path) -> None:
     content = content_of(2 * PART, seed=6)
-    with Yard(tmp_path, settings={"control.upload_ttl_s": 1}) as yard:
+    with Yard(tmp_path, settings={"control.upload_ttl_s": 4}) as yard:
         upload = announce(yard, content)
         assert send(yard, upload["id"], 1, part_of(content, 1)).status == 200
-        eventually(lambda: yard.call("GET", f"{UPLOADS}/{upload['id']}").status == 404, 10, "it is forgotten")
-        eventually(lambda: not left_of_uploads(yard), 10, "nothing is left on the disk")
+        eventually(lambda: yard.call("GET", f"{UPLOADS}/{upload['id']}").status == 404, 30, "it is forgotten")
+        eventually(lambda: not left_of_uploads(yard), 30, "nothing is left on the disk")

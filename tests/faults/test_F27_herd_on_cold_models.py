@@ -7,7 +7,7 @@ from tests.support.yard import Yard
 
 MODELS = 8
 ROOM = 2
-SETTINGS = {"control.min_residency_s": 0.5, "gateway.load_wait_s": 60, "gateway.total_timeout_s": 90}
+SETTINGS = {"control.min_residency_s": 0.5, "gateway.load_wait_s": 100, "gateway.total_timeout_s": 110}
 
 
 async def test_every_model_of_a_herd_is_served_in_turn_without_thrashing(tmp_path: Path) -> None:
@@ -28,10 +28,13 @@ async def test_every_model_of_a_herd_is_served_in_turn_without_thrashing(tmp_pat
             reply = yard.call("POST", "/v1/models/deploy", order, key=key)
             assert reply.status == 202, reply.body
         async with Load(yard.port, keys[0]) as first, Load(yard.port, keys[1]) as second:
-            sent = [first.start(chat(f"m{at}", f"hello {at}", stream=True)) for at in range(MODELS - 2)]
-            sent += [second.start(chat(f"m{at}", f"hello {at}", stream=True)) for at in range(MODELS - 2, MODELS)]
-            await first.finish(80)
-            await second.finish(80)
+            sent = [first.start(chat(f"m{at}", f"hello {at}", stream=True), within_s=120) for at in range(MODELS - 2)]
+            sent += [
+                second.start(chat(f"m{at}", f"hello {at}", stream=True), within_s=120)
+                for at in range(MODELS - 2, MODELS)
+            ]
+            await first.finish(130)
+            await second.finish(130)
         assert {one.outcome for one in sent} == {Outcome.COMPLETE}
         count = {
             row["kind"]: row["n"] for row in yard.query("SELECT kind, count(*) AS n FROM endpoint_events GROUP BY 1")

@@ -22,7 +22,9 @@ from tests.support.rollouts import (
 from tests.support.waiting import eventually, eventually_async
 from tests.support.yard import Yard
 
-SETTINGS = {"control.rollout_interval_s": 0.2}
+SETTINGS = {"control.rollout_interval_s": 0.2, "control.drain_timeout_s": 20}
+"""A drain far longer than any stream: on a slow machine, too, none is cut."""
+STEP_S = 60
 ROLLBACK_S = 5.0
 """Far above what it takes (it is printed), since other tests may run on this machine."""
 SEEN: list[Exchange] = []
@@ -38,13 +40,13 @@ async def test_rollback_by_hand_is_at_once_and_loses_no_request(yard: Yard) -> N
             def has_both() -> bool:
                 return len(set(versions_of(yard, load.exchanges).values())) == 2
 
-            await eventually_async(has_both, 15, "both versions answer")
+            await eventually_async(has_both, 30, "both versions answer")
             asked_s = time.monotonic()
             reply = await asyncio.to_thread(yard.call, "POST", "/v1/endpoints/hand/rollback", {})
             answered_s = time.monotonic()
             assert reply.status == 200, reply.body
             sent = len(load.exchanges)
-            await eventually_async(lambda: len(load.exchanges) > sent + 200, 20, "200 requests after it")
+            await eventually_async(lambda: len(load.exchanges) > sent + 200, 30, "200 requests after it")
         SEEN.extend(load.exchanges)
     assert not failed(load.exchanges), failed(load.exchanges)[:5]
     check_ledger(yard, SEEN)
@@ -58,14 +60,14 @@ async def test_rollback_by_hand_is_at_once_and_loses_no_request(yard: Yard) -> N
     print(f"rollback: last request to the old weights after {took_s:.3f} s, answer after {answered_s - asked_s:.3f} s")
     assert took_s < ROLLBACK_S
     assert [one["weight"] for one in yard.get("/v1/endpoints/hand")["releases"]] == [100]
-    eventually(lambda: len(yard.engines("hand")) == 2, 15, "the candidate's replica is drained and gone")
+    eventually(lambda: len(yard.engines("hand")) == 2, 30, "the candidate's replica is drained and gone")
 
 
 async def test_canary_that_fails_half_is_rolled_back_by_itself(yard: Yard) -> None:
     yard.deploy("auto", options=OPTIONS, replicas=2)
     users = [f"user-{number}" for number in range(12)]
     yard.call("PATCH", "/v1/endpoints/auto", {"serving": {"sticky": "user"}})
-    view = canary(yard, "auto", 10, version="v2", auto={**QUICK, "step_seconds": 60})
+    view = canary(yard, "auto", 10, version="v2", auto={**QUICK, "step_seconds": STEP_S})
     candidate_id = view["rollout"]["candidate_id"]
     until_weight(yard, "auto", 10)
     async with Load(yard.port, yard.admin_key) as load:
@@ -81,7 +83,7 @@ async def test_canary_that_fails_half_is_rolled_back_by_itself(yard: Yard) -> No
     print(f"rolled back by itself after {took_s:.2f} s, {len(failed(load.exchanges))} failed: {shown['reason']}")
     assert "the candidate failed" in shown["reason"]
     assert shown["judgements"][-1]["data"]["candidate_errors"] > 0
-    assert took_s < 10
+    assert took_s < STEP_S / 2, "it did not wait for the end of its step"
     on_candidate = shown["judgements"][-1]["data"]["candidate_requests"]
     # Counts are told a moment after they are made: what was sent meanwhile is on top of what was judged.
     assert len(failed(load.exchanges)) <= max(on_candidate, 0.1 * len(load.exchanges))
@@ -102,7 +104,7 @@ async def ask(yard: Yard, load: Load, users: list[str]) -> dict[str, str]:
 
 async def load_until_over(yard: Yard, load: Load) -> dict[str, Any]:
     """Send requests of ever new users, half of which the candidate fails, until the rollout is over."""
-    over = asyncio.create_task(until_state(yard, "auto", "rolled_back", 25))
+    over = asyncio.create_task(until_state(yard, "auto", "rolled_back", 60))
 
     async def client(number: int) -> None:
         count = 0
@@ -121,13 +123,13 @@ async def test_good_canary_goes_all_the_way_and_back_while_the_old_one_is_kept(y
     view = canary(yard, "good", 25, version="v2", auto={**QUICK, "steps": [50, 100]}, keep_previous_seconds=60)
     async with Load(yard.port, yard.admin_key) as load:
         async with traffic(load, "good"):
-            shown = await until_state(yard, "good", "promoted", 40)
+            shown = await until_state(yard, "good", "promoted", 60)
             assert len(yard.engines("good")) == 2, "the old one is kept"
             asked_s = time.monotonic()
             assert (await asyncio.to_thread(yard.call, "POST", "/v1/endpoints/good/rollback", {})).status == 200
             back_s = time.monotonic() - asked_s
             sent = len(load.exchanges)
-            await eventually_async(lambda: len(load.exchanges) > sent + 100, 20, "100 requests after it")
+            await eventually_async(lambda: len(load.exchanges) > sent + 100, 30, "100 requests after it")
         SEEN.extend(load.exchanges)
     print(f"rollback after the promotion in {back_s:.3f} s")
     assert not failed(load.exchanges), failed(load.exchanges)[:5]
@@ -143,8 +145,8 @@ async def test_what_was_kept_is_let_go_of(yard: Yard) -> None:
     canary(yard, "kept", 100, version="v2", keep_previous_seconds=1)
     async with Load(yard.port, yard.admin_key) as load:
         async with traffic(load, "kept", clients=2):
-            await until_state(yard, "kept", "promoted", 25)
-            await eventually_async(lambda: len(yard.engines("kept")) == 1, 20, "the old one is gone")
+            await until_state(yard, "kept", "promoted", 60)
+            await eventually_async(lambda: len(yard.engines("kept")) == 1, 30, "the old one is gone")
         SEEN.extend(load.exchanges)
     assert not failed(load.exchanges), failed(load.exchanges)[:5]
     (left,) = yard.get("/v1/endpoints/kept")["releases"]
@@ -168,7 +170,7 @@ async def test_new_release_with_everything_replaces_replica_by_replica_under_loa
             ]
             await asyncio.gather(*(load.delivered(stream, 2) for stream in long))
             assert (await asyncio.to_thread(yard.call, "POST", "/v1/endpoints/roll/releases", order)).status == 202
-            deadline = time.monotonic() + 40
+            deadline = time.monotonic() + 90
             while rollout(yard, "roll")["state"] != "promoted":
                 replicas = yard.get("/v1/endpoints/roll")["replicas"]
                 living = [one for one in replicas if one["state"] in ("starting", "loading", "ready")]
@@ -177,11 +179,11 @@ async def test_new_release_with_everything_replaces_replica_by_replica_under_loa
                 assert len(ready) >= 3, replicas
                 assert time.monotonic() < deadline, rollout(yard, "roll")
                 await asyncio.sleep(0.05)
-        await load.finish(30)
+        await load.finish()
         SEEN.extend(load.exchanges)
     assert not failed(load.exchanges), failed(load.exchanges)[:5]
     assert most == 4, "one more than needed at a time"
-    eventually(lambda: len(yard.engines("roll")) == 3, 20, "the old ones are gone")
+    eventually(lambda: len(yard.engines("roll")) == 3, 30, "the old ones are gone")
     (left,) = yard.get("/v1/endpoints/roll")["releases"]
     assert (left["version"], left["weight"]) == ("v2", 100)
     check_ledger(yard, SEEN)

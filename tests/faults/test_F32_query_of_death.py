@@ -30,7 +30,7 @@ async def test_two_engines_die_and_no_more_whoever_asks_again(yard: Yard, model:
         assert (first.outcome, first.status) == (Outcome.REFUSED, 400), first
         assert first.error["code"] == "request_crashes_engine"
         again = [load.start(chat(model, prompt, stream=stream), key=yard.new_key()) for _ in range(10)]
-        await load.finish(10)
+        await load.finish()
         assert {(exchange.status, exchange.error["code"]) for exchange in again} == {(400, "request_crashes_engine")}
         honest = await load.send(chat(model, "an honest question"))
         assert honest.outcome is Outcome.COMPLETE, honest
@@ -46,7 +46,7 @@ async def test_those_who_were_on_the_same_engine_are_served_elsewhere(yard: Yard
         for stream in innocent:
             await load.delivered(stream, 3)
         death = await load.send(chat(model, f"{DEATH} among others"))
-        await load.finish(20)
+        await load.finish()
         SEEN.extend(load.exchanges)
         assert death.error["code"] in ("request_crashes_engine", "engine_unavailable")
         assert {stream.outcome for stream in innocent} == {Outcome.COMPLETE}, innocent

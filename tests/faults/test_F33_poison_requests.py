@@ -22,7 +22,7 @@ async def served_after(yard: Yard, model: str, fault: str) -> Exchange:
     async with Load(yard.port, poison) as load:
         for number in range(12):
             load.start(chat(model, f"[[sim: {fault}]] oh", stream=number % 2 == 0))
-        await load.finish(10)
+        await load.finish()
         assert {exchange.outcome for exchange in load.exchanges} == {Outcome.REFUSED}
         after = await load.send(chat(model, "hello"), key=honest)
         SEEN.extend(load.exchanges)

@@ -63,7 +63,7 @@ async def test_storm_of_clients_is_not_multiplied_and_ends_with_its_cause(yard: 
         def served(window_s: float = WINDOW_S) -> int:
             return len(good(load.exchanges, time.monotonic() - window_s))
 
-        await eventually_async(lambda: served() > 10, 10, "they are served")
+        await eventually_async(lambda: served() > 10, 30, "they are served")
         await asyncio.sleep(WINDOW_S)  # the measure itself: how many in a second
         before = served()
 
@@ -75,7 +75,7 @@ async def test_storm_of_clients_is_not_multiplied_and_ends_with_its_cause(yard: 
         def has_stormed() -> bool:
             return sum(e.status == 503 for e in load.exchanges) > 100 and time.monotonic() > stormed_s + 2
 
-        await eventually_async(has_stormed, 20, "the storm has blown")
+        await eventually_async(has_stormed, 30, "the storm has blown")
         arrived = len(load.exchanges)
         worked = sum(len(requests_of(yard, engine)) - began[engine.pid] for engine in engines)
         stormy = [e for e in load.exchanges[:arrived] if e.started_s >= stormed_s]
@@ -87,13 +87,13 @@ async def test_storm_of_clients_is_not_multiplied_and_ends_with_its_cause(yard: 
 
         for engine in engines:
             plan(yard, engine, "")
-        await eventually_async(lambda: served() >= 0.9 * before, 10, f"{before} answers a second, as before")
+        await eventually_async(lambda: served() >= 0.9 * before, 30, f"{before} answers a second, as before")
         calm_s = time.monotonic()
-        await eventually_async(lambda: len(good(load.exchanges, calm_s)) >= before, 10, "it stays so")
+        await eventually_async(lambda: len(good(load.exchanges, calm_s)) >= before, 30, "it stays so")
         failed = [e for e in load.exchanges if e.started_s > calm_s and e.outcome is Outcome.REFUSED]
         assert not failed, "nobody is refused any more"
         is_over.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await asyncio.gather(*callers)
         rows = check_ledger(yard, load.exchanges)
     attempts = yard.query("SELECT sum(attempts) AS n FROM inference_requests")[0]["n"]
@@ -101,6 +101,7 @@ async def test_storm_of_clients_is_not_multiplied_and_ends_with_its_cause(yard: 
     assert 0 < retried <= max(RESERVE, 0.1 * len(load.exchanges)), (
         f"{retried} retries of {len(load.exchanges)} requests"
     )
-    assert retries_metric(yard) == attempts - len(rows) == retried, "all are counted"
+    assert attempts - len(rows) == retried, "all are billed to"
+    await eventually_async(lambda: retries_metric(yard) == retried, 30, "all are counted")
     late = {rows[e.request_id or ""].replica_id for e in good(load.exchanges, calm_s)}
     assert len(late) >= REPLICAS - 1, "replicas come back"

@@ -1,7 +1,7 @@
 """F35: three times more requests than an endpoint can serve, of callers with more and less right to be served.
 
 Requests come at fixed times, whatever becomes of them. The engine decides how
-much can be served: four at a time, a fifth of a second each.
+much can be served: four at a time, two fifths of a second each; a busy machine has time for that.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from tests.support.waiting import eventually_async
 from tests.support.yard import Yard
 
 PLACES = 24
-QUEUE_WAIT_S = 2.0
+QUEUE_WAIT_S = 4.0
 SETTINGS = {"gateway.queue_max": PLACES, "gateway.queue_wait_s": QUEUE_WAIT_S}
-SLOTS, ANSWER_MS = 4, 200
+SLOTS, ANSWER_MS = 4, 400
 OVERLOAD = 3.0
-LOAD_S = 4.0
+LOAD_S = 6.0
 MIX = ("urgent", "usual", "flex", "usual", "cheap", "urgent", "usual", "flex", "usual", "cheap")
 """Who sends each of ten requests: two are urgent, 0.6 of what can be served; a fair share of three tenants is 0.33."""
 SEEN: list[Exchange] = []
@@ -49,7 +49,7 @@ async def peak_per_s(load: Load, keys: dict[str, str]) -> float:
     start_s = time.monotonic()
 
     async def caller() -> None:
-        while time.monotonic() < start_s + 1.5:
+        while time.monotonic() < start_s + 3:
             exchange = await load.send(chat("busy", "hello"), key=keys["usual"])
             assert exchange.outcome is Outcome.COMPLETE, exchange
             ended.append(exchange.ended_s or 0)
@@ -73,7 +73,7 @@ async def test_overload_costs_those_with_less_right_and_nothing_else(yard: Yard,
         sent = list(load.exchanges)
         done = [e for e in sent if e.outcome is Outcome.COMPLETE and start_s + 1 <= (e.ended_s or 0) <= end_s]
         goodput = len(done) / (end_s - start_s - 1)
-        await load.finish(20)
+        await load.finish()
         SEEN.extend(load.exchanges)
     assert goodput >= 0.9 * peak, f"{goodput:.1f} answers a second under overload, {peak:.1f} at best"
 
@@ -99,10 +99,10 @@ async def test_overload_costs_those_with_less_right_and_nothing_else(yard: Yard,
 
 
 async def test_when_it_is_over_everybody_is_served_at_once(yard: Yard, keys: dict[str, str]) -> None:
-    await eventually_async(lambda: not any(yard.gauges().values()), 5, "nothing is left over")
+    await eventually_async(lambda: not any(yard.gauges().values()), 30, "nothing is left over")
     async with Load(yard.port, keys["usual"]) as load:
         after = [send(load, keys, who) for who in ("urgent", "usual", "flex", "cheap")]
-        await load.finish(10)
+        await load.finish()
         SEEN.extend(load.exchanges)
     assert {e.outcome for e in after} == {Outcome.COMPLETE}, after
     assert not any(e.header("x-modelyard-queued-ms") for e in after), "nobody had to wait"

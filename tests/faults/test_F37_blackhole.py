@@ -43,7 +43,7 @@ async def test_after_the_connect_timeout_another_replica_answers_and_the_hole_ge
             # More at once than the good replica has idle connections for.
             for number in range(12):
                 load.start(chat(model, f"hello {number}", stream=number % 2 == 0))
-            await load.finish(10)
+            await load.finish()
             assert {exchange.outcome for exchange in load.exchanges} == {Outcome.COMPLETE}, load.exchanges
             later = [await load.send(chat(model, "again")) for _ in range(4)]
             SEEN.extend(load.exchanges)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.support.ledger import check_ledger
 from tests.support.load import Exchange, Load, Outcome, chat
+from tests.support.waiting import eventually
 from tests.support.yard import CONTEXT, Yard
 
 SETTINGS = {
@@ -18,10 +19,10 @@ SETTINGS = {
     "gateway.loading_comment_s": 0.4,  # looked at every tenth of a second
 }
 OPTIONS = {"slots": 8, "ttft_ms": 1, "itl_ms": 1}
-OWN_S = {"first_token_s": 0.6, "token_s": 0.5, "total_s": 0.8}
+OWN_S = {"first_token_s": 0.6, "token_s": 0.5, "total_s": 1.8}
 SLOW_FIRST = "[[sim: ttft=1200]] four words to echo"
 SLOW_NEXT = "[[sim: tokens=2 slow=1200]] on and on"
-LONG = "[[sim: tokens=80 slow=20]] on and on"
+LONG = "[[sim: tokens=160 slow=20]] on and on"
 SEEN: list[Exchange] = []
 
 
@@ -49,7 +50,7 @@ async def both(yard: Yard, model: str, prompt: str, *, stream: bool) -> tuple[Ex
     """Send the same to an endpoint and to the one without a time-out of its own; return both ends."""
     async with Load(yard.port, yard.admin_key) as load:
         short, patient = (load.start(chat(name, prompt, stream=stream)) for name in (model, "patient"))
-        await load.finish(20)
+        await load.finish()
         SEEN.extend(load.exchanges)
     assert patient.outcome is Outcome.COMPLETE, patient
     return short, patient
@@ -66,7 +67,7 @@ async def test_no_first_token_in_time_is_a_504(yard: Yard) -> None:
     assert "0.6 s" in short.error["message"]
     rows = check_ledger(yard, SEEN)
     assert rows[short.request_id or ""].status == "timeout"
-    assert engine_was_stopped(yard, short)
+    eventually(lambda: engine_was_stopped(yard, short), 30, "its engine is told to stop")
 
 
 @pytest.mark.usefixtures("endpoints")
@@ -83,7 +84,7 @@ async def test_no_next_token_in_time_ends_the_stream_with_an_error(yard: Yard) -
     assert "0.5 s" in short.error["message"]
     rows = check_ledger(yard, SEEN)
     assert short.delivered == rows[short.request_id or ""].completion_tokens == 1, "what was delivered is billed"
-    assert engine_was_stopped(yard, short)
+    eventually(lambda: engine_was_stopped(yard, short), 30, "its engine is told to stop")
 
 
 @pytest.mark.usefixtures("endpoints")
@@ -92,8 +93,8 @@ async def test_an_answer_that_takes_too_long_in_all_ends(yard: Yard, stream: boo
     short, _ = await both(yard, "total-s", LONG, stream=stream)
     assert short.error["code"] == "engine_total_timeout", short
     assert (short.status, short.outcome) == ((200, Outcome.ERROR_EVENT) if stream else (504, Outcome.REFUSED))
-    assert "0.8 s" in short.error["message"]
+    assert "1.8 s" in short.error["message"]
     rows = check_ledger(yard, SEEN)
     billed = rows[short.request_id or ""].completion_tokens
-    assert (0 < short.delivered <= billed < 80) if stream else billed == 0
-    assert engine_was_stopped(yard, short)
+    assert (0 < short.delivered <= billed < 160) if stream else billed == 0
+    eventually(lambda: engine_was_stopped(yard, short), 30, "its engine is told to stop")

@@ -10,7 +10,7 @@ from tests.support.load import Load, Outcome, chat
 from tests.support.waiting import eventually_async
 from tests.support.yard import Yard
 
-SETTINGS = {"gateway.queue_wait_s": 6}
+SETTINGS = {"gateway.queue_wait_s": 10}
 SLOTS, ADMITTED = 8, 3
 
 
@@ -19,11 +19,11 @@ async def test_what_an_engine_has_no_room_for_waits_and_completes(yard: Yard) ->
     await asyncio.to_thread(yard.deploy, "small", options=options)
     async with Load(yard.port, yard.admin_key) as load:
         for number in range(16):
-            load.start(chat("small", "[[sim: tokens=20]] hello", stream=number % 2 == 0), within_s=30)
+            load.start(chat("small", "[[sim: tokens=60]] hello", stream=number % 2 == 0), within_s=60)
         await eventually_async(lambda: all(exchange.outcome for exchange in load.exchanges), 30, "all have ended")
         rows = check_ledger(yard, load.exchanges)
     assert {exchange.outcome for exchange in load.exchanges} == {Outcome.COMPLETE}
-    assert {row.completion_tokens for row in rows.values()} == {20}
+    assert {row.completion_tokens for row in rows.values()} == {60}
     attempts = yard.query("SELECT sum(attempts) AS n FROM inference_requests")[0]["n"]
     assert attempts > len(rows), "the engine did refuse some"
     assert attempts < 4 * len(rows), "and was not asked again and again"

@@ -75,7 +75,7 @@ async def test_a_storm_leaves_nothing_behind(yard: Yard, seed: int) -> None:
             for _ in range(rng.randint(1, 4)):
                 path, body = _body(rng, number)
                 number += 1
-                load.start(body, path=path, within_s=25)
+                load.start(body, path=path, within_s=60)
             if rng.random() < 0.15:
                 running = [exchange for exchange in load.exchanges if exchange.outcome is None]
                 rng.choice(running).leave()
@@ -83,12 +83,12 @@ async def test_a_storm_leaves_nothing_behind(yard: Yard, seed: int) -> None:
                 kills.append(asyncio.ensure_future(_kill(yard, rng)))
             await asyncio.sleep(rng.uniform(0.01, 0.12))
         await asyncio.gather(*kills)
-        await load.finish(30)
-        honest = await load.until_served(MODEL, within_s=20)
+        await load.finish()
+        honest = await load.until_served(MODEL, within_s=40)
         assert honest.outcome is Outcome.COMPLETE
         seen = load.exchanges
         SEEN.extend(seen)
     outcomes = {outcome: sum(exchange.outcome is outcome for exchange in seen) for outcome in Outcome}
     assert outcomes[Outcome.HUNG] == outcomes[Outcome.CUT_SHORT] == 0, outcomes
     assert outcomes[Outcome.COMPLETE] > len(seen) // 4, outcomes
-    await asyncio.to_thread(check_ledger, yard, SEEN, within_s=20)
+    await asyncio.to_thread(check_ledger, yard, SEEN)

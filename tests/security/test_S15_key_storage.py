@@ -1,5 +1,6 @@
 """S15: nothing that is stored or told again authenticates, and a rotated key ends when it says."""
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -20,7 +21,8 @@ def test_no_file_of_the_platform_holds_a_key_that_was_made(yard: Yard, model: st
     assert yard.call("POST", "/v1/chat/completions", body, key=key).status == 200
     needle = secret_of(key).encode()
     for path in [path for path in yard.data.rglob("*") if path.is_file() and path.name != "admin-key"]:
-        assert needle not in path.read_bytes(), f"{path.relative_to(yard.data)} holds the secret"
+        with contextlib.suppress(FileNotFoundError):  # a draft that has its name by now
+            assert needle not in path.read_bytes(), f"{path.relative_to(yard.data)} holds the secret"
 
 
 def test_the_api_tells_a_key_once(yard: Yard) -> None:
@@ -41,14 +43,14 @@ def test_a_key_with_another_part_is_refused(yard: Yard, part: str) -> None:
 
 def test_a_rotated_key_works_for_its_grace_and_not_longer(yard: Yard) -> None:
     made = yard.call("POST", "/v1/keys", {"name": "turn"}).json()
-    rotated = yard.call("POST", f"/v1/keys/{made['id']}/rotate", {"overlap_s": 2})
+    rotated = yard.call("POST", f"/v1/keys/{made['id']}/rotate", {"overlap_s": 6})
     assert rotated.status in (200, 201), rotated.body
     since = time.monotonic()
     new = json.loads(rotated.body)["key"]
     assert yard.call("GET", "/v1/models", key=new).status == 200
     assert yard.call("GET", "/v1/models", key=made["key"]).status == 200
-    eventually(lambda: yard.call("GET", "/v1/models", key=made["key"]).status == 401, 8, "the old secret ends")
-    assert time.monotonic() - since >= 1, "the old secret ended before its grace"
+    eventually(lambda: yard.call("GET", "/v1/models", key=made["key"]).status == 401, 30, "the old secret ends")
+    assert time.monotonic() - since >= 5, "the old secret ended before its grace"
     assert yard.call("GET", "/v1/models", key=new).status == 200
 
 

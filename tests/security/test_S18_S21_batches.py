@@ -62,7 +62,7 @@ def test_a_budget_holds_for_the_lines_of_a_batch(yard: Yard) -> None:
         client.chat.completions.create(
             model="sim", messages=[{"role": "user", "content": PROMPT * 10}], max_tokens=OUTPUT
         )
-    eventually(yard.is_booked, 10, "all is settled")
+    eventually(yard.is_booked, 30, "all is settled")
     rows = yard.query(f"SELECT sum(total_tokens) AS n FROM inference_requests WHERE api_key_id = '{key[3:11]}'")
     assert rows[0]["n"] == used, "what is billed is what was answered"
 
@@ -124,7 +124,7 @@ def test_the_sockets_of_callers_are_for_this_user_and_want_the_token(yard: Yard)
     def status_of(path: str, headers: dict[str, str]) -> int:
         connection = http.client.HTTPConnection("gateway")
         connection.sock = socket.socket(socket.AF_UNIX)
-        connection.sock.settimeout(10)
+        connection.sock.settimeout(30)
         connection.sock.connect(str(place))
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()

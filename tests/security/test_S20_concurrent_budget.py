@@ -103,8 +103,9 @@ def test_exactly_ten_pass(busy: Yard, limit: str, way: str) -> None:
     exchanges = asyncio.run(storm(busy, key, path, body))
     took_s = time.monotonic() - begun_s
     passed = [one for one in exchanges if one.status == 200]
-    # A minute's limit refills while the storm lasts: ten a minute is one in six seconds.
-    refilled = int(took_s / 6) + 1 if limit.endswith("minute") and took_s > 5 else 0
+    # A minute's limit refills while the storm lasts: ten a minute is one in six seconds, and in less where those that
+    # passed cost less than their worst case.
+    refilled = int(took_s / 6) + 1 if limit.endswith("minute") and took_s > 2 else 0
     assert FIT <= len(passed) <= FIT + refilled, f"{len(passed)} passed in {took_s:.1f} s"
     code = "rate_limit_exceeded" if limit.endswith("minute") else "insufficient_quota"
     refused = [one for one in exchanges if one.status != 200]
@@ -141,7 +142,7 @@ def test_exactly_ten_pass_a_hard_budget_of_one_model_and_all_pass_at_another(bus
 
 def ledger_of(yard: Yard, whose: str, rows: int) -> list[dict[str, Any]]:
     statement = f"SELECT * FROM inference_requests WHERE {whose}"
-    eventually(lambda: len(yard.query(statement)) >= rows, 8, f"{rows} rows")
+    eventually(lambda: len(yard.query(statement)) >= rows, 30, f"{rows} rows")
     found = yard.query(statement)
     assert len(found) == rows, "what was refused is not billed"
     return found
@@ -200,8 +201,8 @@ def test_a_quota_is_still_spent_after_the_gateway_was_killed(busy: Yard) -> None
     first = asyncio.run(storm(busy, key, path, body))
     (gateway,) = busy.plane_pids("gateway")
     busy.kill(gateway)
-    eventually(lambda: busy.plane_pids("gateway") not in ([], [gateway]), 20, "another gateway")
-    eventually(lambda: one(busy, key, body).status not in (0, 503), 20, "it knows the sums")
+    eventually(lambda: busy.plane_pids("gateway") not in ([], [gateway]), 30, "another gateway")
+    eventually(lambda: one(busy, key, body).status not in (0, 503), 30, "it knows the sums")
     second = asyncio.run(storm(busy, key, path, body))
     assert sum(one.status == 200 for one in first) == FIT
     assert not any(one.status == 200 for one in second)

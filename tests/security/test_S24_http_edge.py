@@ -83,7 +83,7 @@ CASES: dict[str, bytes] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_refusal_and_then_the_connection_is_closed(yard: Yard, name: str) -> None:
-    answers = exchange(yard.port, CASES[name], within_s=3)
+    answers = exchange(yard.port, CASES[name])
     assert len(answers) == 1, f"{[answer.status for answer in answers]}"
     assert_refused_at_the_edge(answers[0])
 
@@ -97,20 +97,20 @@ def assert_refused_at_the_edge(answer: Answer) -> None:
 
 @pytest.mark.parametrize("size", ["header", "count"])
 def test_too_much_head_is_431(yard: Yard, size: str) -> None:
-    (answer,) = exchange(yard.port, CASES["70 KB header" if size == "header" else "5,000 headers"], within_s=3)
+    (answer,) = exchange(yard.port, CASES["70 KB header" if size == "header" else "5,000 headers"])
     assert answer.status == 431
 
 
 def test_the_gateway_is_well_afterwards(yard: Yard, model: str) -> None:
     for name in ("CL and TE", "20 MB header", "TLS hello"):
-        exchange(yard.port, CASES[name], within_s=3)
+        exchange(yard.port, CASES[name])
     assert yard.call("GET", "/healthz", key="").status == 200
     assert yard.gauges()
     assert not any(yard.gauges().values())
 
 
 def test_two_honest_requests_on_one_connection_are_answered_in_order(yard: Yard) -> None:
-    answers = exchange(yard.port, HIDDEN + HIDDEN.replace(b"/healthz", b"/v1/models"))
+    answers = exchange(yard.port, HIDDEN + HIDDEN.replace(b"/healthz", b"/v1/models"), count=2)
     assert [answer.status for answer in answers] == [200, 401]
 
 
@@ -127,7 +127,7 @@ def test_a_chunked_body_is_read(yard: Yard, model: str) -> None:
 )
 def test_trailers_frame_nothing_and_prove_nothing(yard: Yard, trailer: bytes) -> None:
     body = POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n" + trailer + b"\r\n\r\n"
-    answers = exchange(yard.port, body + HIDDEN)
+    answers = exchange(yard.port, body + HIDDEN, count=2)
     # Either the trailer is ignored, and what follows is the next request; or all of it is refused.
     assert [answer.status for answer in answers] in ([401, 200], [400])
 
@@ -148,7 +148,7 @@ def test_a_chunked_body_without_a_length_is_capped_too(yard: Yard) -> None:
 
 
 def test_a_head_that_never_ends_is_given_up(yard: Yard) -> None:
-    answers = exchange(yard.port, GET + b"Host: x\r\nX-A: slow", within_s=5)
+    answers = exchange(yard.port, GET + b"Host: x\r\nX-A: slow")
     assert [answer.status for answer in answers] in ([], [408], [400])
 
 

@@ -1,5 +1,6 @@
 """S26, S27, S28: what is too big, too slow, too many or packed is refused early, cheaply, and closed."""
 
+import contextlib
 import gzip
 import json
 import socket
@@ -27,7 +28,7 @@ def authorized(yard: Yard) -> tuple[str, str]:
 def test_a_body_that_trickles_is_408(yard: Yard) -> None:
     head = request_bytes("POST", "/v1/completions", headers=[authorized(yard), ("Content-Length", "100000")])
     reader = AnswerReader()
-    with socket.create_connection(("127.0.0.1", yard.port), timeout=10) as peer:
+    with socket.create_connection(("127.0.0.1", yard.port), timeout=30) as peer:
         peer.sendall(head)
         peer.settimeout(0.2)
         for _ in range(50):  # a byte now and then, for longer than it may take
@@ -38,9 +39,10 @@ def test_a_body_that_trickles_is_408(yard: Yard) -> None:
                 break
             except TimeoutError:
                 continue
-        peer.settimeout(10)
-        while data := peer.recv(65_536):
-            reader.feed(data)
+        peer.settimeout(30)
+        with contextlib.suppress(ConnectionResetError):  # it was sent one more byte when it had closed
+            while data := peer.recv(65_536):
+                reader.feed(data)
     assert_refused(reader.answer, status=408, code="request_timeout")
     assert reader.answer.header("connection") == "close"
 
@@ -49,7 +51,7 @@ def test_a_body_over_a_slow_line_is_taken(yard: Yard, model: str) -> None:
     body = json.dumps({"model": model, "prompt": "hello", "max_tokens": 1}).encode() + b" " * 30_000
     head = request_bytes("POST", "/v1/completions", headers=[authorized(yard), ("Content-Length", str(len(body)))])
     started = time.monotonic()
-    with socket.create_connection(("127.0.0.1", yard.port), timeout=10) as peer:
+    with socket.create_connection(("127.0.0.1", yard.port), timeout=30) as peer:
         peer.sendall(head)
         reader = AnswerReader()
         for at in range(0, len(body), 1000):
@@ -89,7 +91,7 @@ def test_a_client_that_asks_first_is_refused_before_it_sends(
 def test_a_client_that_asks_first_and_may_is_asked_to_go_on(yard: Yard, model: str) -> None:
     body = json.dumps({"model": model, "prompt": "hello", "max_tokens": 1}).encode()
     sent = [authorized(yard), ("Expect", "100-continue"), ("Content-Length", str(len(body))), ("Connection", "close")]
-    with socket.create_connection(("127.0.0.1", yard.port), timeout=10) as peer:
+    with socket.create_connection(("127.0.0.1", yard.port), timeout=30) as peer:
         peer.sendall(request_bytes("POST", "/v1/completions", headers=sent))
         assert peer.recv(65_536) == b"HTTP/1.1 100 Continue\r\n\r\n"
         peer.sendall(body)
@@ -150,18 +152,18 @@ def test_one_connection_too_many_is_503_and_the_others_are_served(yard: Yard) ->
     held: list[socket.socket] = []
     try:
         for _ in range(60):
-            held.append(socket.create_connection(("127.0.0.1", yard.port), timeout=5))
-        eventually(lambda: _refused_for_connections(yard), 10, "the limit is met")
+            held.append(socket.create_connection(("127.0.0.1", yard.port), timeout=30))
+        eventually(lambda: _refused_for_connections(yard), 30, "the limit is met")
         held[0].sendall(request_bytes("GET", "/healthz"))
         assert held[0].recv(65_536).startswith(b"HTTP/1.1 200 ")
     finally:
         for peer in held:
             peer.close()
-    eventually(lambda: yard.call("GET", "/healthz", key="").status == 200, 10, "served again")
+    eventually(lambda: yard.call("GET", "/healthz", key="").status == 200, 30, "served again")
 
 
 def _refused_for_connections(yard: Yard) -> bool:
-    with socket.create_connection(("127.0.0.1", yard.port), timeout=5) as peer:
+    with socket.create_connection(("127.0.0.1", yard.port), timeout=30) as peer:
         received = peer.recv(65_536)
     answers: list[Any] = split(received)
     return bool(answers) and answers[0].status == 503 and answers[0].json()["error"]["code"] == "server_is_overloaded"

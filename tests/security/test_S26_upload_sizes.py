@@ -77,7 +77,7 @@ def test_a_body_that_drips_is_ended(yard: Yard, line: socket.socket) -> None:
     assert answer(line) == (408, "request_timeout")
     assert time.monotonic() - begun_s >= 0.9
     folder = yard.data / "artifacts" / "uploads" / upload["id"]
-    eventually(lambda: not list(folder.glob("*")), 10, "nothing is left of it")
+    eventually(lambda: not list(folder.glob("*")), 30, "nothing is left of it")
 
 
 def test_parts_share_a_connection_and_may_even_be_pipelined(yard: Yard, line: socket.socket) -> None:

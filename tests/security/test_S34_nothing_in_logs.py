@@ -1,5 +1,6 @@
 """S34 and S15: a canary prompt, answer and key through every path; afterwards no file of the platform has them."""
 
+import contextlib
 from pathlib import Path
 
 from tests.support.load import Load, Outcome, chat
@@ -24,11 +25,12 @@ FAULTS = [
 
 def files_with(folder: Path, needle: str) -> list[str]:
     """Return every file under ``folder`` whose bytes contain the text."""
-    return sorted(
-        str(file.relative_to(folder))
-        for file in folder.rglob("*")
-        if file.is_file() and needle.encode() in file.read_bytes()
-    )
+    found = []
+    for file in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # a draft that has its name by now
+            if file.is_file() and needle.encode() in file.read_bytes():
+                found.append(str(file.relative_to(folder)))
+    return sorted(found)
 
 
 async def test_prompts_answers_and_keys_are_in_no_file(yard: Yard, model: str) -> None:
@@ -38,7 +40,7 @@ async def test_prompts_answers_and_keys_are_in_no_file(yard: Yard, model: str) -
         # Alone, because one of the faults takes the engine down with all that it was answering.
         for stream in (False, True):
             load.start(chat(model, CANARY, stream=stream))
-        await load.finish(20)
+        await load.finish()
         for fault in FAULTS:
             for stream in (False, True):
                 load.start(chat(model, f"{fault} {' '.join([CANARY] * 4)}", stream=stream))
@@ -46,11 +48,11 @@ async def test_prompts_answers_and_keys_are_in_no_file(yard: Yard, model: str) -
         load.start(chat(CANARY, CANARY))
         load.start(chat(model, CANARY, **{CANARY: 1}))
         load.start(chat(model, CANARY), key=f"{key}x")
-        await load.finish(20)
+        await load.finish()
     assert {exchange.outcome for exchange in load.exchanges} >= {Outcome.COMPLETE, Outcome.REFUSED, Outcome.ERROR_EVENT}
     exchange(yard.port, request_bytes("GET", f"/v1/models?api_key={key}"))
     exchange(yard.port, request_bytes("GET", f"/{CANARY}?q={CANARY}", headers=[("Authorization", f"Bearer {key}")]))
-    eventually(yard.is_booked, 10, "everything is settled")
+    eventually(yard.is_booked, 30, "everything is settled")
 
     assert files_with(yard.folder, CANARY) == []
     assert files_with(yard.folder, secret) == []
@@ -66,6 +68,7 @@ def test_secrets_are_private_files_and_not_in_the_environment_of_engines(yard: Y
         assert (yard.data / "secrets" / name).stat().st_mode & 0o777 == 0o600
     assert yard.data.stat().st_mode & 0o077 == 0
     token = (yard.data / "secrets" / "internal-token").read_text().strip()
+    yard.wait_ready(model)  # one of the faults took it down
     for engine in yard.engines(model):
         environment = Path(f"/proc/{engine.pid}/environ").read_bytes()
         assert b"MODELYARD" not in environment

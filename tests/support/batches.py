@@ -41,7 +41,7 @@ def look(client: openai.OpenAI, batch_id: str) -> Batch | None:
         return None
 
 
-def until(client: openai.OpenAI, batch_id: str, statuses: Sequence[str] = OVER, within_s: float = 30.0) -> Batch:
+def until(client: openai.OpenAI, batch_id: str, statuses: Sequence[str] = OVER, within_s: float = 60.0) -> Batch:
     """Wait until a batch has one of these statuses."""
 
     def has() -> Batch | None:
@@ -53,7 +53,7 @@ def until(client: openai.OpenAI, batch_id: str, statuses: Sequence[str] = OVER, 
     return eventually(has, within_s, f"{batch_id} is {' or '.join(statuses)}")
 
 
-def watch(client: openai.OpenAI, batch_id: str, each: Callable[[Batch], None], within_s: float = 60.0) -> Batch:
+def watch(client: openai.OpenAI, batch_id: str, each: Callable[[Batch], None], within_s: float = 100.0) -> Batch:
     """Look again and again until a batch is over, with ``each`` look; counts must never go down."""
     give_up_s, most = time.monotonic() + within_s, 0
     while time.monotonic() < give_up_s:

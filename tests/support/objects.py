@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from modelyard.config import S3Config
+from modelyard.fleet.ports import free_port
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,8 +101,7 @@ def _answers(process: "subprocess.Popen[bytes]", store: ObjectStore) -> bool | s
 
 
 def _free_ports(count: int) -> list[int]:
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(listener.getsockname()[1]) for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports
+    found: list[int] = []
+    for _ in range(count):
+        found.append(free_port(found))
+    return found

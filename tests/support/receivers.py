@@ -1,5 +1,6 @@
 """Receivers of webhooks: real HTTP servers that answer as they are told."""
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,6 +90,15 @@ class Receiver:
         self.server.shutdown()
         self._thread.join()
         self.server.server_close()
+
+
+@contextmanager
+def port_without_listener() -> Iterator[int]:
+    """Yield a port that refuses: nobody listens, and nobody else can take it, while ``receiving`` may begin there."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])
 
 
 @contextmanager

@@ -67,7 +67,7 @@ def send_some(yard: Yard, upload_id: str, number: int, body: bytes, *, share: fl
         f"PUT {UPLOADS}/{upload_id}/parts/{number} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {yard.admin_key}\r\n"
         f"content-length: {len(body)}\r\n\r\n"
     )
-    with socket.create_connection(("127.0.0.1", yard.port), timeout=10) as line:
+    with socket.create_connection(("127.0.0.1", yard.port), timeout=30) as line:
         line.sendall(head.encode() + body[: int(len(body) * share)])
 
 

@@ -142,8 +142,10 @@ class AnswerReader:
         self._phase = "done"
 
 
-def exchange(port: int, request: bytes, *, within_s: float = 5.0, half_close: bool = False) -> list[Answer]:
-    """Send raw bytes, read until the server closes or is silent, and return every answer that came.
+def exchange(
+    port: int, request: bytes, *, within_s: float = 20.0, half_close: bool = False, count: int = 1
+) -> list[Answer]:
+    """Send raw bytes, read until the server closes or is silent after ``count``, and return every answer that came.
 
     An answer that is broken or cut short is returned with ``is_complete`` false.
     """
@@ -157,8 +159,8 @@ def exchange(port: int, request: bytes, *, within_s: float = 5.0, half_close: bo
             while data := peer.recv(65536):
                 received += data
                 answers = split(bytes(received))
-                if answers and all(answer.is_complete for answer in answers):
-                    peer.settimeout(0.25)  # a second answer would follow at once
+                if len(answers) >= count and all(answer.is_complete for answer in answers):
+                    peer.settimeout(0.25)  # one too many would follow at once
     return split(bytes(received))
 
 

@@ -28,8 +28,11 @@ from tests.support import processes
 from tests.support.ledger import Row, as_row
 from tests.support.waiting import eventually
 
-START_S = 30.0
+START_S = 60.0
 """Longest start; two busy cores are slow."""
+
+STOP_S = 60.0
+"""Longest stop: planes are waited for one kind after the other, for up to twenty seconds each."""
 
 CONTEXT = 16_384
 """Tokens of context of a simulated model, so that no default output limit comes near it."""
@@ -46,7 +49,6 @@ SETTINGS: dict[str, object] = {
     "gateway.mark_tokens": 8,
     "gateway.mark_s": 0.2,
     "control.pass_interval_s": 0.1,
-    "control.database_timeout_s": 0.5,
     "control.delivery_interval_s": 0.05,
     "control.replica_grace_s": 1,
     "control.drain_timeout_s": 2,
@@ -147,7 +149,7 @@ class Yard:
         processes.send_signal(process.pid, signal.SIGINT)
         code: int | None = None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            code = process.wait(20)
+            code = process.wait(STOP_S)
         if code is None:
             process.kill()
             process.wait(5)
@@ -155,7 +157,7 @@ class Yard:
         commands = [" ".join(processes.command_of(pid)) for pid in left]
         for pid in left:
             processes.send_signal(pid, signal.SIGKILL)
-        assert code is not None, f"modelyard up did not stop in 20 s:\n{self.output.read_text()[-2000:]}"
+        assert code is not None, f"modelyard up did not stop in {STOP_S:g} s:\n{self.output.read_text()[-2000:]}"
         assert not left, f"processes are left after modelyard up: {commands}"
         assert code in (0, 130), f"modelyard up ended with {code}:\n{self.output.read_text()[-2000:]}"
 
@@ -238,14 +240,41 @@ class Yard:
             self.wait_ready(name, replicas)
         return endpoint_id
 
-    def wait_ready(self, name: str, replicas: int = 1, within_s: float = 25.0) -> None:
+    def wait_ready(self, name: str, replicas: int = 1, within_s: float = 60.0) -> None:
         """Wait until the gateway routes to this many replicas of an endpoint, by asking the API and the engines."""
         eventually(lambda: self.ready_replicas(name) >= replicas, within_s, f"{replicas} ready replicas of {name}")
+
+        def are_routed() -> bool:
+            """The API tells what is stored; the table that gateways route by is pushed a moment after."""
+            return self.routed_replicas(name) >= replicas or self.ready_replicas(name) < replicas  # it sleeps again
+
+        eventually(are_routed, within_s, f"{replicas} replicas of {name} are routed to")
 
     def ready_replicas(self, name: str) -> int:
         """Return how many replicas of an endpoint are ready."""
         endpoint = self.get(f"/v1/endpoints/{name}")
         return sum(1 for replica in endpoint["replicas"] if replica["state"] == "ready")
+
+    def routed_replicas(self, name: str) -> int:
+        """Return how many replicas of an endpoint the gateway knows; of several workers, the one that knows least."""
+        samples = self.samples("modelyard_replicas")
+        return int(min((value for labels, value in samples if f'model="{name}"' in labels), default=0))
+
+    def times_ready(self, name: str) -> int:
+        """Return how often a replica of an endpoint has become ready so far."""
+        events = self.get(f"/v1/endpoints/{name}/events?limit=200")["data"]
+        return sum(1 for event in events if event["kind"] == "replica_ready")
+
+    def wait_asleep(self, name: str, within_s: float = 60.0) -> None:
+        """Wait until an endpoint that scales to zero was ready and nothing of it runs any more.
+
+        It was ready by its events: with a short idle time it may be so for less than it takes to look.
+        """
+
+        def sleeps() -> bool:
+            return self.times_ready(name) > 0 and self.ready_replicas(name) == 0 and not self.engines(name)
+
+        eventually(sleeps, within_s, f"{name} was ready and sleeps")
 
     def new_key(self, *, name: str = "test", **fields: object) -> str:
         """Create an inference key of the platform's own tenant; ``limits={…}`` bounds it."""
@@ -264,7 +293,7 @@ class Yard:
     def query(self, statement: str) -> list[dict[str, Any]]:
         """Read from the control database, past the API."""
         location = f"file:{self.data / 'control.sqlite'}?mode=ro"
-        with contextlib.closing(sqlite3.connect(location, uri=True, timeout=5)) as database:
+        with contextlib.closing(sqlite3.connect(location, uri=True, timeout=30)) as database:
             database.row_factory = sqlite3.Row
             return [dict(record) for record in database.execute(statement)]
 
@@ -272,7 +301,7 @@ class Yard:
         """Return the whole ledger."""
         return [as_row(record) for record in self.query("SELECT * FROM inference_requests")]
 
-    def row_of(self, request_id: str | None, within_s: float = 5.0) -> dict[str, Any]:
+    def row_of(self, request_id: str | None, within_s: float = 20.0) -> dict[str, Any]:
         """Wait for one ledger row and return all of it."""
         statement = f"SELECT * FROM inference_requests WHERE request_id = '{request_id}'"
         return eventually(lambda: self.query(statement), within_s, f"a ledger row for {request_id}")[0]
@@ -313,6 +342,13 @@ class Yard:
     def events_of(self, request_id: str | None, event: str = "") -> list[dict[str, Any]]:
         """Return the engines' journal records of one request (and kind)."""
         return [r for r in self.journal() if r["rid"] == request_id and event in ("", r["event"])]
+
+    def samples(self, name: str) -> list[tuple[str, float]]:
+        """Return the labels, as they are written, and the value of each series of a metric; gateways answer live."""
+        reply = self.call("GET", "/metrics")
+        assert reply.status == 200, f"/metrics: {reply.status}"
+        lines = [line.rpartition(" ") for line in reply.body.decode().splitlines() if not line.startswith("#")]
+        return [(series, float(value)) for series, _, value in lines if series.partition("{")[0] == name]
 
     def gauges(self) -> dict[str, float]:
         """Return the gauges that must be 0 at rest: in flight and queued."""

@@ -44,6 +44,8 @@ STEPS = 26
 """Calls of stores and contents in the life of such a batch."""
 ENTRY = "file-" + "a" * 26
 SETTINGS = BatchConfig(lease_s=0.4, shard_lines=2, concurrency=4)
+PATIENT = BatchConfig(lease_s=10, shard_lines=2, concurrency=4)
+"""With a lease that no busy machine loses, for those that count how often a line is asked."""
 
 
 class Knife:
@@ -181,7 +183,7 @@ async def run_until_cut(plane: BatchPlane, knife: Knife) -> None:
     """Run a plane until it is cut; then nothing of it is left."""
     running = asyncio.get_running_loop().create_task(plane.run(asyncio.Event()))
     gone = asyncio.get_running_loop().create_task(knife.gone.wait())
-    await asyncio.wait((running, gone), timeout=20, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((running, gone), timeout=60, return_when=asyncio.FIRST_COMPLETED)
     running.cancel()
     gone.cancel()
     await asyncio.gather(running, gone, return_exceptions=True)
@@ -199,7 +201,7 @@ async def run_to_its_end(plane: BatchPlane, store: SqlBatchStore) -> Batch:
         return batch if batch is not None and batch.status.is_over and is_tidy else None
 
     try:
-        return await eventually_async(over, 20, "the batch is over, and nothing is left of it")
+        return await eventually_async(over, 60, "the batch is over, and nothing is left of it")
     finally:
         stop.set()
         await running
@@ -220,7 +222,7 @@ async def test_a_batch_cut_off_after_any_step_ends_with_each_line_once(tmp_path:
     async with (
         gateway(tmp_path),
         database_in(tmp_path) as database,
-        Gateways(tmp_path, "token", timeout_s=10) as gateways,
+        Gateways(tmp_path, "token", timeout_s=30) as gateways,
     ):
         knife = Knife(cut_at)
         await run_until_cut(a_plane(tmp_path, database, gateways, knife.wrap, "first"), knife)
@@ -246,18 +248,18 @@ async def test_on_a_full_disk_nothing_is_run_until_there_is_room(tmp_path: Path)
     async with (
         gateway(tmp_path) as asked,
         database_in(tmp_path) as database,
-        Gateways(tmp_path, "token", timeout_s=10) as gateways,
+        Gateways(tmp_path, "token", timeout_s=30) as gateways,
     ):
         store = SqlBatchStore(database)
         plane = a_plane(tmp_path, database, gateways, lambda whole: whole, "only")
-        plane.contents = Contents(tmp_path / "files")
+        plane.contents, plane.settings = Contents(tmp_path / "files"), PATIENT
         ending = asyncio.get_running_loop().create_task(run_to_its_end(plane, store))
 
         async def begun() -> bool:
             batch = await store.batch("batch_1", tenant_id=None)
             return batch is not None and batch.status is BatchStatus.IN_PROGRESS
 
-        await eventually_async(begun, 10, "the batch is checked")
+        await eventually_async(begun, 60, "the batch is checked")
         assert asked == []
         free = 1_000_000
         assert (await ending).status is BatchStatus.COMPLETED
@@ -268,11 +270,13 @@ async def test_without_cuts_every_line_is_asked_once(tmp_path: Path) -> None:
     async with (
         gateway(tmp_path) as asked,
         database_in(tmp_path) as database,
-        Gateways(tmp_path, "token", timeout_s=10) as gateways,
+        Gateways(tmp_path, "token", timeout_s=30) as gateways,
     ):
         store = SqlBatchStore(database)
         knife = Knife(10_000)
-        batch = await run_to_its_end(a_plane(tmp_path, database, gateways, knife.wrap, "only"), store)
+        plane = a_plane(tmp_path, database, gateways, knife.wrap, "only")
+        plane.settings = PATIENT
+        batch = await run_to_its_end(plane, store)
         assert 10_000 - knife.left >= STEPS, "as many steps as are cut above"
         assert batch.status is BatchStatus.COMPLETED
         assert sorted(asked) == [f"batch_1/{at}" for at in range(LINES)]
@@ -298,7 +302,7 @@ async def test_what_comes_back_too_late_with_its_files_changes_nothing(tmp_path:
     async with (
         gateway(tmp_path),
         database_in(tmp_path) as database,
-        Gateways(tmp_path, "token", timeout_s=10) as gateways,
+        Gateways(tmp_path, "token", timeout_s=30) as gateways,
     ):
         store, files = SqlBatchStore(database), SqlFileStore(database)
         zombie = a_plane(tmp_path, database, gateways, lambda whole: whole, "zombie")
@@ -306,7 +310,7 @@ async def test_what_comes_back_too_late_with_its_files_changes_nothing(tmp_path:
         zombie.contents = Slow(tmp_path / "files")
         stop = asyncio.Event()
         running = asyncio.get_running_loop().create_task(zombie.run(stop))
-        await asyncio.wait_for(late.wait(), 20)
+        await asyncio.wait_for(late.wait(), 60)
         batch = await run_to_its_end(a_plane(tmp_path, database, gateways, lambda whole: whole, "next"), store)
         assert ids(tmp_path, batch.output_file_id) == ["id-0", "id-1", "id-2", "id-4"]
         errors = await files.file(batch.error_file_id, tenant_id="ten")
@@ -336,7 +340,7 @@ async def test_an_end_that_was_written_but_not_told_is_not_written_twice(tmp_pat
     async with (
         gateway(tmp_path),
         database_in(tmp_path) as database,
-        Gateways(tmp_path, "token", timeout_s=10) as gateways,
+        Gateways(tmp_path, "token", timeout_s=30) as gateways,
     ):
         plane = a_plane(tmp_path, database, gateways, lambda whole: whole, "only")
         plane.store = Forgetful(database)
@@ -356,7 +360,7 @@ async def test_batches_go_on_beside_those_whose_model_answers_nobody(
     async with (
         gateway(tmp_path),
         database_in(tmp_path) as database,
-        Gateways(tmp_path, "token", timeout_s=10) as gateways,
+        Gateways(tmp_path, "token", timeout_s=30) as gateways,
     ):
         store = SqlBatchStore(database)
         await store.cancel("batch_1", now=SystemClock.unix_s())
@@ -373,7 +377,7 @@ async def test_batches_go_on_beside_those_whose_model_answers_nobody(
             return all(batch is not None and batch.status is BatchStatus.COMPLETED for batch in over)
 
         try:
-            await eventually_async(done, 20, "what can be answered is answered")
+            await eventually_async(done, 60, "what can be answered is answered")
         finally:
             stop.set()
             await running
@@ -399,11 +403,11 @@ async def test_lines_under_way_are_bounded_by_their_bytes(tmp_path: Path, monkey
     async with (
         gateway(tmp_path),
         database_in(tmp_path) as database,
-        Counted(tmp_path, "token", timeout_s=10) as gateways,
+        Counted(tmp_path, "token", timeout_s=30) as gateways,
     ):
         store = SqlBatchStore(database)
         plane = a_plane(tmp_path, database, gateways, lambda whole: whole, "only")
-        plane.settings = BatchConfig(lease_s=0.4, shard_lines=100, concurrency=4)
+        plane.settings = BatchConfig(lease_s=10, shard_lines=100, concurrency=4)
         assert (await run_to_its_end(plane, store)).status is BatchStatus.COMPLETED
     assert most == 1, "two of these lines are more than may be held"
 
@@ -428,16 +432,16 @@ async def test_of_many_lines_that_wait_for_a_model_one_looks_whether_there_is_ro
     async with (
         gateway(tmp_path) as asked,
         database_in(tmp_path) as database,
-        Gateways(tmp_path, "token", timeout_s=10) as gateways,
+        Gateways(tmp_path, "token", timeout_s=30) as gateways,
     ):
         await SqlBatchStore(database).cancel("batch_1", now=SystemClock.unix_s())
         await add_batch(tmp_path, database, [{"model": "stuck", "messages": "good"}] * 20, "batch_stuck")
         plane = a_plane(tmp_path, database, gateways, lambda whole: whole, "only")
-        plane.settings = BatchConfig(lease_s=0.4, shard_lines=100, concurrency=8)
+        plane.settings = BatchConfig(lease_s=10, shard_lines=100, concurrency=8)
         stop = asyncio.Event()
         running = asyncio.get_running_loop().create_task(plane.run(stop))
         try:
-            await eventually_async(lambda: _true(len(asked) >= 4), 20, "some lines were turned away")
+            await eventually_async(lambda: _true(len(asked) >= 4), 60, "some lines were turned away")
             await asyncio.sleep(1.0)
         finally:
             stop.set()

@@ -247,7 +247,7 @@ def test_a_run_that_is_interrupted_ends_at_once_and_quietly(tmp_path: Path) -> N
     try:
         told = running.stderr.readline()
         running.send_signal(signal.SIGINT)
-        out, err = running.communicate(timeout=20)
+        out, err = running.communicate(timeout=60)
     finally:
         running.kill()
     assert "left" in told, "it was not running yet"

@@ -280,7 +280,7 @@ async def test_the_loop_goes_on_after_a_failure(place: Place, monkeypatch: pytes
     monkeypatch.setattr(place.desk, "sweep", sweep)
     monkeypatch.setattr(files, "SWEEP_S", 0.0)
     running = asyncio.ensure_future(place.desk.run())
-    await asyncio.wait_for(swept.wait(), 10)
+    await asyncio.wait_for(swept.wait(), 30)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

@@ -74,7 +74,7 @@ async def test_who_comes_second_waits_for_the_end_of_the_first(desk: RequestDesk
     await asyncio.sleep(0)
     await desk.finish(an_end())
     for task in waiting:
-        reply = await asyncio.wait_for(task, 5)
+        reply = await asyncio.wait_for(task, 20)
         assert not reply.is_new
         assert (reply.request.id, reply.request.answer) == ("req_1", b'{"a":1}')
 
@@ -87,12 +87,12 @@ async def test_when_the_first_fails_exactly_one_of_those_who_wait_runs(desk: Req
     ]
     await asyncio.sleep(0)
     await desk.finish(an_end(status=RequestStatus.FAILED, http_status=502, is_released=True))
-    done, rest = await asyncio.wait(waiting, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+    done, rest = await asyncio.wait(waiting, timeout=20, return_when=asyncio.FIRST_COMPLETED)
     (first,) = done
     assert first.result().is_new
     assert len(rest) == 2
     await desk.finish(an_end(first.result().request.id))
-    replies = await asyncio.wait_for(asyncio.gather(*rest), 5)
+    replies = await asyncio.wait_for(asyncio.gather(*rest), 20)
     assert {reply.request.id for reply in replies} == {first.result().request.id}
     assert not any(reply.is_new for reply in replies)
 

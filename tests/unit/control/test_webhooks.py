@@ -134,8 +134,8 @@ async def test_the_loop_sends_at_once_what_happens(here: Site, receiver: Receive
     running = asyncio.create_task(here.sender.run())
     await here.happen()
     here.sender.wake()
-    await eventually_async(lambda: receiver.got, 5, "it came")
-    await eventually_async(lambda: is_told(here, "wh_1"), 5, "it is known to have come")
+    await eventually_async(lambda: receiver.got, 20, "it came")
+    await eventually_async(lambda: is_told(here, "wh_1"), 20, "it is known to have come")
     await stop(running)
     assert len(receiver.got) == 1
 
@@ -172,11 +172,11 @@ async def test_one_that_fails_has_one_turn_at_a_time(here: Site, receiver: Recei
     receiver.always = "hang"
     await here.add(other.url, "wh_other", tenant_id="ten-b")
     running = asyncio.create_task(here.sender.run())
-    await eventually_async(lambda: len(receiver.got) == 2, 5, "it is tried again")
+    await eventually_async(lambda: len(receiver.got) == 2, 20, "it is tried again")
     for number in range(3):
         await here.happen(str(number), tenant_id="ten-b")
         here.sender.wake()
-        await eventually_async(lambda number=number: len(other.got) == number + 1, 5, "there was another round")
+        await eventually_async(lambda number=number: len(other.got) == number + 1, 20, "there was another round")
     assert len(receiver.got) == 2
     await stop(running)
 
@@ -186,7 +186,7 @@ async def test_a_sender_that_is_killed_in_an_attempt_leaves_it_to_the_next(here:
     event_id = await here.happen()
     receiver.answers = ["hang"]
     killed = asyncio.create_task(here.sender.run())
-    await eventually_async(lambda: receiver.got, 5, "an attempt is under way")
+    await eventually_async(lambda: receiver.got, 20, "an attempt is under way")
     await stop(killed)
     await here.run_until(here.clock.unix_s())
     assert [headers["webhook-id"] for headers, _ in receiver.got] == [event_id, event_id]
@@ -276,7 +276,7 @@ async def test_a_test_whose_sender_was_killed_is_sent_by_the_loop(here: Site, re
     webhook = await here.add(receiver.url)
     receiver.answers = ["hang"]
     killed = asyncio.create_task(here.sender.test(webhook))
-    await eventually_async(lambda: receiver.got, 5, "it is under way")
+    await eventually_async(lambda: receiver.got, 20, "it is under way")
     killed.cancel()
     await asyncio.gather(killed, return_exceptions=True)
     assert await here.due() == []
@@ -312,7 +312,7 @@ async def test_the_loop_forgets_by_itself(tmp_path: Path) -> None:
             rows = await here.database.read(lambda c: c.exec_driver_sql("SELECT event_id FROM tenant_events").all())
             return not rows
 
-        await eventually_async(count, 5, "it is gone")
+        await eventually_async(count, 20, "it is gone")
         await stop(running)
 
 
@@ -354,7 +354,7 @@ async def test_attempts_are_counted_by_what_came_of_them_and_what_waits_has_an_a
         families = text_string_to_metric_families(here.sender.metrics.render().decode())
         return {one.name + "".join(one.labels.values()): one.value for family in families for one in family.samples}
 
-    await eventually_async(lambda: "modelyard_webhook_waiting" in page(), 5, "somebody has looked")
+    await eventually_async(lambda: "modelyard_webhook_waiting" in page(), 20, "somebody has looked")
     await stop(running)
     found = page()
     assert found["modelyard_webhook_deliveries_totalretried"] == 1

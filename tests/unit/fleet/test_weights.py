@@ -113,11 +113,11 @@ async def test_all_who_ask_share_one_copy_and_see_it_grow(tmp_path: Path) -> Non
     def first(done: int, whole: int) -> None:
         seen["first"].append(done)
         begun.set()
-        go_on.wait(10)
+        go_on.wait(30)
 
     loop = asyncio.get_running_loop()
     asking = [loop.create_task(cache.get(artifact, source, first))]
-    await eventually_async(begun.is_set, 10, "the copy has begun")
+    await eventually_async(begun.is_set, 30, "the copy has begun")
     asking.append(loop.create_task(cache.get(artifact, source, lambda done, _: seen["second"].append(done))))
     await asyncio.sleep(0)
     go_on.set()
@@ -134,11 +134,11 @@ async def test_cancelled_copy_leaves_nothing_and_the_next_who_waits_copies(tmp_p
 
     def hold(done: int, whole: int) -> None:
         begun.set()
-        go_on.wait(10)
+        go_on.wait(30)
 
     loop = asyncio.get_running_loop()
     leaving = loop.create_task(cache.get(artifact, source, hold))
-    await eventually_async(begun.is_set, 10, "the copy has begun")
+    await eventually_async(begun.is_set, 30, "the copy has begun")
     staying = loop.create_task(cache.get(artifact, source))
     leaving.cancel()
     loop.call_soon(go_on.set)

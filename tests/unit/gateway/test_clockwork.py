@@ -43,8 +43,8 @@ class Worker:
 async def test_a_sweep_looks_at_everything_and_judges_the_worker(connections: int, level: Level) -> None:
     worker: Any = Worker(connections)
     task = asyncio.create_task(sweep(worker, connections_max=10))
-    await eventually_async(lambda: worker.looks["connections"] > connections, 5, "looked twice")
-    await eventually_async(lambda: worker.overload.level == level, 5, "judged")
+    await eventually_async(lambda: worker.looks["connections"] > connections, 20, "looked twice")
+    await eventually_async(lambda: worker.overload.level == level, 20, "judged")
     assert all(worker.looks.values())
     assert worker.looks["requests"] >= worker.looks["connections"] / connections
     worker.connections.clear()

@@ -20,7 +20,7 @@ async def test_first_bytes_go_at_once_and_what_comes_close_together_in_one_write
     coalescer.add(b"b")
     coalescer.add(b"c")
     assert written == [b"a"]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await is_written.wait()
     assert written == [b"a", b"bc"]
 

@@ -212,7 +212,7 @@ async def test_a_request_waits_for_a_controller_that_restarts(tmp_path: Path) ->
     assert not desk.client.done
     controller = Controller(hangs_up=0)
     async with await asyncio.start_unix_server(controller.answer, desk.proxy._socket):
-        await eventually_async(lambda: desk.client.done == ["end"], 5, "answered")
+        await eventually_async(lambda: desk.client.done == ["end"], 20, "answered")
     assert controller.seen == [b"POST / HTTP/1.1\r\n\r\n"]
 
 
@@ -227,7 +227,7 @@ async def test_only_what_may_be_repeated_is_repeated(
     controller = Controller(hangs_up)
     async with await asyncio.start_unix_server(controller.answer, desk.proxy._socket):
         exchange = asking(desk, method)
-        await eventually_async(lambda: exchange.is_over, 5, "over")
+        await eventually_async(lambda: exchange.is_over, 20, "over")
     assert len(controller.seen) == tries
     assert desk.client.done == done
     assert desk.refused == ([] if done else ["control_unavailable"])

@@ -45,11 +45,11 @@ async def test_a_table_is_in_use_while_the_one_before_is_still_being_kept_on_a_s
     really_keep = presence._keep
 
     def keep_slowly(table: RoutingTable) -> None:
-        disk_is_free.wait(10)
+        disk_is_free.wait(30)
         really_keep(table)
 
     monkeypatch.setattr(presence, "_keep", keep_slowly)
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         tasks = [group.create_task(presence.follow()), group.create_task(presence.keep())]
         for revision in (1, 2, 3):
             feed.queue.put_nowait(RoutingTable("e", revision, (), (), ()))
@@ -98,7 +98,7 @@ async def test_what_was_counted_of_releases_is_told_every_two_seconds_and_to_eac
         feed.sent.clear()
         return said
 
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         following_it = group.create_task(presence.follow())
         for _ in range(5):
             presence._send()
@@ -114,7 +114,7 @@ async def test_what_was_counted_of_releases_is_told_every_two_seconds_and_to_eac
 
 async def test_a_question_is_answered_at_once_with_its_number(tmp_path: Path) -> None:
     feed, _, presence = await following(tmp_path)
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         following_it = group.create_task(presence.follow())
         feed.queue.put_nowait(Ask(7, "req_1"))
         while not feed.sent:

@@ -165,11 +165,15 @@ MADE = Made(lengths_of("4"), lengths_of("3"))
 
 async def test_a_closed_loop_never_has_more_requests_than_callers_and_warm_up_does_not_count() -> None:
     seen: Counter[str] = Counter()
+    have_met = asyncio.Event()
 
     async def handler(request: web.Request) -> web.StreamResponse:
         seen["now"] += 1
         seen["all"] += 1
         seen["most"] = max(seen["most"], seen["now"])
+        if seen["now"] == 3:
+            have_met.set()
+        await have_met.wait()
         await asyncio.sleep(0.002)
         seen["now"] -= 1
         return await stream(request, chunk(content="x"), USAGE, DONE)
@@ -191,7 +195,7 @@ async def test_an_open_loop_waits_for_nobody_and_counts_from_when_requests_were_
     async with serving(handler) as client:
         driver = Driver(client, asks_of(MADE, "chat", seed=0))
         running = asyncio.create_task(driver.run(Level(rate=400.0, arrivals="constant", requests=12)))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(client._session._connector._acquired) < 12:  # type: ignore[union-attr]
                 await asyncio.sleep(0.001)
         stalled.set()
@@ -219,7 +223,7 @@ async def test_what_is_stopped_keeps_what_there_is() -> None:
     async with serving(handler) as client:
         driver = Driver(client, asks_of(MADE, "chat", seed=0))
         running = asyncio.create_task(driver.run(Level(concurrency=2, duration_s=60)))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await answered.wait()
         driver.stop()
         found = await running

@@ -34,11 +34,11 @@ async def test_what_a_killed_worker_left_open_is_settled(tmp_path: Path) -> None
     book.mark(Mark("r1", 3, 2))
     die(book)
     task = await looking(tmp_path)
-    await eventually_async(lambda: len(read_all(tmp_path / "gateway-1b")) == 3, 5, "settled")
+    await eventually_async(lambda: len(read_all(tmp_path / "gateway-1b")) == 3, 20, "settled")
     last = read_all(tmp_path / "gateway-1b")[-1]
     assert isinstance(last, Settle)
     assert (last.status, last.completion_tokens) == (UsageStatus.INTERRUPTED, 2)
-    await eventually_async(lambda: (tmp_path / "gateway-1b" / "lock").stat().st_size == 0, 5, "clean")
+    await eventually_async(lambda: (tmp_path / "gateway-1b" / "lock").stat().st_size == 0, 20, "clean")
     files = sorted((tmp_path / "gateway-1b").iterdir())
     await asyncio.sleep(0.1)
     assert sorted((tmp_path / "gateway-1b").iterdir()) == files, "and then left alone"

@@ -165,7 +165,7 @@ async def test_a_full_segment_is_rotated_and_open_work_is_carried_over(tmp_path:
     running = asyncio.get_running_loop().create_task(book.run())
     assert begin(book, intent("long"))
     book.mark(Mark("long", 3, 7))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while len(segments(tmp_path)) < 2:
             await asyncio.sleep(0)
     running.cancel()
@@ -193,7 +193,7 @@ async def test_a_full_disk_refuses_new_work_and_keeps_settlements_for_later(
     monkeypatch.setattr(os, "write", real_write)
     assert not begin(book, intent("still refused"))
     running = asyncio.get_running_loop().create_task(book.run())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not book.is_writable:
             await asyncio.sleep(0.01)
     running.cancel()

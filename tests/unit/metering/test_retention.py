@@ -81,7 +81,7 @@ async def test_nothing_goes_while_records_wait_in_a_journal(books: Books) -> Non
 async def test_steps_are_small_and_let_others_write_between_them(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
     await books.fill(days=12)
     monkeypatch.setattr(retention, "STEP_ROWS", 5)
-    monkeypatch.setattr(retention, "STEP_PAUSE_S", 0.001)
+    monkeypatch.setattr(retention, "STEP_PAUSE_S", 0.02)
     sweeping = asyncio.create_task(books.retention.sweep())
     seen = set()
     while not sweeping.done():

@@ -272,7 +272,7 @@ async def test_a_silent_peer_is_left_in_time() -> None:
     with pytest.raises(FetchError, match=r"0\.2 s"):
         await Fetcher(HERE).fetch("GET", f"http://127.0.0.1:{port}/", bounds=Bounds(0.2, 1000))
     server.close()
-    await asyncio.wait_for(server.wait_closed(), 5)
+    await asyncio.wait_for(server.wait_closed(), 20)
 
 
 async def test_nobody_there_is_an_error_without_addresses() -> None:

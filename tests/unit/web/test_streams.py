@@ -50,14 +50,14 @@ async def test_client_that_leaves_ends_the_source(tmp_path: Path, monkeypatch: p
     path = tmp_path / "control.sock"
     serving = asyncio.create_task(server.serve(Starlette(routes=[Route("/", stream)]), server.bind(path), stop))
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             reader, writer = await asyncio.open_unix_connection(str(path))
             writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
             await reader.readuntil(b"data: first\n\n")
             await reader.readuntil(b": keep-alive\n\n")
             writer.close()
             await writer.wait_closed()
-            await eventually_async(lambda: ended, 10, "the source was closed")
+            await eventually_async(lambda: ended, 30, "the source was closed")
     finally:
         stop.set()
         await serving

@@ -135,7 +135,7 @@ async def test_cancelled_fetch_shows_nothing_and_is_gone_on_with(
             half.set()
 
     fetching = asyncio.get_running_loop().create_task(artifacts.fetch(Artifact(str(model)), accept, watch))
-    await eventually_async(half.is_set, 10, "half of it is here")
+    await eventually_async(half.is_set, 30, "half of it is here")
     fetching.cancel()
     with pytest.raises(asyncio.CancelledError):
         await fetching
