@@ -141,8 +141,10 @@ class TidingsPublisher:
         owners |= {key.tenant_id for key in self._keys if key.limits.has_quota}
         if not owners:
             return (), {}
-        # A wall clock that goes back must not bring back a day whose quota is spent.
-        self._day = max(self._day, day_of(self._clock.unix_s()))
+        # A wall clock that goes back must not bring back a day whose quota is spent. It may have been seen ahead by a
+        # gateway alone, which takes no sums of a day before its own: the quota of a new key would stay unknown.
+        seen = (report.day for report in self._feed.reports().values())
+        self._day = max(self._day, day_of(self._clock.unix_s()), *seen)
         ahead = {tenant.id for tenant in self._tenants if tenant.limits.nanousd_total is not None}
         rows, positions = await self._usage.spent(owners, day=self._day, totals_of=ahead, models_of=by_model)
         return spent_of(self._tenants, self._keys, rows, day=self._day), _by_source(positions)

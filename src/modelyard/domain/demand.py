@@ -63,3 +63,5 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
     leases: LeaseReport = LeaseReport()
     releases: list[ReleaseCounts] | None = None
     """All that had requests in the last quarter of an hour; None: not said this time."""
+    day: int = 0
+    """The newest UTC day that it has seen, as a number: it counts no quota for an earlier one."""

@@ -167,6 +167,8 @@ class ControllerPresence:
         self._is_report_due = False
         now_s = self.clock.monotonic_s()
         report = self._catalog.report(now_s=now_s)
+        if day := self._catalog.accounts.quotas.number_of_day:
+            report = msgspec.structs.replace(report, day=day)
         if refused := self._refused(now_s):
             report = msgspec.structs.replace(report, refused=refused)
         if (leases := self._catalog.accounts.shares.report(now_s)) is not None:

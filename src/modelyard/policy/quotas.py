@@ -188,6 +188,11 @@ class QuotaBook:
         """Say whether something settled whose place in the journal is not known yet."""
         return bool(self._fresh)
 
+    @property
+    def number_of_day(self) -> int:
+        """The day that quotas are counted in; 0 before the first."""
+        return self._day
+
     # --- what there is ---
 
     def quota(self, subject_id: str, limits: Limits, *, is_tenants: bool, model: str = "") -> Quota | None:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from tests.conformance.backends import open_fresh
+from tests.support.waiting import eventually_async
 
 from modelyard.control import leadership
 from modelyard.control.leadership import Candidate, Leadership
 from modelyard.fleet import Fence
-from modelyard.stores import StoreUnavailableError, SupersededError
+from modelyard.stores import Leader, StoreUnavailableError, SupersededError
 from modelyard.stores.sql import Database, SqlControlStore, SqlLeaderStore
 
 LEASE_S = 10.0
@@ -30,13 +31,24 @@ class TurnedClock:
         return self.now_s
 
 
+class LookedAt(SqlLeaderStore):
+    """Counts how often somebody has looked who leads."""
+
+    looks = 0
+
+    async def leader(self) -> Leader | None:
+        found = await super().leader()
+        self.looks += 1
+        return found
+
+
 class Rival:
     """One controller with its own connections."""
 
     def __init__(self, name: str, database: Database, clock: TurnedClock, gone: set[str]) -> None:
         self.fence = Fence()
         self.database = database
-        self.store = SqlLeaderStore(database)
+        self.store = LookedAt(database)
         self.lead = Leadership(
             store=self.store,
             candidate=Candidate(name, lambda holder: holder in gone),
@@ -48,6 +60,11 @@ class Rival:
     async def becomes_leader(self) -> bool:
         """Look until it leads, if it ever does."""
         return await self._tries(within_s=20)
+
+    async def looks_again(self) -> None:
+        """Wait for a look that began after now."""
+        seen = self.store.looks
+        await eventually_async(lambda: self.store.looks > seen + 1, 20, "it has looked since")
 
     async def stays_behind(self) -> bool:
         """Look often enough to have taken a lead that is free now."""
@@ -84,7 +101,7 @@ async def test_the_first_leads_and_the_second_waits_while_it_shows_itself(tmp_pa
         for _ in range(5):
             clock.now_s += LEASE_S * 0.9
             assert await first.store.beat(1)
-            await asyncio.sleep(0.05)
+            await second.looks_again()
         assert not waiting.done()
         clock.now_s += LEASE_S
         assert await asyncio.wait_for(waiting, 20)

@@ -8,6 +8,7 @@ from modelyard.domain.demand import Report
 from modelyard.domain.routing_table import EngineSpeed, ReplicaSnapshot, Spent, Tidings
 from modelyard.domain.tenants import ApiKey, Limits, Scope, Tenant
 from modelyard.domain.usage import Intent, Price, Settle, UsageStatus
+from modelyard.policy.quotas import QuotaBook
 from modelyard.policy.utc import day_number
 from modelyard.stores import JournalPosition, SpentRow
 from modelyard.stores.sql import SqlControlStore, SqlUsageStore, open_database
@@ -28,12 +29,14 @@ class Ear:
     def __init__(self, **refused: list[tuple[int, float]]) -> None:
         self.heard: list[Tidings] = []
         self.refused = refused
+        self.days: dict[str, int] = {}
 
     def tell(self, tidings: Tidings) -> None:
         self.heard.append(tidings)
 
     def reports(self) -> dict[str, Report]:
-        return {name: Report([], [], refused=refused) for name, refused in self.refused.items()}
+        refusing = {name: Report([], [], refused=refused) for name, refused in self.refused.items()}
+        return refusing | {name: Report([], [], day=day) for name, day in self.days.items()}
 
 
 def test_only_who_has_a_quota_is_told_of_and_a_tenant_is_all_its_keys() -> None:
@@ -85,6 +88,26 @@ async def test_sums_come_with_their_position_once_each_and_of_the_newest_day_see
     clock.start_s -= 3 * 86_400
     await publisher.publish()
     assert len(ear.heard) == count, "neither told again nor of an earlier day"
+    await database.close()
+
+
+async def test_a_day_that_only_a_gateway_has_seen_is_told_of_so_that_it_takes_the_sums(tmp_path: Path) -> None:
+    """A wall clock that was ahead for a moment and came back: a key that is made after it has a quota, too."""
+    database = open_database(f"sqlite:///{tmp_path / 'control.sqlite'}", timeout_s=5)
+    store, usage, ear, clock = SqlControlStore(database), SqlUsageStore(database), Ear(), ManualClock(NOON)
+    await store.add_tenant(Tenant("t", "t", 0))
+    await store.add_key(a_key("a", limits=Limits(tokens_per_day=100)))
+    book = QuotaBook(worker=0, workers=1)
+    book.required = ("", 0)
+    quota = book.quota("a", Limits(tokens_per_day=100), is_tenants=False)
+    assert quota is not None
+    book.advance(NOON + 2 * 86_400)
+    publisher = TidingsPublisher(store=store, usage=usage, feed=ear, clock=clock)  # type: ignore[arg-type]
+    for ear.days, is_known in (({}, False), ({"gateway-0": book.number_of_day, "other": DAY}, True)):
+        await publisher.publish()
+        book.hear(ear.heard[-1].spent, ear.heard[-1].delivered)
+        assert quota.is_known is is_known
+    assert ear.heard[-1].spent == (Spent("a", "2026-12-01", "2026-12", 0, 0, 0, 0, ""),)
     await database.close()
 
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
+from tests.support.receivers import port_without_listener
 
 from modelyard.policy.addresses import networks
 from modelyard.web.fetcher import Bounds, DownloadBounds, Fetcher, FetchError
@@ -276,9 +277,7 @@ async def test_a_silent_peer_is_left_in_time() -> None:
 
 
 async def test_nobody_there_is_an_error_without_addresses() -> None:
-    async with serving(b"", []) as port:
-        pass
-    with pytest.raises(FetchError) as failed:
+    with port_without_listener() as port, pytest.raises(FetchError) as failed:
         await Fetcher(HERE, resolve=to_loopback).fetch("GET", f"http://x.example:{port}/", bounds=BOUNDS)
     assert str(failed.value) == "the server cannot be reached: connection refused"
 
