@@ -12,6 +12,8 @@ from tests.support.yard import Yard
 
 from modelyard.ids import new_api_key
 
+SETTINGS = {"control.database_timeout_s": 0.5}
+
 
 @contextlib.contextmanager
 def locked(yard: Yard) -> Iterator[None]:
