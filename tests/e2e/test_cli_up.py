@@ -15,7 +15,7 @@ from tests.support.yard import STOP_S, Yard
 
 def modelyard(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "modelyard", *arguments]
-    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=110, check=False)
 
 
 def chat(yard: Yard, text: str = "hi") -> int:

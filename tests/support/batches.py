@@ -41,7 +41,7 @@ def look(client: openai.OpenAI, batch_id: str) -> Batch | None:
         return None
 
 
-def until(client: openai.OpenAI, batch_id: str, statuses: Sequence[str] = OVER, within_s: float = 30.0) -> Batch:
+def until(client: openai.OpenAI, batch_id: str, statuses: Sequence[str] = OVER, within_s: float = 60.0) -> Batch:
     """Wait until a batch has one of these statuses."""
 
     def has() -> Batch | None:

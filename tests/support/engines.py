@@ -51,7 +51,7 @@ def _records(yard: Yard, engine: EngineProcess) -> list[dict[str, Any]]:
 
 
 def _ask(yard: Yard, engine: EngineProcess, method: str, path: str, body: object = None) -> bytes:
-    connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=20)
     try:
         headers = {"Authorization": f"Bearer {secret_of(yard, engine)}", "Content-Type": "application/json"}
         connection.request(method, path, None if body is None else json.dumps(body), headers)

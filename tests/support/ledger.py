@@ -217,7 +217,7 @@ def gather(yard: "Yard", exchanges: Iterable[Exchange]) -> Evidence:
     )
 
 
-def check_ledger(yard: "Yard", exchanges: Iterable[Exchange], *, within_s: float = 8.0) -> dict[str, Row]:
+def check_ledger(yard: "Yard", exchanges: Iterable[Exchange], *, within_s: float = 20.0) -> dict[str, Row]:
     """Wait until the histories agree, twice in a row; return the rows by request id.
 
     Twice, since something billed a second time may arrive after the first look.

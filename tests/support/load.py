@@ -191,7 +191,7 @@ class Load:
         key: str | None = None,
         headers: Iterable[tuple[str, str]] = (),
         label: str = "",
-        within_s: float = 20.0,
+        within_s: float = 45.0,
     ) -> Exchange:
         """Begin a request and return at once; its ``Exchange`` fills as bytes arrive."""
         asks_stream = isinstance(body, dict) and bool(body.get("stream"))
@@ -208,19 +208,19 @@ class Load:
         exchange = self.start(body, **options)
         return await self._tasks[-1] if exchange.outcome is None else exchange
 
-    async def finish(self, within_s: float = 30.0) -> list[Exchange]:
+    async def finish(self, within_s: float = 60.0) -> list[Exchange]:
         """Wait until every request has ended and return them all."""
         async with asyncio.timeout(within_s):
             await asyncio.gather(*self._tasks)
         return self.exchanges
 
-    async def delivered(self, exchange: Exchange, tokens: int, within_s: float = 10.0) -> None:
+    async def delivered(self, exchange: Exchange, tokens: int, within_s: float = 20.0) -> None:
         """Wait until a stream has brought at least this many tokens (or has ended)."""
         what = f"{tokens} tokens of {exchange!r}"
         await eventually_async(lambda: exchange.delivered >= tokens or exchange.outcome is not None, within_s, what)
         assert exchange.delivered >= tokens, f"ended early: {exchange!r} {bytes(exchange.received)[-300:]!r}"
 
-    async def until_served(self, model: str, within_s: float = 15.0) -> Exchange:
+    async def until_served(self, model: str, within_s: float = 30.0) -> Exchange:
         """Send small requests until one is answered, as a client does that is told to retry; all are kept."""
 
         async def once() -> Exchange | None:

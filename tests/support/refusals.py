@@ -20,7 +20,7 @@ def post(
     sent = [("Authorization", f"Bearer {key or yard.admin_key}"), JSON, ("Connection", "close"), *headers]
     if not raw:
         sent.append(("Content-Length", "0"))
-    answers = exchange(yard.port, request_bytes("POST", path, body=raw, headers=sent), within_s=10)
+    answers = exchange(yard.port, request_bytes("POST", path, body=raw, headers=sent), within_s=30)
     assert len(answers) == 1, f"{len(answers)} answers: {answers}"
     assert answers[0].is_complete, f"cut short: {answers[0]}"
     return answers[0]

@@ -30,12 +30,12 @@ def rollout(yard: Yard, endpoint: str) -> dict[str, Any]:
     return dict(yard.get(f"/v1/endpoints/{endpoint}/rollout"))
 
 
-def until_weight(yard: Yard, endpoint: str, weight: int, within_s: float = 25.0) -> None:
+def until_weight(yard: Yard, endpoint: str, weight: int, within_s: float = 60.0) -> None:
     """Wait until the candidate has so much of the traffic."""
     eventually(lambda: rollout(yard, endpoint)["weight"] == weight, within_s, f"the candidate has {weight} %")
 
 
-async def until_state(yard: Yard, endpoint: str, state: str, within_s: float = 30.0) -> dict[str, Any]:
+async def until_state(yard: Yard, endpoint: str, state: str, within_s: float = 60.0) -> dict[str, Any]:
     """Wait until a rollout is over (or paused)."""
 
     async def there() -> dict[str, Any] | None:

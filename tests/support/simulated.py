@@ -31,7 +31,7 @@ class Sim:
 
     @contextmanager
     def open(self, body: object, *, path: str, rid: str) -> Iterator[HTTPConnection]:
-        with closing(HTTPConnection("127.0.0.1", self.port, timeout=10)) as connection:
+        with closing(HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
             headers = {"authorization": f"Bearer {SECRET}", "x-request-id": rid}
             connection.request("POST", path, json.dumps(body), headers)
             yield connection
@@ -51,7 +51,7 @@ class Sim:
             return response.read()
 
     def get(self, path: str) -> tuple[int, bytes]:
-        with closing(HTTPConnection("127.0.0.1", self.port, timeout=10)) as connection:
+        with closing(HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
             connection.request("GET", path, headers={"authorization": f"Bearer {SECRET}"})
             with connection.getresponse() as response:
                 return response.status, response.read()
@@ -64,7 +64,7 @@ class Sim:
         def look() -> dict[str, Any] | None:
             return next((record for record in self.records(rid) if record["event"] in ("end", "abort")), None)
 
-        found = eventually(look, 5, f"{rid} has ended")
+        found = eventually(look, 20, f"{rid} has ended")
         assert found is not None
         return found
 
@@ -97,7 +97,7 @@ def launch(folder: Path, *, model_name: str = "m", port: int = 0, **options: Any
 
 
 def ready(sim: Sim) -> Sim:
-    eventually(lambda: sim.get("/health")[0] == 200, 10, "ready")
+    eventually(lambda: sim.get("/health")[0] == 200, 30, "ready")
     return sim
 
 

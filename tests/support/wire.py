@@ -142,7 +142,7 @@ class AnswerReader:
         self._phase = "done"
 
 
-def exchange(port: int, request: bytes, *, within_s: float = 5.0, half_close: bool = False) -> list[Answer]:
+def exchange(port: int, request: bytes, *, within_s: float = 20.0, half_close: bool = False) -> list[Answer]:
     """Send raw bytes, read until the server closes or is silent, and return every answer that came.
 
     An answer that is broken or cut short is returned with ``is_complete`` false.
