@@ -344,13 +344,13 @@ async def test_the_database_is_readable_for_its_owner_only(tmp_path: Path) -> No
 
 
 async def test_while_another_process_locks_it_writes_are_refused_and_reads_go_on(tmp_path: Path) -> None:
-    store = SqlControlStore(open_fresh("sqlite", tmp_path, timeout_s=0.4))
+    store = SqlControlStore(open_fresh("sqlite", tmp_path, timeout_s=2.0))
     await store.add_tenant(ACME)
     holder = sqlite3.connect(tmp_path / "control.sqlite", isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
     try:
         # Together, not one after the other: in turn they would take twenty seconds.
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             refused = await asyncio.gather(*(store.add_tenant(OTHER) for _ in range(50)), return_exceptions=True)
         assert {type(error) for error in refused} == {StoreUnavailableError}
         with pytest.raises(StoreUnavailableError):

@@ -23,7 +23,7 @@ from modelyard.engines.simulated import SimulatedEngine
 from modelyard.engines.vllm import VllmEngine
 
 ENGINES: dict[str, tuple[Engine, Options]] = {
-    "simulated": (SimulatedEngine(), {"slots": 2, "load_s": 0.3, "context_length": 4096, "itl_ms": 5}),
+    "simulated": (SimulatedEngine(), {"slots": 2, "load_s": 0.3, "context_length": 4096, "itl_ms": 10}),
     "llamacpp": (LlamaCppEngine(), {"slots": 2, "context_length": 512, "embedding": True}),
     "vllm": (
         VllmEngine((vllm.COMMAND,)),
@@ -154,7 +154,7 @@ async def test_a_client_that_leaves_frees_its_slot(replica: Replica) -> None:
     async def is_free() -> bool:
         return (await replica.load()).running == 0
 
-    await eventually_async(is_free, 5, "the slot is free")
+    await eventually_async(is_free, 20, "the slot is free")
     assert ((await replica.load()).generation_tokens_total or 0) - before < 400
 
 
@@ -174,13 +174,13 @@ async def test_an_answer_that_takes_long_does_not_look_like_a_hang(replica: Repl
             return load.progress_total != first.progress_total
 
         assert first.progress_total is not None
-        await eventually_async(has_moved, 10, "a step is counted")
+        await eventually_async(has_moved, 20, "a step is counted")
         response.close()
 
 
 @chats
 async def test_requests_beyond_the_slots_wait_and_are_counted(replica: Replica) -> None:
-    body = chat("Tell me a very long story", max_tokens=60, ignore_eos=True)
+    body = chat("Tell me a very long story", max_tokens=100, ignore_eos=True)
 
     async def has_waiting() -> bool:
         load = await replica.load()
@@ -188,8 +188,8 @@ async def test_requests_beyond_the_slots_wait_and_are_counted(replica: Replica) 
 
     async with asyncio.TaskGroup() as group:
         calls = [group.create_task(replica.call("/v1/chat/completions", body)) for _ in range(3)]
-        await eventually_async(has_waiting, 10, "two run and one waits")
-    assert [call.result()[1]["usage"]["completion_tokens"] for call in calls] == [60, 60, 60]
+        await eventually_async(has_waiting, 20, "two run and one waits")
+    assert [call.result()[1]["usage"]["completion_tokens"] for call in calls] == [100, 100, 100]
 
 
 @chats

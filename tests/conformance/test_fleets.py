@@ -117,7 +117,7 @@ async def ended(fleet: Fleet, replica_id: str = "r-1") -> Observed:
         replica = await seen(fleet, replica_id)
         return None if replica.is_running else replica
 
-    return await eventually_async(look, 10, f"{replica_id} has ended")
+    return await eventually_async(look, 30, f"{replica_id} has ended")
 
 
 async def lines(fleet: Fleet, replica_id: str = "r-1") -> list[str]:
@@ -267,7 +267,7 @@ async def test_stop_ends_the_replica_and_may_be_repeated(kind: Kind, either: Fle
 
 async def test_stop_kills_what_ignores_the_request(fleet: LocalFleet) -> None:
     await start(fleet, STUBBORN)
-    await eventually_async(lambda: lines(fleet), 5, "the trap is set")
+    await eventually_async(lambda: lines(fleet), 20, "the trap is set")
     pid = (await seen(fleet)).pid
     started = processes.start_time(pid)
     await fleet.stop("r-1", grace_s=0.2)
@@ -285,14 +285,14 @@ async def test_stop_kills_a_replica_that_hangs(fleet: LocalFleet) -> None:
 async def test_processes_that_the_engine_started_end_with_it(fleet: LocalFleet, tmp_path: Path, how: str) -> None:
     await start(fleet, FAMILY)
     child_file = tmp_path / "replicas" / "r-1" / "child"
-    child = int(eventually(child_file.read_text, 5, "the child's pid"))
+    child = int(eventually(child_file.read_text, 20, "the child's pid"))
     started = processes.start_time(child)
     if how == "stop":
         await fleet.stop("r-1", grace_s=5)
     else:
         os.kill((await seen(fleet)).pid, signal.SIGKILL)
         await ended(fleet)
-    eventually(lambda: not processes.is_alive(child, started), 5, "the engine's child has ended")
+    eventually(lambda: not processes.is_alive(child, started), 20, "the engine's child has ended")
 
 
 async def test_the_environment_has_nothing_of_the_platform(fleet: LocalFleet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,7 +400,7 @@ async def test_a_log_that_is_too_long_starts_again_and_loses_nothing(fleet: Loca
 async def test_stop_all_ends_every_replica_without_a_controller(fleet: LocalFleet, tmp_path: Path) -> None:
     await start(fleet, SLEEP, replica_id="r-1")
     await start(fleet, STUBBORN, replica_id="r-2")
-    await eventually_async(lambda: lines(fleet, "r-2"), 5, "the trap is set")
+    await eventually_async(lambda: lines(fleet, "r-2"), 20, "the trap is set")
     pids = [(replica.pid, processes.start_time(replica.pid)) for replica in await fleet.observe()]
     stop_all(tmp_path / "replicas", 0.3)
     assert not any(processes.is_alive(pid, started) for pid, started in pids)

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -20,6 +19,7 @@ from yarl import URL
 from modelyard.engines import EngineCommand, LaunchSpec
 from modelyard.engines.guard import Plan, Route, guarded, openai_routes
 from modelyard.engines.simulated import SimulatedEngine
+from modelyard.fleet.ports import free_port
 
 SECRET = "the-callers-secret"
 ROUTES = (
@@ -29,19 +29,13 @@ ROUTES = (
 )
 ENGINE = (
     sys.executable, "-m", "modelyard.engines.simulated", "--host", "127.0.0.1", "--port", "@http@",
-    "--model-name", "acme/tiny", "--work-dir", ".", "--load-s", "0.2", "--itl-ms", "5", "--slots", "2",
+    "--model-name", "acme/tiny", "--work-dir", ".", "--load-s", "0.6", "--itl-ms", "5", "--slots", "2",
     "--context-length", "1000000",
 )  # fmt: skip
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def spec_of(folder: Path) -> LaunchSpec:
-    return LaunchSpec("r-1", "acme/tiny", None, "127.0.0.1", free_port(), SECRET, 2, 4096, 1, {}, folder)
+    return LaunchSpec("r-1", "acme/tiny", None, "127.0.0.1", free_port(()), SECRET, 2, 4096, 1, {}, folder)
 
 
 def command_of(spec: LaunchSpec, *words: str, **more: Any) -> EngineCommand:
@@ -184,7 +178,7 @@ async def test_a_client_that_leaves_is_seen_by_the_engine(
         _, page = await call(guarded_engine, session, "GET", "/metrics")
         return SimulatedEngine().read_load(page).running == 0
 
-    await eventually_async(is_free, 5, "the engine stopped generating")
+    await eventually_async(is_free, 20, "the engine stopped generating")
 
 
 async def test_a_path_leads_where_the_engine_has_it(guarded_engine: Guarded, session: aiohttp.ClientSession) -> None:
@@ -221,7 +215,7 @@ async def test_sigterm_ends_both(guarded_engine: Guarded, session: aiohttp.Clien
     await ready(guarded_engine, session)
     child = guarded_engine.child
     guarded_engine.process.send_signal(signal.SIGTERM)
-    assert guarded_engine.process.wait(10) == 0, "the simulated engine exits with 0"
+    assert guarded_engine.process.wait(30) == 0, "the simulated engine exits with 0"
     assert not processes.is_alive(child)
 
 
@@ -232,20 +226,20 @@ async def test_an_engine_does_not_outlive_a_guard_that_is_killed(
     child = guarded_engine.child
     guarded_engine.process.kill()
     guarded_engine.process.wait(10)
-    eventually(lambda: not processes.is_alive(child), 10, "the engine is gone")
+    eventually(lambda: not processes.is_alive(child), 30, "the engine is gone")
 
 
 @pytest.mark.parametrize(("script", "code"), [("exit 7", 7), ("kill -KILL $$", -9), ("kill -SEGV $$", -11)])
 def test_it_ends_as_the_engine_ended(tmp_path: Path, script: str, code: int) -> None:
     spec = spec_of(tmp_path)
     guarded = started(command_of(spec, "/bin/sh", "-c", script), spec)
-    assert guarded.process.wait(20) == code, guarded.log.read_text()
+    assert guarded.process.wait(60) == code, guarded.log.read_text()
 
 
 def test_a_program_that_is_missing_is_named(tmp_path: Path) -> None:
     spec = spec_of(tmp_path)
     guarded = started(command_of(spec, "no-such-engine"), spec)
-    assert guarded.process.wait(20) == 2
+    assert guarded.process.wait(60) == 2
     assert "guard: no-such-engine: No such file" in guarded.log.read_text()
 
 
@@ -253,7 +247,7 @@ def test_files_are_written_for_this_user_only_with_ports_and_key_filled_in(tmp_p
     spec = spec_of(tmp_path)
     (tmp_path / "engine.yaml").write_text("of an earlier start")
     command = command_of(spec, "/bin/true", files={"engine.yaml": "port: @http@\nkey: @key@\n"})
-    assert started(command, spec).process.wait(20) == 0
+    assert started(command, spec).process.wait(60) == 0
     file = tmp_path / "engine.yaml"
     port, key = (line.partition(": ")[2] for line in file.read_text().splitlines())
     assert 1024 < int(port) < 65536

@@ -117,7 +117,7 @@ async def logprob_alone(adapter: Path, scale: float) -> float:
     command = [sys.executable, "-c", _ALONE, str(real_model()), str(adapter), str(scale), QUESTION]
     environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
     done = await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, timeout=60, env=environment, check=False
+        subprocess.run, command, capture_output=True, text=True, timeout=100, env=environment, check=False
     )
     found = re.search(r"^logprob (\S+)$", done.stdout, re.MULTILINE)
     assert found, done.stderr[-500:]
@@ -157,7 +157,7 @@ async def test_loads_beside_requests_fail_none_of_them_and_restart_nothing(
     async def is_one() -> bool:
         return len(llama.children()) == 1
 
-    await eventually_async(is_one, 10, "the generations before have ended")
+    await eventually_async(is_one, 30, "the generations before have ended")
     assert llama.children() != first
     load, samples = await llama.page()
     assert samples["modelyard:swaps"] == 2
@@ -212,7 +212,7 @@ async def test_an_adapter_that_comes_back_while_another_is_loaded_is_there(
         return bool(set(llama.children()) - set(before))
 
     loading = asyncio.create_task(llama.load("c@1", adapters["c@1"]))
-    await eventually_async(is_starting, 10, "a process with the other one starts, without the first")
+    await eventually_async(is_starting, 30, "a process with the other one starts, without the first")
     assert (await llama.load("a@1", adapters["a@1"]))[0] == 200
     assert (await loading)[0] == 200
     assert await llama.logprob("a@1") == pytest.approx(answer, abs=0.03)
@@ -252,14 +252,14 @@ async def test_requests_beyond_slots_and_queue_are_refused_at_once(tmp_path: Pat
             load, _ = await llama.page()
             return (load.running, load.waiting) == (1, count)
 
-        await eventually_async(lambda: waits(0), 10, "one runs")
+        await eventually_async(lambda: waits(0), 30, "one runs")
         calls += [asyncio.create_task(llama.chat(text="Hi", max_tokens=1)) for _ in range(8)]
-        await eventually_async(lambda: waits(8), 10, "eight wait")
+        await eventually_async(lambda: waits(8), 30, "eight wait")
         status, body = await llama.chat(text="Hi", max_tokens=1)
         assert (status, body["error"]["type"]) == (429, "rate_limit_error")
         # A caller that leaves while it waits makes room.
         calls.pop().cancel()
-        await eventually_async(lambda: waits(7), 10, "seven wait")
+        await eventually_async(lambda: waits(7), 30, "seven wait")
         assert {status for status, _ in await asyncio.gather(*calls)} == {200}
 
 
@@ -270,7 +270,7 @@ async def test_the_fleet_sees_how_the_process_below_ended_and_nothing_is_left(ll
     async def is_gone() -> bool:
         return not (await llama.seen()).is_running
 
-    await eventually_async(is_gone, 10, "the replica ended")
+    await eventually_async(is_gone, 30, "the replica ended")
     assert (await llama.seen()).exit_reason == "killed by SIGSEGV"
     assert has_ended(child)
 
@@ -279,7 +279,7 @@ async def test_a_front_that_is_killed_leaves_no_process_behind(llama: Llama) -> 
     [child] = llama.children()
     os.kill(llama.pid, signal.SIGKILL)
 
-    await eventually_async(lambda: has_ended(child), 10, "the kernel ended it")
+    await eventually_async(lambda: has_ended(child), 30, "the kernel ended it")
     assert (await llama.seen()).exit_reason == "killed by SIGKILL"
 
 
@@ -289,7 +289,7 @@ async def test_a_broken_model_ends_the_replica_with_its_reason(tmp_path: Path) -
     command = [sys.executable, "-m", "modelyard.engines.llamacpp.front", "--model", str(file), "--model-name", "m"]
     command += ["--port", "0", "--work-dir", str(tmp_path), "--max-adapters", "1", "--max-adapter-rank", "8"]
     done = await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, timeout=30, check=False, env={"ENGINE_SECRET": "s"}
+        subprocess.run, command, capture_output=True, text=True, timeout=90, check=False, env={"ENGINE_SECRET": "s"}
     )
     assert done.returncode not in (0, None)
     assert "truncated" in done.stderr
@@ -305,9 +305,10 @@ async def test_an_idle_replica_sleeps_and_wakes_with_its_adapters(tmp_path: Path
         async def is_alone() -> bool:
             return len(llama.children()) == 1
 
-        await eventually_async(is_alone, 10, "the first generation has ended")
+        await eventually_async(is_alone, 30, "the first generation has ended")
         [child] = llama.children()
-        awake = resident_bytes(child)
+        assert await llama.logprob("c@1") == pytest.approx(before, abs=0.02)
+        awake = resident_bytes(child)  # right behind an answer: it sleeps after a second without a request
         await eventually_async(lambda: resident_bytes(child) < awake / 2, 20, "it gave its memory back")
         assert (await llama.call("/health"))[0] == 200
         assert await llama.logprob("c@1") == pytest.approx(before, abs=0.02)
@@ -337,7 +338,7 @@ async def test_a_caller_that_leaves_stops_llamacpp_and_no_other_path_of_it_is_re
     async def is_free() -> bool:
         return (await llama.page())[0].running == 0
 
-    await eventually_async(is_free, 5, "its slot is free")
+    await eventually_async(is_free, 20, "its slot is free")
     assert ((await llama.page())[0].generation_tokens_total or 0) < 450
     for path in ("/slots", "/props", "/lora-adapters", "/tokenize", "/v1/rerank", "/v1/embeddings"):
         for asked in (None, {}):

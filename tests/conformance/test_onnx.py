@@ -466,19 +466,19 @@ async def test_an_unload_that_was_given_up_can_be_asked_for_again(models: Models
             async def is_running() -> bool:
                 return (await asyncio.to_thread(server.engine_load)).running == 1
 
-            await eventually_async(is_running, 10, "somebody uses it")
+            await eventually_async(is_running, 30, "somebody uses it")
             unloading = asyncio.create_task(session.post("/v1/unload_model", json={"name": "one"}))
 
             async def is_unnamed() -> bool:
                 return "one" not in await asyncio.to_thread(server.models)
 
-            await eventually_async(is_unnamed, 10, "nobody new may use it")
+            await eventually_async(is_unnamed, 30, "nobody new may use it")
             unloading.cancel()
 
             async def is_named() -> bool:
                 return "one" in await asyncio.to_thread(server.models)
 
-            await eventually_async(is_named, 10, "whoever asks what is in memory is told")
+            await eventually_async(is_named, 30, "whoever asks what is in memory is told")
             call.cancel()
         assert server.unload("one")[0] == 200
         assert set(server.models()) == {MAIN}
@@ -503,7 +503,7 @@ async def test_who_leaves_frees_its_place_and_what_waits_is_counted(models: Mode
             async def is_running() -> bool:
                 return await load() == (1, 0)
 
-            await eventually_async(is_running, 10, "the first runs")
+            await eventually_async(is_running, 30, "the first runs")
             async with session.post(url, json=large) as refused:
                 assert refused.status == 429
                 assert (await refused.json())["error"]["code"] == "queue_full"
@@ -517,7 +517,7 @@ async def test_who_leaves_frees_its_place_and_what_waits_is_counted(models: Mode
             async def is_idle() -> bool:
                 return await load() == (0, 0)
 
-            await eventually_async(is_idle, 10, "the place is free")
+            await eventually_async(is_idle, 30, "the place is free")
         done = server.sample(f'modelyard_onnx_items_total{{model="{MAIN}"}}')
         assert done < 400, "what nobody waits for is not computed"
         assert server.sample(f'modelyard_onnx_requests_total{{model="{MAIN}",outcome="left"}}') == 1
@@ -590,7 +590,7 @@ async def test_what_nobody_waits_for_any_more_gives_the_cores_back(models: Model
             async def is_running() -> bool:
                 return (await asyncio.to_thread(server.engine_load)).running == 1
 
-            await eventually_async(is_running, 10, "it computes, for ever")
+            await eventually_async(is_running, 30, "it computes, for ever")
             call.cancel()
         server.post("/v1/classify", {"input": "good"})
         assert server.unload("endless")[0] == 200
@@ -624,7 +624,7 @@ def test_it_stops_at_once_in_the_middle_of_a_batch(tmp_path: Path) -> None:
                 async def is_running() -> bool:
                     return (await asyncio.to_thread(server.engine_load)).running == 1
 
-                await eventually_async(is_running, 10, "it computes")
+                await eventually_async(is_running, 30, "it computes")
                 assert server.process is not None
                 server.process.send_signal(signal.SIGTERM)
                 with pytest.raises((aiohttp.ClientError, AssertionError)):
@@ -632,7 +632,7 @@ def test_it_stops_at_once_in_the_middle_of_a_batch(tmp_path: Path) -> None:
 
         asyncio.run(leave())
         assert server.process is not None
-        assert eventually(lambda: server.process is not None and server.process.poll() is not None, 10, "it ended")
+        assert eventually(lambda: server.process is not None and server.process.poll() is not None, 30, "it ended")
         assert server.process.returncode == 0
 
 
@@ -641,5 +641,5 @@ def test_a_model_that_cannot_be_loaded_ends_the_process_with_the_reason(tmp_path
     server = OnnxServer(tmp_path / "model.onnx", tmp_path / "log")
     server.start()
     assert server.process is not None
-    assert server.process.wait(30) == 1
+    assert server.process.wait(60) == 1
     assert "the model cannot be loaded" in (tmp_path / "log").read_text()

@@ -67,7 +67,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 async def start_provider(fleet: LocalFleet) -> int:
     """Start a simulated engine in the provider's place, and do not wait until it has loaded."""
     address = await fleet.reserve("r-theirs")
-    engine, options = SimulatedEngine(), {"slots": 4, "load_s": 1.0, "context_length": 4096, "itl_ms": 5}
+    engine, options = SimulatedEngine(), {"slots": 4, "load_s": 1.0, "context_length": 4096, "itl_ms": 10}
     spec = LaunchSpec(
         "r-theirs", THEIRS, None, address.host, address.port, KEY, 4, 4096, 1, options, Path(address.work_dir)
     )
@@ -86,7 +86,7 @@ async def test_a_client_that_leaves_is_forgotten_here_and_at_the_provider(replic
     async def is_free() -> bool:
         return (await replica.load()).waiting == 0
 
-    await eventually_async(is_free, 5, "nothing is under way")
+    await eventually_async(is_free, 20, "nothing is under way")
 
 
 async def test_it_is_known_under_our_name_alone(replica: Replica) -> None:

@@ -34,6 +34,7 @@ def events(raw: bytes) -> list[bytes]:
 
 def test_the_journal_has_what_reached_the_engine_and_every_token(shared: Sim) -> None:
     shared.stream("one two three", rid="req_j")
+    shared.last("req_j")
     records = shared.records("req_j")
     assert [record["event"] for record in records] == ["begin", "token", "token", "token", "end"]
     assert [record["n"] for record in records[1:]] == [1, 2, 3, 3]
@@ -48,7 +49,7 @@ def test_the_journal_has_what_reached_the_engine_and_every_token(shared: Sim) ->
 def test_crash_is_a_kill_9_and_what_was_sent_arrives(mortal: Sim, when: str) -> None:
     with pytest.raises((IncompleteRead, ConnectionError)) as failure:
         mortal.stream(f"a b c d [[sim: {when}]]")
-    assert mortal.process.wait(5) == -signal.SIGKILL
+    assert mortal.process.wait(20) == -signal.SIGKILL
     tokens = [record for record in mortal.records() if record["event"] == "token"]
     assert len(tokens) == (2 if when == "crash_after=2" else 0)
     if isinstance(failure.value, IncompleteRead):
@@ -58,7 +59,7 @@ def test_crash_is_a_kill_9_and_what_was_sent_arrives(mortal: Sim, when: str) -> 
 def test_crash_with_a_code_exits_with_it(mortal: Sim) -> None:
     with pytest.raises((IncompleteRead, ConnectionError)):
         mortal.stream("a b c [[sim: crash_after=1 crash_code=7]]")
-    assert mortal.process.wait(5) == 7
+    assert mortal.process.wait(20) == 7
 
 
 def test_cut_ends_the_socket_in_the_middle_of_an_event(shared: Sim) -> None:
@@ -162,11 +163,11 @@ def test_a_client_that_gives_up_on_a_hanging_engine_frees_the_slot(shared: Sim, 
     body = {"messages": [{"role": "user", "content": f"a b c [[sim: {when}]]"}], "stream": stream}
     made = 2 if when == "hang_after=2" else 0
     with shared.open(body, path=CHAT, rid=rid):
-        eventually(lambda: len(shared.records(rid)) == 1 + made, 5, "it hangs")
+        eventually(lambda: len(shared.records(rid)) == 1 + made, 20, "it hangs")
         assert shared.running() == 1
         assert shared.get("/health")[0] == 200
     assert (shared.last(rid)["event"], shared.last(rid)["why"], shared.last(rid)["n"]) == ("abort", "client gone", made)
-    assert shared.running() == 0
+    eventually(lambda: shared.running() == 0, 20, "its slot is free")
 
 
 def test_a_client_that_leaves_the_queue_never_runs(tmp_path: Path) -> None:
@@ -174,9 +175,9 @@ def test_a_client_that_leaves_the_queue_never_runs(tmp_path: Path) -> None:
     try:
         body = {"messages": [{"role": "user", "content": "a [[sim: hang_before_first]]"}]}
         with sim.open(body, path=CHAT, rid="req_a"):
-            eventually(lambda: sim.records("req_a"), 5, "the first arrived")
+            eventually(lambda: sim.records("req_a"), 20, "the first arrived")
             with sim.open(body, path=CHAT, rid="req_b"):
-                eventually(lambda: sim.records("req_b"), 5, "the second arrived")
+                eventually(lambda: sim.records("req_b"), 20, "the second arrived")
             assert sim.last("req_b")["n"] == 0
             load = ENGINE.read_load(sim.get("/metrics")[1].decode())
             assert (load.running, load.waiting) == (1, 0)
@@ -215,24 +216,24 @@ def test_a_request_that_can_never_fit_is_refused_and_not_journaled(tmp_path: Pat
 def test_a_load_that_fails_exits_with_code_1(tmp_path: Path) -> None:
     sim = launch(tmp_path, load_s=0.1, fail_load=True)
     with sim.process:
-        assert sim.process.wait(10) == 1
+        assert sim.process.wait(30) == 1
 
 
 def test_sigterm_ends_it_at_once_even_with_a_stream_open(mortal: Sim) -> None:
     with mortal.chat("a b [[sim: hang_after=1]]", stream=True) as response:
         response.readline()
         mortal.process.terminate()
-        assert mortal.process.wait(5) == 0
+        assert mortal.process.wait(20) == 0
     assert mortal.records()[-1]["event"] == "abort"
 
 
 def test_the_process_refuses_to_start_without_a_secret_or_with_a_bad_journal(tmp_path: Path) -> None:
     argv = [sys.executable, "-P", "-m", "modelyard.engines.simulated", "--port", "1", "--model-name", "m"]
-    done = subprocess.run(argv, check=False, env={}, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(argv, check=False, env={}, capture_output=True, text=True, timeout=60)
     assert (done.returncode, "ENGINE_SECRET" in done.stderr) == (2, True)
     (tmp_path / "other").write_text("something")
     argv += ["--journal", str(tmp_path / "other")]
-    done = subprocess.run(argv, check=False, env={"ENGINE_SECRET": "s"}, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(argv, check=False, env={"ENGINE_SECRET": "s"}, capture_output=True, text=True, timeout=60)
     assert (done.returncode, "no token journal" in done.stderr) == (2, True)
 
 
@@ -272,16 +273,16 @@ def test_what_killed_one_engine_spares_the_next_unless_it_always_does(mortal: Si
         assert body_of(mortal, text(spared), **CONTINUE)["choices"][0]["message"]["content"] == " b c"
     with pytest.raises((IncompleteRead, ConnectionError)):
         body_of(mortal, text("crash_always crash_after=1"), **CONTINUE)
-    assert mortal.process.wait(5) == -signal.SIGKILL
+    assert mortal.process.wait(20) == -signal.SIGKILL
     assert mortal.records("req_c")[-1]["n"] == 1
 
 
 def test_an_engine_that_stalls_is_healthy_busy_and_silent(shared: Sim) -> None:
     body = {"messages": [{"role": "user", "content": "a b c [[sim: stall_after=1]]"}], "stream": True}
     with shared.open(body, path=CHAT, rid="req_stall") as first:
-        eventually(lambda: len(shared.records("req_stall")) == 2, 5, "one token")
+        eventually(lambda: len(shared.records("req_stall")) == 2, 20, "one token")
         with shared.open({**body, "messages": [{"role": "user", "content": "d"}]}, path=CHAT, rid="req_too") as second:
-            eventually(lambda: shared.running() == 2, 5, "the other hangs too")
+            eventually(lambda: shared.running() == 2, 20, "the other hangs too")
             assert shared.get("/health")[0] == 200
             with shared.send([], path="/sim/faults") as response:
                 response.read()
@@ -290,7 +291,7 @@ def test_an_engine_that_stalls_is_healthy_busy_and_silent(shared: Sim) -> None:
 
 
 def test_the_newest_request_is_preempted_when_the_kv_cache_is_full_and_all_end_well(tmp_path: Path) -> None:
-    sim = ready(launch(tmp_path, kv_blocks=6, context_length=96, itl_ms=2))
+    sim = ready(launch(tmp_path, kv_blocks=6, context_length=96, itl_ms=20))
     try:
         body = {"messages": [{"role": "user", "content": "a [[sim: tokens=70]]"}]}
         with sim.open(body, path=CHAT, rid="req_a") as first, sim.open(body, path=CHAT, rid="req_b") as second:

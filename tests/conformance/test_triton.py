@@ -64,9 +64,9 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     root = tmp_path_factory.mktemp("triton")
     artifact = root / "model.onnx"
     artifact.write_bytes(triton.doubling_onnx())
-    options: Options = {"batch_max": 8, "batch_delay_us": 50_000}
+    options: Options = {"batch_max": 8, "batch_delay_us": 200_000}
     if request.param == "folder":
-        artifact = folder_in(root, triton.config_text(dynamic_batching="{ max_queue_delay_microseconds: 50000 }"))
+        artifact = folder_in(root, triton.config_text(dynamic_batching="{ max_queue_delay_microseconds: 200000 }"))
         options = {}
     engine = TritonEngine(triton.command_in(root))
     engine.check_artifact(artifact)
@@ -236,7 +236,7 @@ def test_a_request_goes_through_the_platform_and_is_metered(yard: Yard) -> None:
     assert reply.json()["outputs"][0]["data"] == [2, 4, 6, 8]
     row = yard.row_of(reply.headers["x-request-id"])
     assert (row["status"], row["http_status"]) == ("success", 200)
-    eventually(yard.is_booked, 5, "every intent is settled")
+    eventually(yard.is_booked, 20, "every intent is settled")
 
 
 def test_an_outside_client_of_the_protocol_works_with_the_gateway(yard: Yard) -> None:

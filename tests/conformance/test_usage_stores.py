@@ -228,7 +228,7 @@ async def test_sums_are_grouped_by_what_was_asked(store: UsageStore) -> None:
 
 
 async def test_a_locked_ledger_loses_nothing(tmp_path: Path) -> None:
-    database = open_fresh("sqlite", tmp_path, timeout_s=0.2)
+    database = open_fresh("sqlite", tmp_path, timeout_s=1.0)
     store = SqlUsageStore(database)
     await store.apply([an_intent("r1")], HERE)
     holder = sqlite3.connect(tmp_path / "control.sqlite", isolation_level=None)

@@ -48,7 +48,7 @@ def modelyard(yard: Yard, key: str, *words: str) -> subprocess.CompletedProcess[
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MODELYARD")}
     environment |= {"MODELYARD_URL": yard.url, "MODELYARD_API_KEY": key}
     command = [sys.executable, "-m", "modelyard", *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
 
 
 def test_a_folder_is_deployed_as_an_adapter_and_answers(yard: Yard, tmp_path: Path) -> None:

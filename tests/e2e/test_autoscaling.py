@@ -29,7 +29,9 @@ WITHIN_S = 40.0
 
 @pytest.fixture(scope="module")
 def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
-    with Yard(tmp_path_factory.mktemp("scaled")) as running:
+    # Callers wait until an endpoint has grown, however long starts take on a busy machine.
+    settings = {"gateway.queue_wait_s": 50, "gateway.load_wait_s": 50}
+    with Yard(tmp_path_factory.mktemp("scaled"), settings) as running:
         yield running
 
 
@@ -44,7 +46,6 @@ def deploy(yard: Yard, name: str, scaling: dict[str, Any], least: int, most: int
     }
     reply = yard.call("POST", "/v1/models/deploy", order)
     assert reply.status == 202, reply.body
-    yard.wait_ready(name)
 
 
 def sizes(yard: Yard, name: str) -> list[int]:
@@ -62,22 +63,23 @@ async def test_from_one_to_zero_to_one_to_zero_to_one(yard: Yard) -> None:
     sleepy = {"scale_to_zero": True, "scale_to_zero_after_idle_seconds": 1}
     deploy(yard, "sleepy", sleepy, 0, 1)
     for _ in range(2):
-        eventually(lambda: not yard.engines("sleepy"), WITHIN_S, "it sleeps")
+        yard.wait_asleep("sleepy")
         reply = await asyncio.to_thread(
             yard.call, "POST", "/v1/chat/completions", chat("sleepy", "wake up"), within_s=WITHIN_S
         )
         assert reply.status == 200, reply.body
         assert reply.json()["usage"]["completion_tokens"] > 0
-    eventually(lambda: not yard.engines("sleepy"), WITHIN_S, "it sleeps again")
-    assert sizes(yard, "sleepy")[:5] == [0, 1, 0, 1, 0]
+    eventually(lambda: sizes(yard, "sleepy")[:5] == [0, 1, 0, 1, 0], WITHIN_S, "it sleeps again")
+    yard.wait_asleep("sleepy")
     assert any("no request for 1 s" in reason for reason in reasons(yard, "sleepy"))
 
 
 async def test_it_grows_under_load_and_shrinks_when_it_is_calm(yard: Yard) -> None:
     deploy(yard, "busy", {}, 1, 3)
+    yard.wait_ready("busy")
     async with Load(yard.port, yard.admin_key) as load:
         for _ in range(12):
-            load.start(chat("busy", "[[sim: tokens=200 slow=20]] on", max_tokens=300, stream=True))
+            load.start(chat("busy", "[[sim: tokens=200 slow=20]] on", max_tokens=300, stream=True), within_s=60)
 
         async def has_grown() -> bool:
             return await asyncio.to_thread(yard.ready_replicas, "busy") == 3
@@ -103,6 +105,7 @@ async def test_it_grows_under_load_and_shrinks_when_it_is_calm(yard: Yard) -> No
 async def test_pinned_hot_it_never_sleeps_and_changes_are_taken_at_once(yard: Yard) -> None:
     sleepy = {"scale_to_zero": True, "scale_to_zero_after_idle_seconds": 1}
     deploy(yard, "pinned", sleepy, 0, 1, tier="hot")
+    yard.wait_ready("pinned")
 
     def says_so() -> bool:
         shown = yard.get("/v1/endpoints/pinned")

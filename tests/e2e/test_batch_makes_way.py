@@ -5,8 +5,8 @@ from tests.support.waiting import eventually
 from tests.support.yard import Yard
 
 SLOTS = 2
-LONG = "[[sim: tokens=100 slow=20]]"
-"""Two seconds of an answer, and never less: a slot is not free by chance."""
+LONG = "[[sim: tokens=300 slow=20]]"
+"""Six seconds of an answer, and never less: a slot is not free by chance."""
 
 
 def test_a_request_in_real_time_gets_the_slot_of_a_line_that_then_begins_anew(yard: Yard) -> None:
@@ -25,12 +25,12 @@ def test_a_request_in_real_time_gets_the_slot_of_a_line_that_then_begins_anew(ya
     assert now is not None
     assert now.request_counts is not None
     assert now.request_counts.completed == 0, "it was answered while lines that came before it were under way"
-    over = until(client, batch.id, within_s=40)
+    over = until(client, batch.id, within_s=90)
     output, errors = check_whole(client, over, ids)
     assert (len(output), errors) == (3, [])
     stories = [yard.get(f"/v1/requests/{rid}/why") for rid in lines]
     assert "made way" in str(stories), stories
-    eventually(lambda: len(yard.rows()) >= 4, 5, "all are in the ledger")
+    eventually(lambda: len(yard.rows()) >= 4, 20, "all are in the ledger")
     rows = {row.request_id: row for row in yard.rows()}
     assert answer._request_id in rows
     assert len(rows) == 4, "a line that began anew is one request, and one row"

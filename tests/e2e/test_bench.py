@@ -36,7 +36,7 @@ def command(yard: Yard, *line: str) -> list[str]:
 
 
 def run(yard: Yard, *line: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(yard, *line), capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command(yard, *line), capture_output=True, text=True, timeout=110, check=False)
 
 
 def measured(yard: Yard, *line: str) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def test_ctrl_c_prints_what_there_is(yard: Yard) -> None:
 
         eventually(is_under_way, 40.0, "requests are answered")
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=20)
+        output, _ = process.communicate(timeout=40)
     finally:
         process.kill()
     (level,) = json.loads(output)["levels"]

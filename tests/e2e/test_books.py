@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from tests.e2e.test_cli_commands import out, run
 from tests.support.kafka import MockKafka, mock_kafka
+from tests.support.processes import holders_of
 from tests.support.stripe_stub import KEY, stripe_stub
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
 
 from modelyard.clock import SystemClock
 
-WITHIN_S = 45.0
+WITHIN_S = 90.0
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "count to a hundred please"}], "max_tokens": 40}
 
 
@@ -56,7 +57,7 @@ def serve_some(yard: Yard) -> None:
             headers = {"authorization": f"Bearer {yard.admin_key}", "content-type": "application/json"}
             connection.request("POST", "/v1/chat/completions", body, headers)
             assert connection.getresponse().readline()
-    eventually(yard.is_booked, 20.0, "all of them are settled")
+    eventually(yard.is_booked, 40.0, "all of them are settled")
 
 
 def test_all_books_of_a_running_platform_agree(books: Yard, kafka: MockKafka) -> None:
@@ -110,9 +111,7 @@ def test_an_invoice_that_says_more_is_told_with_exit_code_1(books: Yard, tmp_pat
 
 
 def test_the_key_of_stripe_is_shown_nowhere(books: Yard) -> None:
-    for file in books.data.rglob("*"):
-        if file.is_file() and file.name != "stripe":
-            assert KEY.encode() not in file.read_bytes(), file
+    assert holders_of(KEY.encode(), books.data) == [books.data / "secrets" / "stripe"]
     assert KEY not in books.output.read_text()
 
 

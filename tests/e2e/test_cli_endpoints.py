@@ -31,7 +31,7 @@ def test_releases_come_get_a_share_and_go(yard: Yard) -> None:
     out(yard, "deploy", "--name", "canary", "--engine", "simulated", "--wait")
     told = out(yard, "endpoints", "add-release", "canary", "--engine", "simulated", "--shadow", "10")
     assert told.startswith("Added v2 to 'canary': copies of 10 %.")
-    eventually(lambda: yard.ready_replicas("canary") == 2, 20, "both run")
+    eventually(lambda: yard.ready_replicas("canary") == 2, 60, "both run")
     out(yard, "endpoints", "set", "canary", "--weight", "v2=25")
     shown = out(yard, "endpoints", "canary")
     assert "75 %" in shown
@@ -49,7 +49,7 @@ def test_a_canary_is_watched_promoted_and_undone(yard: Yard) -> None:
     out(yard, "deploy", "--name", "roll", "--engine", "simulated", "--wait")
     told = out(yard, "canary", "set", "roll", "10", "--engine", "simulated", "--manual", "--keep", "1m")
     assert told.startswith("'roll' v1 -> v2: running at 0 %, on the way to 10 %.")
-    eventually(lambda: "at 10 %" in out(yard, "rollout", "status", "roll"), 20, "v2 has its share")
+    eventually(lambda: "at 10 %" in out(yard, "rollout", "status", "roll"), 60, "v2 has its share")
     assert "its mode is manual" in out(yard, "rollout", "status", "roll")
     other = run(yard, "canary", "set", "roll", "10", "--engine", "simulated", "--version", "v3")
     assert (other.returncode, "promote it or roll it back first" in other.stderr) == (1, True)

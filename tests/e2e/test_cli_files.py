@@ -71,7 +71,7 @@ def test_a_terminal_gets_no_bytes_that_it_cannot_show(yard: Yard, tmp_path: Path
     file_id = upload(yard, file)
     with terminal(yard, "files", "get", file_id) as (process, _, screen):
         assert process.wait(30) == 2
-        eventually(lambda: "-o FILE" in screen(), 5, "it says what to do")
+        eventually(lambda: "-o FILE" in screen(), 20, "it says what to do")
         assert "gotcha" not in screen()
 
 

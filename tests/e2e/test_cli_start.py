@@ -18,7 +18,7 @@ def modelyard(*arguments: str, **environment: str) -> subprocess.CompletedProces
         capture_output=True,
         text=True,
         env=clean | environment,
-        timeout=30,
+        timeout=60,
         check=False,
     )
 
@@ -39,7 +39,7 @@ def test_version_and_help_load_click_and_nothing_else(argument: str) -> None:
         "print('\\n'.join(sys.modules), file=sys.stderr); sys.exit(code)"
     )
     done = subprocess.run(
-        [sys.executable, "-I", "-c", program, argument], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-I", "-c", program, argument], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0
     loaded = set(done.stderr.split())
@@ -67,7 +67,7 @@ def test_the_gateway_loads_neither_sql_nor_a_web_framework() -> None:
     program = (
         "import sys, modelyard.compose, modelyard.gateway.app, modelyard.stores.feed; print('\\n'.join(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, timeout=60, check=True)
     roots = {name.partition(".")[0] for name in done.stdout.split()}
     assert not roots & {"sqlalchemy", "alembic", "starlette", "uvicorn", "jinja2", "aiohttp", "urllib3", "click"}
 

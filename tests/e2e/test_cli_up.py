@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from tests.support import processes
 from tests.support.waiting import eventually
-from tests.support.yard import Yard
+from tests.support.yard import STOP_S, Yard
 
 
 def modelyard(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "modelyard", *arguments]
-    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=110, check=False)
 
 
 def chat(yard: Yard, text: str = "hi") -> int:
@@ -26,7 +26,7 @@ def chat(yard: Yard, text: str = "hi") -> int:
 def test_the_first_start_prints_the_key_once_and_a_curl_that_works(tmp_path: Path) -> None:
     yard = Yard(tmp_path)
     with yard:
-        first = eventually(lambda: "Stop it with" in yard.output.read_text() and yard.output.read_text(), 10, "welcome")
+        first = eventually(lambda: "Stop it with" in yard.output.read_text() and yard.output.read_text(), 30, "welcome")
         key_file = yard.data / "secrets" / "admin-key"
         assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
         assert yard.admin_key in first
@@ -39,7 +39,7 @@ def test_the_first_start_prints_the_key_once_and_a_curl_that_works(tmp_path: Pat
     yard.output.unlink()
     with yard:
         second = eventually(
-            lambda: "Stop it with" in yard.output.read_text() and yard.output.read_text(), 10, "welcome"
+            lambda: "Stop it with" in yard.output.read_text() and yard.output.read_text(), 30, "welcome"
         )
         assert yard.admin_key not in second
         assert str(key_file) in second
@@ -69,10 +69,10 @@ def test_a_killed_plane_comes_back_on_the_same_port(yard: Yard, plane: str) -> N
         yard.deploy()
     (before,) = yard.plane_pids(plane)
     yard.kill(before)
-    eventually(lambda: chat(yard) == 200, 15, "answers again")
-    (after,) = eventually(lambda: yard.plane_pids(plane), 15, "comes back")
-    assert after != before
-    eventually(lambda: yard.call("GET", "/v1/endpoints").status == 200, 15, "management answers again")
+    # What was killed may be there for a moment yet.
+    eventually(lambda: yard.plane_pids(plane) not in ([], [before]), 40, "another one comes")
+    eventually(lambda: chat(yard) == 200, 40, "answers again")
+    eventually(lambda: yard.call("GET", "/v1/endpoints").status == 200, 40, "management answers again")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -82,7 +82,7 @@ def test_a_signal_stops_everything_cleanly(tmp_path: Path, number: signal.Signal
         yard.deploy()
         assert yard.process is not None
         yard.signal(yard.process.pid, number)
-        assert yard.process.wait(20) == 0
+        assert yard.process.wait(STOP_S) == 0
         assert not (yard.data / "run" / "up.json").exists()
         assert not processes.touching(yard.data)
 
@@ -93,7 +93,9 @@ def test_signals_after_a_clean_stop_do_not_change_its_exit_code(tmp_path: Path, 
         process = yard.process
         assert process is not None
         yard.signal(process.pid, number)
-        eventually(lambda: "Stopped." in yard.output.read_text() or process.poll() is not None, 20, "it has stopped")
+        eventually(
+            lambda: "Stopped." in yard.output.read_text() or process.poll() is not None, STOP_S, "it has stopped"
+        )
         while process.poll() is None:  # without a pause: the interpreter needs only milliseconds to end
             process.send_signal(number)
         assert process.returncode == 0
@@ -106,7 +108,7 @@ def test_down_stops_it_and_waits(tmp_path: Path) -> None:
         done = modelyard("down", "--data-dir", str(yard.data))
         assert done.returncode == 0, done.stderr
         assert yard.process is not None
-        assert yard.process.wait(5) == 0
+        assert yard.process.wait(20) == 0
         assert not processes.touching(yard.data)
     again = modelyard("down", "--data-dir", str(yard.data))
     assert again.returncode == 0
@@ -121,8 +123,8 @@ def test_a_killed_supervisor_leaves_no_plane_and_the_next_up_adopts_its_engines(
         assert yard.process is not None
         planes = [*yard.plane_pids("gateway"), *yard.plane_pids("control")]
         yard.process.kill()
-        yard.process.wait(5)
-        eventually(lambda: not any(map(processes.is_alive, planes)), 15, "planes end by themselves")
+        yard.process.wait(20)
+        eventually(lambda: not any(map(processes.is_alive, planes)), 40, "planes end by themselves")
         assert processes.is_alive(engine.pid)
         (yard.data / "run" / "up.json").unlink()  # the killed one's note; the yard waits for the next one's
         yard.start()
@@ -137,7 +139,7 @@ def test_down_after_a_killed_supervisor_stops_the_engines(tmp_path: Path) -> Non
         yard.deploy()
         assert yard.process is not None
         yard.process.kill()
-        yard.process.wait(5)
+        yard.process.wait(20)
         yard.process = None  # its end was no regular one
         done = modelyard("down", "--data-dir", str(yard.data))
         assert done.returncode == 0, done.stderr
@@ -151,7 +153,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_planes_in_order(tmp_path: Path) -> Non
         yard.deploy()
         assert yard.process is not None
         os.killpg(yard.process.pid, signal.SIGINT)
-        assert yard.process.wait(20) == 0
+        assert yard.process.wait(STOP_S) == 0
         assert not processes.touching(yard.data)
 
 
@@ -159,8 +161,14 @@ def test_two_workers_share_one_port(tmp_path: Path) -> None:
     with Yard(tmp_path, {"gateway.workers": 2}) as yard:
         yard.deploy()
         assert len(yard.plane_pids("gateway")) == 2
-        yard.kill(yard.plane_pids("gateway")[0])
-        eventually(lambda: len(yard.plane_pids("gateway")) == 2, 15, "the second worker comes back")
+        victim = yard.plane_pids("gateway")[0]
+        yard.kill(victim)
+
+        def are_two_again() -> bool:
+            pids = yard.plane_pids("gateway")
+            return len(pids) == 2 and victim not in pids
+
+        eventually(are_two_again, 40, "another second worker")
         for turn in range(10):
             assert chat(yard, f"turn {turn}") == 200
 
@@ -184,5 +192,5 @@ def test_simulate_deploys_a_model_once(tmp_path: Path) -> None:
                 assert names.stdout.count("\nsim ") == 1
             finally:
                 process.send_signal(signal.SIGINT)
-                process.communicate(timeout=30)
+                process.communicate(timeout=60)
         assert process.returncode == 0

@@ -6,7 +6,7 @@ from tests.support.smollm import real_model
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
 
-SETTINGS = {"gateway.load_wait_s": 60}
+SETTINGS = {"gateway.load_wait_s": 60, "gateway.first_token_timeout_s": 60, "control.hang_timeout_s": 60}
 
 
 def test_an_idle_replica_gives_its_memory_back_and_wakes_by_a_request(tmp_path: Path) -> None:
@@ -19,16 +19,16 @@ def test_an_idle_replica_gives_its_memory_back_and_wakes_by_a_request(tmp_path: 
         }
         assert yard.call("POST", "/v1/models/deploy", order).status == 202
         yard.wait_ready("smol", within_s=60)
-        answers(yard)
         (engine,) = yard.engines("smol")
+        answers(yard)  # right before the look: it sleeps after a second without a request
         awake = resident_bytes(engine.pid)
-        eventually(lambda: resident_bytes(engine.pid) < awake / 2, 30, "it gives its memory back")
+        eventually(lambda: resident_bytes(engine.pid) < awake / 2, 40, "it gives its memory back")
 
         def is_asleep() -> bool:
             tier = yard.get("/v1/endpoints/smol")["tier"]
             return tier["tier"] == "warm" and "asleep" in tier["reason"]
 
-        eventually(is_asleep, 15, "the endpoint shows that it sleeps")
+        eventually(is_asleep, 40, "the endpoint shows that it sleeps")
         answers(yard)
         assert [one.pid for one in yard.engines("smol")] == [engine.pid], "it woke, nothing was started"
 

@@ -218,8 +218,8 @@ def test_a_client_that_dies_in_its_upload_leaves_nothing(client: OpenAI, yard: Y
     body = file_form(bytes(5 * MB), purpose="user_data")
     with socket.create_connection(("127.0.0.1", yard.port), timeout=20) as line:
         line.sendall(head(yard, len(body), key=client.api_key) + body[: 4 * MB])
-        eventually(lambda: len(left_of_files(yard.data / "files")) > len(before), 10, "some of it is on the disk")
-    eventually(lambda: left_of_files(yard.data / "files") == before, 10, "nothing is left of it")
+        eventually(lambda: len(left_of_files(yard.data / "files")) > len(before), 30, "some of it is on the disk")
+    eventually(lambda: left_of_files(yard.data / "files") == before, 30, "nothing is left of it")
     assert list(client.files.list()) == []
 
 
@@ -230,9 +230,10 @@ def test_a_controller_that_is_killed_in_an_upload_leaves_nothing_and_keeps_the_r
     (control,) = yard.plane_pids("control")
     with socket.create_connection(("127.0.0.1", yard.port), timeout=20) as line:
         line.sendall(head(yard, len(body), key=client.api_key) + body[: 4 * MB])
-        eventually(lambda: len(left_of_files(yard.data / "files")) > len(before), 10, "some of it is on the disk")
+        eventually(lambda: len(left_of_files(yard.data / "files")) > len(before), 30, "some of it is on the disk")
         yard.kill(control)
         assert answer(line)[:2] == (503, "control_unavailable")
-    eventually(lambda: left_of_files(yard.data / "files") == before, 20, "the next controller removes the draft")
+    eventually(lambda: left_of_files(yard.data / "files") == before, 40, "the next controller removes the draft")
+    eventually(lambda: yard.call("GET", FILES).status == 200, 40, "and answers")
     assert [file.id for file in client.files.list()] == [kept.id]
     assert client.files.content(kept.id).read() == LINES

@@ -6,8 +6,9 @@ from tests.support.waiting import eventually
 from tests.support.yard import Yard
 
 SLOTS = 4
-LONG = "[[sim: tokens=150 slow=20]]"
-"""Three seconds of an answer, and never less: a slot is not free by chance."""
+SETTINGS = {"gateway.queue_wait_s": 60}
+LONG = "[[sim: tokens=250 slow=20]]"
+"""Five seconds of an answer, and never less: a slot is not free by chance."""
 
 
 def body_of(text: str) -> dict[str, object]:
@@ -37,7 +38,7 @@ def test_who_asks_for_little_gets_the_place_of_a_flood_and_nobody_of_it_is_lost(
     for thread in threads:
         thread.join()
     assert answers == [200] * 3 * SLOTS
-    eventually(lambda: len(yard.rows()) >= 3 * SLOTS + 1, 5, "all are in the ledger")
+    eventually(lambda: len(yard.rows()) >= 3 * SLOTS + 1, 20, "all are in the ledger")
     assert len(yard.rows()) == 3 * SLOTS + 1, "one that began anew is one request, and one row"
     stories = [yard.get(f"/v1/requests/{row.request_id}/why") for row in yard.rows()]
     assert sum("made way for a tenant that asks for little" in str(story) for story in stories) == 1

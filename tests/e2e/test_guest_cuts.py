@@ -39,7 +39,7 @@ def in_engine(replica: Replica) -> set[str]:
     request = urllib.request.Request(
         f"http://{replica.host}:{replica.port}/v1/models", headers={"authorization": f"Bearer {replica.secret}"}
     )
-    with urllib.request.urlopen(request, timeout=5) as page:
+    with urllib.request.urlopen(request, timeout=20) as page:
         return {one["id"] for one in json.load(page)["data"] if one["parent"]}
 
 
@@ -60,7 +60,7 @@ def routed(running: Controller, guest: Endpoint) -> list[str]:
     return running.gateway.routed(guest)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_a_change_of_seats_survives_a_cut_at_any_write(tmp_path: Path) -> None:
     for writes in itertools.count():
         folder = tmp_path / str(writes)
@@ -121,7 +121,7 @@ def take_in(replica: Replica, name: str) -> None:
         json.dumps({"lora_name": name}).encode(),
         {"authorization": f"Bearer {replica.secret}"},
     )
-    with urllib.request.urlopen(request, timeout=5) as page:
+    with urllib.request.urlopen(request, timeout=20) as page:
         assert page.status == 200
 
 

@@ -35,7 +35,7 @@ def test_three_tenants_call_their_own_adapters_of_a_shared_base_and_are_metered_
         assert answer.status == 200, answer.body
         print(f"from deploy to first answer: {time.monotonic() - began_s:.3f} s")
         assert answer.json()["model"] == "bot", "its own name, not the engine's"
-        eventually(lambda tenant=tenant: tenant.endpoint("bot")["status"] == "running", 5, "it is said to be ready")
+        eventually(lambda tenant=tenant: tenant.endpoint("bot")["status"] == "running", 30, "it is said to be ready")
         endpoint = tenant.endpoint("bot")
         assert (endpoint["host"], endpoint["current_replicas"]) == ("base", 1)
         row = yard.row_of(answer.headers["x-request-id"])
@@ -88,12 +88,12 @@ def test_beyond_the_seats_the_least_recently_used_goes_and_comes_back_when_asked
         every = tenant.call("GET", "/v1/endpoints").json()["data"]
         return {one["name"] for one in every if one["current_replicas"]}
 
-    eventually(lambda: seated() == set(names[-SEATS:]), 5, "the last ones sit")
-    assert tenant.endpoint(names[0])["status"] == "stopped"
+    eventually(lambda: seated() == set(names[-SEATS:]), 30, "the last ones sit")
+    eventually(lambda: tenant.endpoint(names[0])["status"] == "stopped", 30, "the first is let go")
     began_s = time.monotonic()
     assert tenant.ask(names[0]).status == 200
     print(f"a guest that was let go, asked again: {time.monotonic() - began_s:.3f} s")
-    eventually(lambda: names[0] in seated() and names[2] not in seated(), 5, "it took the seat of the oldest")
+    eventually(lambda: names[0] in seated() and names[2] not in seated(), 30, "it took the seat of the oldest")
     assert len(yard.engines()) == 1
     tenant.drop(*names)
 
@@ -106,8 +106,8 @@ def test_a_controller_that_starts_anew_knows_who_sits_where(yard: Yard) -> None:
     (control,) = yard.plane_pids("control")
     yard.kill(control)
     assert tenant.ask("kept").status == 200, "the gateway goes on without"
-    eventually(lambda: yard.plane_pids("control") not in ([], [control]), 20, "the next controller")
-    eventually(lambda: tenant.call("GET", "/v1/endpoints/kept").status == 200, 20, "it answers")
+    eventually(lambda: yard.plane_pids("control") not in ([], [control]), 40, "the next controller")
+    eventually(lambda: tenant.call("GET", "/v1/endpoints/kept").status == 200, 40, "it answers")
     assert tenant.ask("kept").status == 200
     assert tenant.endpoint("kept")["current_replicas"] == 1
     assert models_of(yard, "adapter_loaded") == before, "nothing was loaded again"
@@ -120,7 +120,7 @@ def test_a_replica_that_crashes_comes_back_with_its_guests(yard: Yard) -> None:
     assert tenant.ask("survivor").status == 200
     (engine,) = yard.engines("base")
     yard.signal(engine.pid, signal.SIGKILL)
-    answers = eventually(lambda: tenant.ask("survivor").status == 200, 20, "it answers again")
+    answers = eventually(lambda: tenant.ask("survivor").status == 200, 80, "it answers again")
     assert answers
     assert models_of(yard, "adapter_loaded")[-2:] == [models_of(yard, "adapter_loaded")[-1]] * 2
     tenant.drop("survivor")
@@ -147,7 +147,7 @@ def test_a_guest_that_the_engine_refuses_says_why_under_its_own_name(tmp_path_fa
         yard.deploy("base", options={"max_adapters": 2, "fail_adapters": "bad"}, shared=True)
         tenant = Customer(yard, "refused")
         assert tenant.deploy("bad").status == 202
-        eventually(lambda: tenant.endpoint("bad")["status"] == "failed", 15, "it failed")
+        eventually(lambda: tenant.endpoint("bad")["status"] == "failed", 40, "it failed")
         reply = tenant.ask("bad")
         message = reply.json()["error"]["message"]
         assert (reply.status, reply.json()["error"]["code"]) == (503, "model_failed")
@@ -163,7 +163,7 @@ def test_a_guest_that_the_engine_refuses_says_why_under_its_own_name(tmp_path_fa
             steps = [one["next_step"] for one in tenant.call("GET", "/v1/endpoints/bad/why").json()["answers"]]
             return any("modelyard deploy model:bad --on HOST --name bad" in step for step in steps)
 
-        eventually(is_told, 10, "the next step is a command")
+        eventually(is_told, 30, "the next step is a command")
 
 
 def test_a_guest_says_where_it_sits_and_not_what_its_host_takes(yard: Yard) -> None:
@@ -194,11 +194,14 @@ def test_a_canary_of_another_adapter_gets_its_share(yard: Yard) -> None:
     order = {"framework": "simulated", "base": "base@v1", "weight": 50}
     reply = tenant.call("POST", "/v1/endpoints/two/releases", order)
     assert reply.status == 202, reply.body
-    eventually(lambda: tenant.endpoint("two")["current_replicas"] == 2, 5, "both versions sit")
-    for _ in range(12):
+    eventually(lambda: tenant.endpoint("two")["current_replicas"] == 2, 30, "both versions sit")
+
+    def are_both_used() -> bool:
         assert tenant.ask("two").status == 200
-    used = {str(r["model"]) for r in yard.journal() if r["event"] == "begin" and str(r["model"]).startswith("two@")}
-    assert len(used) == 2
+        begun = [str(record["model"]) for record in yard.journal() if record["event"] == "begin"]
+        return len({name for name in begun if name.startswith("two@")}) == 2
+
+    eventually(are_both_used, 30, "each has its share, once the gateway knows of both")
     tenant.drop("two")
 
 
@@ -210,8 +213,8 @@ def test_a_request_for_a_guest_wakes_its_host_from_zero(tmp_path_factory: pytest
         reply = tenant.deploy("bot")
         assert reply.status == 202, reply.body
         assert tenant.ask("bot").status == 200
-        eventually(lambda: not yard.engines(), 15, "the host sleeps when its guests are idle")
-        eventually(lambda: tenant.endpoint("bot")["status"] == "stopped", 10, "so does the guest")
+        eventually(lambda: not yard.engines(), 40, "the host sleeps when its guests are idle")
+        eventually(lambda: tenant.endpoint("bot")["status"] == "stopped", 30, "so does the guest")
         began_s = time.monotonic()
         assert tenant.ask("bot").status == 200
         print(f"a guest of a host at zero: {time.monotonic() - began_s:.3f} s")
@@ -248,17 +251,14 @@ def test_a_host_that_gets_other_options_keeps_its_guests_answering(tmp_path_fact
             slowest_s = max(slowest_s, time.monotonic() - began_s)
             return before.pid not in [engine.pid for engine in yard.engines()]
 
-        eventually(is_over, 30, "the new version took over")
+        eventually(is_over, 60, "the new version took over")
         assert set(statuses) == {200}
         print(f"slowest of {len(statuses)} requests during the change of options: {slowest_s:.3f} s")
-        events = {e["kind"]: e["at"] for e in yard.get("/v1/endpoints/base")["events"]}
-        assert "replica_ready" in events
         loaded = [record for record in yard.journal() if record["event"] == "adapter_loaded"]
         assert len({record["pid"] for record in loaded}) == 2, "it was loaded onto the new replica"
         # The old one drained only after the new one had the guest, and was known for it.
-        ready = [
-            e["at"] for e in yard.get("/v1/endpoints/base/events?limit=200")["data"] if e["kind"] == "replica_ready"
-        ]
-        assert loaded[-1]["t"] <= ready[-1] + 1, "callers were let to the new replica once its guest was there"
+        events = yard.get("/v1/endpoints/base/events?limit=200")["data"]
+        (drained_at,) = [one["at"] for one in events if one["kind"] == "replica_draining"]
+        assert max(record["t"] for record in loaded) <= drained_at, "callers were let to it once its guest was there"
         reply = yard.call("POST", "/v1/endpoints/base/releases", {**order, "framework": "llamacpp"})
         assert reply.status == 400

@@ -43,12 +43,13 @@ def cold(yard: Yard, name: str, *, load_s: float = 1.0) -> str:
         name,
         options={"slots": 4, "ttft_ms": 1, "itl_ms": 1, "load_s": load_s},
         scaling={"scale_to_zero": True, "scale_to_zero_after_idle_seconds": 1},
+        wait=False,
     )
-    eventually(lambda: yard.ready_replicas(name) == 0 and not yard.engines(name), 20, "nothing runs")
+    yard.wait_asleep(name)
     return name
 
 
-def ended(yard: Yard, request_id: str, within_s: float = 15.0) -> dict[str, Any]:
+def ended(yard: Yard, request_id: str, within_s: float = 40.0) -> dict[str, Any]:
     """Poll as a caller does, and return the request at its end; a poll never says 404."""
 
     def look() -> dict[str, Any] | None:
@@ -72,7 +73,7 @@ def check_books(yard: Yard) -> None:
         assert not found, found
         return True
 
-    eventually(agree, 8, "the histories agree")
+    eventually(agree, 20, "the histories agree")
 
 
 # --- Prefer ---------------------------------------------------------------------------------------------------------
@@ -110,7 +111,7 @@ def test_a_quick_answer_comes_within_the_wait(yard: Yard, model: str) -> None:
     answer = post(yard, CHAT, chat(model, "quick"), headers=[("Prefer", "respond-async, wait=10")])
     assert answer.status == 200
     assert answer.json()["object"] == "chat.completion"
-    kept = yard.get(f"/v1/requests/{answer.header('x-request-id')}")
+    kept = ended(yard, str(answer.header("x-request-id")))
     assert kept["response"]["body"] == answer.json()
 
 
@@ -126,7 +127,7 @@ def test_wait_alone_bounds_how_long_a_cold_model_is_waited_for(yard: Yard) -> No
     answer = post(yard, CHAT, chat(name, "hello"), headers=[("Prefer", "wait=1")])
     assert_refused(answer, status=503, code="model_loading")
     assert int(answer.header("retry-after") or 0) >= 1
-    yard.wait_ready(name)  # and the load went on
+    eventually(lambda: yard.times_ready(name) == 2, 60, "and the load went on")
 
 
 def test_what_cannot_be_kept_is_refused_by_name(yard: Yard, model: str) -> None:
@@ -165,11 +166,11 @@ def test_a_failed_request_shows_its_error(yard: Yard, model: str) -> None:
 def test_a_cancelled_request_stops_its_engine(yard: Yard, model: str) -> None:
     answer = detach(yard, chat(model, "[[sim: tokens=4000 slow=20]] on and on", max_tokens=5000))
     request_id = answer.json()["id"]
-    eventually(lambda: yard.events_of(request_id, "begin"), 5, "the engine has it")
-    eventually(lambda: yard.get(f"/v1/requests/{request_id}")["status"] == "running", 5, "it is known to run")
+    eventually(lambda: yard.events_of(request_id, "begin"), 20, "the engine has it")
+    eventually(lambda: yard.get(f"/v1/requests/{request_id}")["status"] == "running", 20, "it is known to run")
     cancelled = yard.call("DELETE", f"/v1/requests/{request_id}")
     assert (cancelled.status, cancelled.json()["status"]) == (200, "cancelled")
-    eventually(lambda: yard.events_of(request_id, "abort"), 5, "the engine is told to stop")
+    eventually(lambda: yard.events_of(request_id, "abort"), 20, "the engine is told to stop")
     assert yard.row_of(request_id)["status"] == "client_closed"
     assert yard.get(f"/v1/requests/{request_id}")["status"] == "cancelled"
     assert yard.call("GET", f"/v1/requests/{request_id}/response").status == 409
@@ -221,7 +222,7 @@ async def test_many_at_once_run_once_and_all_get_the_answer(yard: Yard, model: s
     async with Load(yard.port, yard.admin_key) as load:
         for _ in range(20):
             load.start(chat(model, SLOW + "together"), headers=[("Idempotency-Key", "together")])
-        await load.finish(20)
+        await load.finish(30)
     assert {exchange.outcome for exchange in load.exchanges} == {Outcome.COMPLETE}
     assert len({bytes(exchange.reader.answer.body) for exchange in load.exchanges}) == 1
     assert len({exchange.request_id for exchange in load.exchanges}) == 1
@@ -235,7 +236,7 @@ async def test_a_caller_that_leaves_finds_its_answer(yard: Yard, model: str) -> 
     header, known = ("Idempotency-Key", "left"), set(yard.generated())
     async with Load(yard.port, yard.admin_key) as load:
         exchange = load.start(chat(model, SLOW + "leaving"), headers=[header])
-        await eventually_async(lambda: set(yard.generated()) - known, 5, "the engine has it")
+        await eventually_async(lambda: set(yard.generated()) - known, 20, "the engine has it")
         exchange.leave()
         again = await load.send(chat(model, SLOW + "leaving"), headers=[header])
     assert again.outcome is Outcome.COMPLETE
@@ -319,7 +320,7 @@ def test_a_rolling_restart_finishes_what_was_detached(yard: Yard, model: str) ->
     end = ended(yard, request_id)
     assert end["status"] == "succeeded"
     assert len(yard.events_of(request_id, "begin")) == 1
-    eventually(lambda: not set(before) & set(yard.plane_pids("gateway")), 20, "the one before has gone")
+    eventually(lambda: not set(before) & set(yard.plane_pids("gateway")), 60, "the one before has gone")
     check_books(yard)
 
 
@@ -342,8 +343,9 @@ def test_without_the_controller_nothing_runs_that_must_be_kept(yard: Yard, model
     def again() -> bool:
         return post(yard, CHAT, chat(model, "away"), headers=[header, ("Prefer", "wait=2")]).status == 200
 
-    eventually(again, 45, "the claim that came too late stands in nobody's way")
-    assert not yard.query("SELECT request_id FROM kept_requests WHERE status IN ('queued', 'running')")
+    eventually(again, 60, "the claim that came too late stands in nobody's way")
+    open_ones = "SELECT request_id FROM kept_requests WHERE status IN ('queued', 'running')"
+    eventually(lambda: not yard.query(open_ones), 20, "none is left open")
     check_books(yard)
 
 
@@ -351,8 +353,8 @@ def test_an_answer_outlives_a_killed_controller(yard: Yard, model: str) -> None:
     request_id = detach(yard, chat(model, "[[sim: tokens=50 slow=20]] patience")).json()["id"]
     (control,) = yard.plane_pids("control")
     yard.kill(control)
-    eventually(lambda: yard.plane_pids("control") not in ([], [control]), 20, "another controller runs")
-    eventually(lambda: yard.call("GET", "/v1/requests").status == 200, 20, "it answers")
+    eventually(lambda: yard.plane_pids("control") not in ([], [control]), 40, "another controller runs")
+    eventually(lambda: yard.call("GET", "/v1/requests").status == 200, 40, "it answers")
     assert ended(yard, request_id)["status"] == "succeeded"
     check_books(yard)
 
@@ -361,11 +363,11 @@ def test_a_killed_gateway_interrupts_its_requests(yard: Yard, model: str) -> Non
     header = ("Idempotency-Key", "interrupted")
     body = chat(model, "[[sim: tokens=4000 slow=20]] for ever", max_tokens=5000)
     request_id = detach(yard, body, header).json()["id"]
-    eventually(lambda: yard.events_of(request_id, "begin"), 5, "the engine has it")
+    eventually(lambda: yard.events_of(request_id, "begin"), 20, "the engine has it")
     for pid in yard.plane_pids("gateway"):
         yard.kill(pid)
-    eventually(lambda: yard.call("GET", "/readyz", key="").status == 200, 20, "a gateway is back")
-    end = ended(yard, request_id, within_s=30)
+    eventually(lambda: yard.call("GET", "/readyz", key="").status == 200, 40, "a gateway is back")
+    end = ended(yard, request_id, within_s=60)
     assert end["status"] == "failed"
     assert end["error"]["code"] == "interrupted"
     again = detach(yard, body, header).json()["id"]
@@ -384,20 +386,20 @@ def receiver() -> Iterator[Receiver]:
 
 
 def test_a_webhook_tells_of_the_end_and_can_be_verified(yard: Yard, model: str, receiver: Receiver) -> None:
-    receiver.answers = [500, 302]
+    receiver.answers, receiver.retry_after = [503, 302], "600"  # so that none but those asked for are tried again
     answer = detach(yard, chat(model, "tell me"), ("X-Modelyard-Webhook", receiver.url))
     request_id = answer.json()["id"]
     assert answer.json()["webhook"]["status"] == "waiting"
-    eventually(lambda: len(receiver.got) == 1, 10, "it came")
+    eventually(lambda: len(receiver.got) == 1, 30, "it came")
     secret = yard.get("/v1/webhooks/secret")["secret"]
     headers, body = receiver.got[0]
     event = Webhook(secret).verify(body, headers)
     assert event["type"] == "request.succeeded"
     assert event["data"]["id"] == request_id
     assert "tell me" not in body.decode()
-    kept = eventually(lambda: (w := yard.get(f"/v1/requests/{request_id}")["webhook"])["tries"] and w, 5, "noted")
+    kept = eventually(lambda: (w := yard.get(f"/v1/requests/{request_id}")["webhook"])["tries"] and w, 20, "noted")
     assert kept["status"] == "pending"
-    assert kept["attempts"][0]["status_code"] == 500
+    assert kept["attempts"][0]["status_code"] == 503
     assert kept["next_attempt_at"] > kept["attempts"][0]["at"]
 
     assert yard.call("POST", "/v1/webhooks/secret/rotate", {"overlap_seconds": 600}).status == 200
@@ -405,8 +407,8 @@ def test_a_webhook_tells_of_the_end_and_can_be_verified(yard: Yard, model: str, 
     assert new != secret
     for tries in (2, 3):
         assert yard.call("POST", f"/v1/requests/{request_id}/webhook/replay").status == 202
-        eventually(lambda tries=tries: len(receiver.got) == tries, 10, "it came again")
-    eventually(lambda: yard.get(f"/v1/requests/{request_id}")["webhook"]["status"] == "delivered", 5, "delivered")
+        eventually(lambda tries=tries: len(receiver.got) == tries, 30, "it came again")
+    eventually(lambda: yard.get(f"/v1/requests/{request_id}")["webhook"]["status"] == "delivered", 20, "delivered")
     assert len({headers["webhook-id"] for headers, _ in receiver.got}) == 1, "one event"
     headers, body = receiver.got[-1]
     for one in (secret, new):

@@ -23,7 +23,12 @@ from modelyard.engines.llamacpp.adapters import admit, read_base
 SEATS = 2
 BASE = "llama"
 QUESTION = "What is the capital of France?"
-SETTINGS = {"gateway.load_wait_s": 60, "gateway.first_token_timeout_s": 60, "gateway.queue_wait_s": 60}
+SETTINGS = {
+    "gateway.load_wait_s": 60,
+    "gateway.first_token_timeout_s": 60,
+    "gateway.queue_wait_s": 60,
+    "control.hang_timeout_s": 60,
+}
 FAR, NEAR = 0.4, 0.15
 """Mean differences of logprobs: of two adapters, and of one whose prompt was cached or not (other kernels, 4 bits)."""
 
@@ -85,7 +90,7 @@ def test_two_tenants_call_adapters_of_one_name_and_each_gets_and_pays_its_own(
     assert max(own) < NEAR, "in turns, with their prompts cached"
     print(f"asked again at most {max(own):.3f} from before, from others at least {apart:.3f}")
     assert distance(ask(tenants[1], BASE)[0], plain) < NEAR, "the base is as it was"
-    eventually(lambda: [requests_of(one) for one in tenants] == [{"bot": 3, BASE: 1}] * 2, 5, "each is billed its own")
+    eventually(lambda: [requests_of(one) for one in tenants] == [{"bot": 3, BASE: 1}] * 2, 20, "each is billed its own")
     assert [one.usage()["bot"]["completion_tokens"] for one in tenants] == [3, 3]
 
 
@@ -143,13 +148,13 @@ def test_beyond_the_seats_the_oldest_goes_and_comes_back_and_nothing_restarts(
     for seed, name in enumerate(names, 10):
         ben.place(name, ben.upload(write_lora(tmp_path / name, seed=seed)), base)
         ask(ben, name)
-    eventually(lambda: anna.seated() == set(), 10, "who was idle longest gave its seat up")
+    eventually(lambda: anna.seated() == set(), 30, "who was idle longest gave its seat up")
     assert ben.seated() == set(names)
     began_s = time.monotonic()
     again, _ = ask(anna, "bot")
     print(f"one that was let go answers after {time.monotonic() - began_s:.2f} s")
     assert distance(again, before) < NEAR
-    eventually(lambda: ben.seated() == set(names[1:]), 10, "the oldest of the others went")
+    eventually(lambda: ben.seated() == set(names[1:]), 30, "the oldest of the others went")
     assert yard.engines() == processes
     ben.leave(*names)
     anna.leave("bot")

@@ -7,11 +7,18 @@ from typing import Any
 from tests.support.smollm import real_model
 from tests.support.yard import Yard
 
+SETTINGS = {
+    "gateway.load_wait_s": 60,
+    "gateway.first_token_timeout_s": 100,
+    "gateway.total_timeout_s": 110,
+    "control.hang_timeout_s": 60,
+}
+"""What is real computes, and on a busy machine for long."""
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 
 
 def test_llamacpp_behind_the_gateway_has_no_ways_of_its_own(tmp_path: Path) -> None:
-    with Yard(tmp_path, {"gateway.load_wait_s": 60}) as yard:
+    with Yard(tmp_path, SETTINGS) as yard:
         order = {
             "model_name": "smol",
             "framework": "llamacpp",
@@ -19,7 +26,7 @@ def test_llamacpp_behind_the_gateway_has_no_ways_of_its_own(tmp_path: Path) -> N
             "options": {"slots": 1, "context_length": 256},
         }
         assert yard.call("POST", "/v1/models/deploy", order).status == 202
-        yard.wait_ready("smol", within_s=60)
+        yard.wait_ready("smol", within_s=110)
         finishes_and_usage_are_openais(yard)
         what_does_not_fit_is_said_as_openai_says_it(yard)
         what_it_would_not_do_is_refused(yard)
@@ -27,7 +34,7 @@ def test_llamacpp_behind_the_gateway_has_no_ways_of_its_own(tmp_path: Path) -> N
 
 def chat(yard: Yard, text: str = "Say hello", **more: Any) -> Any:
     body = {"model": "smol", "temperature": 0, "messages": [{"role": "user", "content": text}], **more}
-    return yard.call("POST", "/v1/chat/completions", body, within_s=60)
+    return yard.call("POST", "/v1/chat/completions", body, within_s=110)
 
 
 def finishes_and_usage_are_openais(yard: Yard) -> None:
@@ -66,7 +73,7 @@ def what_it_would_not_do_is_refused(yard: Yard) -> None:
 
 
 def test_texts_to_embed_are_bounded_one_by_one_and_a_long_one_is_its_callers_fault(tmp_path: Path) -> None:
-    with Yard(tmp_path, {"gateway.load_wait_s": 60}) as yard:
+    with Yard(tmp_path, SETTINGS) as yard:
         order = {
             "model_name": "vectors",
             "framework": "llamacpp",
@@ -74,7 +81,7 @@ def test_texts_to_embed_are_bounded_one_by_one_and_a_long_one_is_its_callers_fau
             "options": {"slots": 2, "context_length": 256, "embedding": True},
         }
         assert yard.call("POST", "/v1/models/deploy", order).status == 202
-        yard.wait_ready("vectors", within_s=60)
+        yard.wait_ready("vectors", within_s=110)
         many = embed(yard, ["some words of a text " * 20] * 8)
         assert many.status == 200, "together they are longer than all slots, each fits one"
         assert len(many.json()["data"]) == 8
@@ -87,4 +94,4 @@ def test_texts_to_embed_are_bounded_one_by_one_and_a_long_one_is_its_callers_fau
 
 
 def embed(yard: Yard, texts: list[str]) -> Any:
-    return yard.call("POST", "/v1/embeddings", {"model": "vectors", "input": texts}, within_s=60)
+    return yard.call("POST", "/v1/embeddings", {"model": "vectors", "input": texts}, within_s=110)

@@ -14,7 +14,7 @@ def _deployed(yard: Yard) -> None:
 
 
 def ask(yard: Yard, path: str, *, key: str = "") -> tuple[int, Any, http.client.HTTPMessage]:
-    connection = http.client.HTTPConnection("127.0.0.1", yard.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", yard.port, timeout=30)
     connection.request("GET", path, headers={"x-api-key": key or yard.admin_key, "anthropic-version": "2023-06-01"})
     answer = connection.getresponse()
     found = answer.status, json.loads(answer.read()), answer.headers

@@ -41,7 +41,7 @@ def put(yard: Yard, path: str, body: dict[str, Any], *, method: str = "PUT") -> 
 
 def test_a_price_to_come_applies_on_the_second_while_no_controller_runs(served: Yard) -> None:
     put(served, "/v1/prices", {"model": "sim", "output": "1000000"})
-    at = int(time.time()) + 4
+    at = int(time.time()) + 7
     put(served, "/v1/prices", {"model": "sim", "output": "3", "request": "0.5", "effective_from": at})
     (control,) = served.plane_pids("control")
     served.signal(control, signal.SIGSTOP)
@@ -54,7 +54,7 @@ def test_a_price_to_come_applies_on_the_second_while_no_controller_runs(served: 
             asked.append(reply.headers["x-request-id"])
             return time.time() > at + 1
 
-        eventually(is_over, 20, "the price has changed")
+        eventually(is_over, 40, "the price has changed")
     finally:
         served.signal(control, signal.SIGCONT)
     rows = [served.row_of(request_id) for request_id in asked]
@@ -87,7 +87,7 @@ def test_prepaid_credit_is_never_overdrawn_by_many_at_once_and_new_credit_helps_
         statement = f"SELECT sum(cost_nanousd) AS n FROM inference_requests WHERE customer_id = ({tenant})"
         return int(served.query(statement)[0]["n"] or 0)
 
-    eventually(lambda: spent() == statuses.count(200) * DOLLAR, 10, "all of it is in the ledger")
+    eventually(lambda: spent() == statuses.count(200) * DOLLAR, 30, "all of it is in the ledger")
     put(served, "/v1/credits", {"tenant": "ahead", "amount": 4}, method="POST")
     assert chat(served, key).status == 200
 
@@ -96,7 +96,7 @@ def test_prepaid_credit_is_never_overdrawn_by_many_at_once_and_new_credit_helps_
         left = sum(float(grant["left"]) for grant in credit["grants"])
         return left == 14 - statuses.count(200) - 1
 
-    eventually(drawn, 15, "what was used is drawn")
+    eventually(drawn, 40, "what was used is drawn")
 
 
 def test_a_hard_budget_refuses_and_a_soft_one_is_told(served: Yard) -> None:
@@ -112,7 +112,7 @@ def test_a_hard_budget_refuses_and_a_soft_one_is_told(served: Yard) -> None:
         events = served.get("/v1/billing/events?tenant=bounded")["data"]
         return sorted(event["data"]["threshold_percent"] for event in events)
 
-    eventually(lambda: 50 in shares(), 15, "half of it was told")
+    eventually(lambda: 50 in shares(), 40, "half of it was told")
     assert served.call("DELETE", f"/v1/budgets/{hard['id']}").status == 200
     assert chat(served, key).status == 200
 
@@ -131,7 +131,7 @@ def test_all_of_little_credit_can_be_spent_though_workers_divide_it(served: Yard
             assert replies[-1].headers["connection"] == "close"
         return replies[-1].status != 200 and replies[-1].headers["x-should-retry"] == "false"
 
-    eventually(is_refused_for_good, 20, "all is spent")
+    eventually(is_refused_for_good, 60, "all is spent")
     assert {reply.json()["error"]["code"] for reply in replies if reply.status != 200} == {"insufficient_quota"}
     # Seven are divided to three each, and one that nobody may have.
     assert [reply.status for reply in replies].count(200) == 6

@@ -21,7 +21,7 @@ async def is_well(site: Site, pool: Endpoint, mine: Endpoint) -> bool:
     return counts == [1, 1] and processes == sorted(ready)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_taking_a_replica_survives_a_cut_at_any_write(tmp_path: Path) -> None:
     for writes in itertools.count():
         folder = tmp_path / str(writes)

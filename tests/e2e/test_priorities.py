@@ -40,7 +40,7 @@ async def order_of(yard: Yard, model: str, waiting: Sequence[tuple[str, str, dic
     async with Load(yard.port, yard.admin_key) as load:
         # It takes long and counts little: a twentieth of what is served is owed to less urgent bands. It ends when
         # this client leaves.
-        holder = load.start(chat(model, "[[sim: tokens=30 slow=500]] hold", stream=True, max_tokens=30), within_s=70)
+        holder = load.start(chat(model, "[[sim: tokens=30 slow=1500]] hold", stream=True, max_tokens=30), within_s=70)
         await load.delivered(holder, 1)
         for number, (label, key, fields) in enumerate(waiting):
             body = chat(model, f"[[sim: tokens={TOKENS}]] {label} {number}", max_tokens=TOKENS, **fields)
@@ -49,7 +49,7 @@ async def order_of(yard: Yard, model: str, waiting: Sequence[tuple[str, str, dic
         def are_waiting() -> bool:
             return bool(yard.get(f"/v1/endpoints/{model}")["queued"] == len(waiting))
 
-        await eventually_async(are_waiting, 15, f"{len(waiting)} wait")
+        await eventually_async(are_waiting, 35, f"{len(waiting)} wait")
         holder.leave()
         await load.finish(60)
         waited = [one for one in load.exchanges if one is not holder]

@@ -33,7 +33,7 @@ async def until_all_well(site: Site, endpoint: Endpoint) -> None:
     assert known == {replica.id for replica in ready}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_deployment_survives_a_cut_at_any_write(tmp_path: Path) -> None:
     for writes in itertools.count():
         async with open_site(_folder(tmp_path, writes)) as site:
@@ -53,7 +53,7 @@ async def test_deployment_survives_a_cut_at_any_write(tmp_path: Path) -> None:
             return
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_crashed_engine_survives_a_cut_at_any_write(tmp_path: Path) -> None:
     for writes in itertools.count():
         async with open_site(_folder(tmp_path, writes)) as site:
@@ -81,7 +81,7 @@ async def test_crashed_engine_survives_a_cut_at_any_write(tmp_path: Path) -> Non
             return
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_deletion_survives_a_cut_at_any_write(tmp_path: Path) -> None:
     for writes in itertools.count():
         async with open_site(_folder(tmp_path, writes)) as site:

@@ -62,7 +62,7 @@ async def has_ended(site: Site, endpoint: Endpoint, version_id: str) -> bool:
     )
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("kind", "errors"), [(RolloutKind.CANARY, 0), (RolloutKind.CANARY, 60), (RolloutKind.ROLLING, 0)]
 )

@@ -20,7 +20,7 @@ def _deployed(yard: Yard) -> None:
 
 @pytest.fixture
 def client(yard: Yard) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{yard.url}/v1", api_key=yard.new_key(), max_retries=0, timeout=15) as sdk:
+    with OpenAI(base_url=f"{yard.url}/v1", api_key=yard.new_key(), max_retries=0, timeout=30) as sdk:
         yield sdk
 
 
@@ -107,7 +107,8 @@ def test_pictures_are_billed_by_the_picture(yard: Yard, client: OpenAI) -> None:
 
 
 def test_usage_sums_units_by_kind(yard: Yard, client: OpenAI) -> None:
-    client.images.generate(model=MODEL, prompt="one more")
+    answer = client.images.with_raw_response.generate(model=MODEL, prompt="one more")
+    billed(yard, answer.headers["x-request-id"])
     usage = yard.get("/v1/usage?group_by=model")
     assert {"images"} <= set(usage["total"]["units"])
 

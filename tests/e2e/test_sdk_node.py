@@ -44,7 +44,7 @@ def found(yard: Yard) -> dict[str, Any]:
         cwd=CACHE,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
     )
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))

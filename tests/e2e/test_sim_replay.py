@@ -23,7 +23,7 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
         load = ("--concurrency", "6", "--requests", str(REQUESTS), "--output-tokens", str(TOKENS), "--warmup", "0")
         done = run(running, "bench", "chat", *load)
         assert done.returncode == 0, done.stderr
-        eventually(lambda: len(running.rows()) >= REQUESTS, 10, "all requests are in the ledger")
+        eventually(lambda: len(running.rows()) >= REQUESTS, 30, "all requests are in the ledger")
         yield running
 
 

@@ -9,7 +9,7 @@ from tests.support.waiting import eventually
 from tests.support.yard import Yard
 
 ENDPOINTS = 50
-WITHIN_S = 60.0
+WITHIN_S = 120.0
 
 
 def ready(yard: Yard) -> int:

@@ -33,7 +33,7 @@ def connect(yard: Yard, **options: Any) -> ssl.SSLSocket:
     for name, value in options.items():
         setattr(trust, name, value)
     trust.set_alpn_protocols(["h2", "http/1.1"])
-    plain = socket.create_connection(("127.0.0.1", yard.port), timeout=10)
+    plain = socket.create_connection(("127.0.0.1", yard.port), timeout=30)
     return trust.wrap_socket(plain, server_hostname="127.0.0.1")
 
 
@@ -94,7 +94,7 @@ def test_a_refusal_at_the_edge_arrives_and_the_connection_ends(yard: Yard) -> No
 
 def test_a_big_answer_waits_for_its_slow_reader(yard: Yard) -> None:
     body = chat(stream=True, max_tokens=12_000)
-    body["messages"][0]["content"] = "[[sim: tokens=12000]] hello"
+    body["messages"][0]["content"] = "[[sim: tokens=12000 slow=0]] hello"
     sent = [("Authorization", f"Bearer {yard.admin_key}"), ("Connection", "close")]
     request = request_bytes("POST", "/v1/chat/completions", body=json.dumps(body).encode(), headers=sent)
     received = b""
@@ -109,7 +109,7 @@ def test_a_big_answer_waits_for_its_slow_reader(yard: Yard) -> None:
 
 
 def test_plain_http_is_closed_and_nothing_is_logged_as_an_error(yard: Yard) -> None:
-    with socket.create_connection(("127.0.0.1", yard.port), timeout=10) as peer:
+    with socket.create_connection(("127.0.0.1", yard.port), timeout=30) as peer:
         peer.sendall(request_bytes("GET", "/healthz"))
         received = b""
         try:

@@ -19,7 +19,7 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
         order = {**sleeping("base"), "options": OPTIONS}
         assert running.call("POST", "/v1/models/deploy", order).status == 202
         assert running.call("PUT", "/v1/pools/fast", {"model": "base", "replicas": 1}).status == 200
-        eventually(lambda: pool(running)["ready"] == 1, 30, "the pool has a replica")
+        eventually(lambda: pool(running)["ready"] == 1, 60, "the pool has a replica")
         yield running
 
 
@@ -60,18 +60,18 @@ def test_a_cold_endpoint_takes_a_loaded_replica_and_answers_under_its_own_name(y
     assert "replica_taken" in kinds
     assert "replica_started" not in kinds
     billed = "SELECT status FROM inference_requests WHERE model_name = 'mine'"
-    eventually(lambda: [row["status"] for row in yard.query(billed)] == ["success"] * 2, 5, "both are billed")
+    eventually(lambda: [row["status"] for row in yard.query(billed)] == ["success"] * 2, 20, "both are billed")
 
 
 def test_the_pool_is_filled_again_and_what_was_taken_outlives_it_and_the_controller(yard: Yard) -> None:
-    eventually(lambda: pool(yard)["ready"] == 1, 30, "the pool has a replica again")
+    eventually(lambda: pool(yard)["ready"] == 1, 60, "the pool has a replica again")
     before = {engine.pid for engine in yard.engines("mine")}
     assert len(before) == 1
     yard.kill(yard.plane_pids("control")[0])
-    eventually(lambda: yard.call("GET", "/v1/pools").status == 200, 20, "the next controller answers")
+    eventually(lambda: yard.call("GET", "/v1/pools").status == 200, 40, "the next controller answers")
     assert yard.call("DELETE", "/v1/pools/fast").status == 202
     eventually(
-        lambda: len(yard.engines()) == yard.ready_replicas("mine") + yard.ready_replicas("base"), 20, "it is gone"
+        lambda: len(yard.engines()) == yard.ready_replicas("mine") + yard.ready_replicas("base"), 40, "it is gone"
     )
     assert {engine.pid for engine in yard.engines("mine")} == before
     assert json.loads(ask(yard, "mine"))["model"] == "mine"

@@ -35,12 +35,12 @@ class Customer:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MODELYARD")}
         environment |= {"MODELYARD_URL": self.yard.url, "MODELYARD_API_KEY": self.key}
         command = [sys.executable, "-m", "modelyard", *words]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
 
     def ask(self, model: str, text: str = "Hello there", **more: object) -> Reply:
         """Chat."""
         body = {"model": model, "messages": [{"role": "user", "content": text}], **more}
-        return self.yard.call("POST", "/v1/chat/completions", body, key=self.key, within_s=30.0)
+        return self.yard.call("POST", "/v1/chat/completions", body, key=self.key, within_s=60.0)
 
     def endpoint(self, name: str) -> Any:
         """Return an endpoint."""
@@ -52,7 +52,7 @@ class Customer:
         """Delete endpoints, and wait until their seats are given up."""
         for name in names:
             assert self.call("DELETE", f"/v1/endpoints/{name}").status == 202
-        eventually(lambda: not self.seats(), 10, "its seats are given up")
+        eventually(lambda: not self.seats(), 30, "its seats are given up")
 
     def seats(self) -> list[Any]:
         """Return all its seats."""

@@ -57,7 +57,7 @@ class MockKafka:
         """Answer so to whoever asks for a topic, or sends to it; 0: as ever."""
         self._library.rd_kafka_mock_topic_set_error(self._cluster, name.encode(), code)
 
-    def events(self, topic: str, *, at_least: int, within_s: float = 30.0) -> list[tuple[str, dict[str, Any]]]:
+    def events(self, topic: str, *, at_least: int, within_s: float = 60.0) -> list[tuple[str, dict[str, Any]]]:
         """Return key and value of what is in a topic, once ``at_least`` different keys are, and nothing more comes."""
         consumer = confluent_kafka.Consumer(
             {
@@ -70,7 +70,7 @@ class MockKafka:
         found: list[tuple[str, dict[str, Any]]] = []
         deadline = time.monotonic() + within_s
         try:
-            partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+            partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
             consumer.assign([confluent_kafka.TopicPartition(topic, number, 0) for number in partitions])
             ended: set[int] = set()
             while time.monotonic() < deadline:

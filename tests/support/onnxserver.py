@@ -3,7 +3,6 @@
 import http.client
 import json
 import os
-import socket
 import subprocess
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +10,7 @@ from typing import Any, Self
 
 from modelyard.engines import EngineLoad, Guest, LaunchSpec, Options
 from modelyard.engines.onnx import OnnxEngine
+from modelyard.fleet.ports import free_port
 from tests.support.waiting import eventually
 
 ENGINE = OnnxEngine()
@@ -22,9 +22,7 @@ class OnnxServer:
     """A process with one model; use as a context manager."""
 
     def __init__(self, artifact: Path, log: Path, options: Options | None = None, *, memory_bytes: int = 0) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port(())
         settings = ENGINE.settings(options or {}, artifact_bytes=0)
         spec = LaunchSpec(
             replica_id="r-1",

@@ -1,4 +1,4 @@
-"""What /proc says of processes, and signals by pid. Linux only, as the fault tests are."""
+"""What /proc says of processes, what files hold, and signals by pid. Linux only, as the fault tests are."""
 
 import contextlib
 import os
@@ -62,6 +62,25 @@ def touching(root: Path) -> list[int]:
             if any(needle in text for text in texts) and is_alive(int(entry.name)):
                 found.append(int(entry.name))
     return found
+
+
+def holders_of(secret: bytes, root: Path) -> list[Path]:
+    """Return every file below ``root`` that holds ``secret``; what goes away meanwhile holds nothing."""
+    found: list[Path] = []
+    for folder, _, names in os.walk(root):
+        for file in (Path(folder) / name for name in names):
+            with contextlib.suppress(FileNotFoundError):
+                if file.is_file() and secret in file.read_bytes():
+                    found.append(file)
+    return sorted(found)
+
+
+def environment_of(pid: int) -> bytes:
+    """Return the environment that a process was started with, nothing when it is gone."""
+    try:
+        return (PROC / str(pid) / "environ").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
 
 
 def send_signal(pid: int, number: signal.Signals) -> None:

@@ -22,7 +22,7 @@ from modelyard.control.rollouts import Rollouts, Windows
 from modelyard.control.table import TablePublisher
 from modelyard.domain.catalog import Artifact, ModelVersion
 from modelyard.domain.demand import EndpointDemand, ReplicaReport, Report
-from modelyard.domain.endpoints import Endpoint, Release, Scaling
+from modelyard.domain.endpoints import Endpoint, EndpointStatus, Release, Scaling
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.routing_table import Heartbeat, RoutingTable
 from modelyard.domain.tenants import PLATFORM
@@ -40,15 +40,16 @@ from modelyard.web.fetcher import Fetcher
 from tests.support.waiting import eventually_async
 
 TOKEN = "the token of the feed"
-WITHIN_S = 30.0
+WITHIN_S = 60.0
 PACE = ControlConfig(
     pass_interval_s=0.1,
     replica_grace_s=1,
-    drain_timeout_s=5,
+    drain_timeout_s=20,
     crash_backoff_s=0.1,
     crash_backoff_max_s=0.5,
-    hang_timeout_s=1.5,
+    hang_timeout_s=15,
 )
+"""Quick where it acts; slow to call an engine hung or drained long enough, which on a busy machine is only late."""
 
 
 @dataclass(slots=True)
@@ -153,6 +154,18 @@ class Site:
             return ready if len(ready) == count and {replica.id for replica in ready} == running else []
 
         return await eventually_async(look, WITHIN_S, f"{count} replicas ready")
+
+    async def until_slept(self, endpoint: Endpoint) -> None:
+        """Wait until an endpoint was ready, for however short a time, and has gone to sleep."""
+
+        async def look() -> bool:
+            now = await self.endpoint(endpoint)
+            was_ready = bool(await self.reasons(endpoint, "replica_ready"))
+            is_asleep = now is not None and now.status is EndpointStatus.STOPPED
+            return was_ready and is_asleep and not await self.running()
+
+        has_slept: bool = await eventually_async(look, WITHIN_S, "it was ready and sleeps")
+        assert has_slept
 
     async def until_none_runs(self) -> None:
         async def look() -> bool:

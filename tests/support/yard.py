@@ -39,7 +39,7 @@ CONTEXT = 16_384
 
 SETTINGS: dict[str, object] = {
     "gateway.queue_wait_s": 10,
-    "gateway.load_wait_s": 20,
+    "gateway.load_wait_s": 45,
     "gateway.first_token_timeout_s": 15,
     "gateway.token_timeout_s": 10,
     "gateway.total_timeout_s": 60,
@@ -371,7 +371,7 @@ class Yard:
         planes = [pid for pid in found if f"\0up\0{plane}\0" in "\0".join(["", *processes.command_of(pid), ""])]
         # What a plane starts looks like itself until it has become something else.
         forks = {child for pid in planes for child in processes.children_of(pid)}
-        return [pid for pid in planes if pid not in forks]
+        return [pid for pid in planes if pid not in forks and processes.is_alive(pid)]
 
     def engines(self, name: str | None = None) -> list[EngineProcess]:
         """Return the living engines (of an endpoint), from the fleet's records."""

@@ -198,5 +198,5 @@ def test_the_ledger_agrees_with_the_engines_about_all_of_it(yard: Yard) -> None:
         # Others' programs made the requests, so that no history of a client is here to compare.
         return [found for found in violations(gather(yard, [])) if "rows of unknown requests" not in found]
 
-    eventually(lambda: not disagreements(), 20, "the ledger, the roll-ups and the engines agree")
+    eventually(lambda: not disagreements(), 40, "the ledger, the roll-ups and the engines agree")
     assert len(yard.rows()) > 100

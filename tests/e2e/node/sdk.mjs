@@ -3,7 +3,7 @@
 import OpenAI, { toFile } from "openai";
 
 const [baseURL, apiKey, limitedKey, model] = process.argv.slice(2);
-const client = new OpenAI({ baseURL, apiKey, maxRetries: 0, timeout: 15000 });
+const client = new OpenAI({ baseURL, apiKey, maxRetries: 0, timeout: 60000 });
 const messages = [{ role: "user", content: "hello big world" }];
 const found = {};
 
