@@ -75,7 +75,11 @@ async def test_overload_costs_those_with_less_right_and_nothing_else(yard: Yard,
         goodput = len(done) / (end_s - start_s - 1)
         await load.finish()
         SEEN.extend(load.exchanges)
-    assert goodput >= 0.9 * peak, f"{goodput:.1f} answers a second under overload, {peak:.1f} at best"
+    async with Load(yard.port, keys["usual"]) as calm:
+        # A machine that got slower meanwhile serves fewer with or without overload.
+        best = min(peak, await peak_per_s(calm, keys))
+    SEEN.extend(calm.exchanges)
+    assert goodput >= 0.9 * best, f"{goodput:.1f} answers a second under overload, {best:.1f} at best"
 
     refused = [e for e in sent if e.outcome is not Outcome.COMPLETE]
     assert len(refused) > len(sent) / 2, "three times too many"
