@@ -174,6 +174,12 @@ class Executor:
         await self._put(records, replica, ReplicaState.READY, reason)
         await self._tell(replica.endpoint_id, "replica_taken", reason, replica.id)
 
+    async def turn(self, replica: Replica, state: ReplicaState, reason: str, records: Records, kind: str = "") -> None:
+        """Record where a replica is between awake and asleep; with a ``kind`` it is told in an event."""
+        await self._put(records, replica, state, reason)
+        if kind:
+            await self._tell(replica.endpoint_id, kind, reason, replica.id)
+
     async def activate(self, version: ModelVersion) -> None:
         """Note that a version has served: the source's status ``active``."""
         if version.status is not VersionStatus.ACTIVE:

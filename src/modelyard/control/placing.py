@@ -4,7 +4,8 @@ A round brings the cluster up to what is recorded (``see``). A pass that places
 a replica takes the room at once, and holds it while its artifact is fetched:
 the promise is kept here until the record with the placement is stored, or the
 pass does not ask for it again. What fits only where idle replicas are claims
-their place: they are drained, and nobody else gets the room meanwhile.
+their place: they are drained, and nobody else gets the room meanwhile. One that sleeps holds next to nothing; to wake
+it takes its room again the same way, and whoever is on it falls asleep first.
 
 Nothing here is state that a crash could lose: a controller that starts anew
 places what was not recorded once more. Every call is synchronous, so that two
@@ -24,10 +25,12 @@ from modelyard.domain.nodes import NodeSeen, Part, Placement
 from modelyard.policy import accelerator_quota, eviction
 from modelyard.policy.asks import Ask, NoRoom, refused
 from modelyard.policy.cluster import CPU, Cluster
-from modelyard.policy.packing import place
+from modelyard.policy.fit import OVERHEAD_BYTES
+from modelyard.policy.packing import find, place
 from modelyard.policy.reconcile import LIVE
+from modelyard.policy.sleepers import Bed
 
-HOLDING = LIVE | {ReplicaState.DRAINING}
+HOLDING = (LIVE | {ReplicaState.DRAINING}) - {ReplicaState.ASLEEP}
 REBUILD_S = 30.0
 """Longest time that a cluster is kept: what it counted wrong, and the packer's notes on it, go with it."""
 LOADS_COUNT_S = 600.0
@@ -36,12 +39,13 @@ LOADS_COUNT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Room that is held for a replica without a record. ``victims`` must be gone first."""
+    """Room that is held for a replica without a record, or that wakes. ``victims`` must be gone, or asleep, first."""
 
     replica_id: str
     endpoint_id: str
     tenant_id: str
-    ask: Ask
+    ask: Ask | None
+    """None: it wakes where it is."""
     placement: Placement
     victims: frozenset[str] = frozenset()
     reason: str = ""
@@ -83,6 +87,10 @@ class Placer:
         self._limits: Mapping[str, int] = {}
         self._held: dict[str, tuple[str, Placement]] = {}
         """Recorded placements by replica, with their tenant."""
+        self._asleep: dict[str, Placement] = {}
+        """Recorded placements of those that sleep, by replica: each has its context on them, and no more."""
+        self._resting: dict[str, Placement] = {}
+        """Those of them that are on the cluster so."""
         self._promised: dict[str, Promise] = {}
         self._claims: dict[str, Promise] = {}
         """Promises that wait for their victims to go. They are on the cluster beside those, so that nobody takes what
@@ -117,6 +125,7 @@ class Placer:
         self._kinds = kinds_of(self._nodes.values())
         self._sizes = accelerator_quota.sizes_of(self._nodes.values())
         self._held = dict(_held(world, _host(self._nodes.values())))
+        self._asleep = dict(_asleep(world))
         for replica_id in self._held.keys() & self._promised.keys():
             del self._promised[replica_id]
         for claim in list(self._claims.values()):
@@ -137,9 +146,17 @@ class Placer:
         # How much strangers use of a GPU is what is measured minus what is placed: that needs both of one time, and
         # nothing that is promised uses memory yet.
         if is_old or shown != self._shown or any(map(_is_measured, self._nodes.values())):
-            self._cluster = Cluster.of(self._nodes.values(), held.values())
+            self._cluster = Cluster.of(
+                self._nodes.values(), held.values(), [(one, residue(one)) for one in self._asleep.values()]
+            )
             self._built_s, self._shown, self._on = self._now_s, shown, held
+            self._resting = dict(self._asleep)
         wanted = held | kept
+        for replica_id, placement in list(self._resting.items()):
+            if replica_id in wanted or self._asleep.get(replica_id) is not placement:
+                self._rise(replica_id)
+        for replica_id in self._asleep.keys() - self._resting.keys() - wanted.keys():
+            self._lie_down(replica_id)
         for replica_id, placement in list(self._on.items()):
             if wanted.get(replica_id) is not placement:
                 self._take_off(replica_id)
@@ -154,6 +171,14 @@ class Placer:
     def _take_off(self, replica_id: str) -> None:
         if (placement := self._on.pop(replica_id, None)) is not None:
             self._cluster.give_back(placement)
+
+    def _lie_down(self, replica_id: str) -> None:
+        self._resting[replica_id] = placement = self._asleep[replica_id]
+        self._cluster.leave(placement, residue(placement))
+
+    def _rise(self, replica_id: str) -> None:
+        if (placement := self._resting.pop(replica_id, None)) is not None:
+            self._cluster.clear(placement, residue(placement))
 
     def in_turn(self, endpoint_ids: Collection[str]) -> list[str]:
         """Return the endpoints in the order in which they may ask: those that wait for room first, in fair turns."""
@@ -175,7 +200,12 @@ class Placer:
 
     def evicted(self, replica_ids: Iterable[str], tenant_id: str) -> dict[str, str]:
         """Return which of these replicas must go, with the reason as their tenant may know it."""
-        wanted = {victim: claim for claim in self._claims.values() for victim in claim.victims}
+        wanted = {victim: claim for claim in self._claims.values() if claim.ask is not None for victim in claim.victims}
+        return {id: _reason_for(tenant_id, wanted[id]) for id in replica_ids if id in wanted}
+
+    def lulled(self, replica_ids: Iterable[str], tenant_id: str) -> dict[str, str]:
+        """Return which of these replicas are to sleep for others that wake, with the reason as ``evicted`` has it."""
+        wanted = {victim: claim for claim in self._claims.values() if claim.ask is None for victim in claim.victims}
         return {id: _reason_for(tenant_id, wanted[id]) for id in replica_ids if id in wanted}
 
     @property
@@ -253,6 +283,76 @@ class Placer:
         for promises in (self._claims, self._promised):
             if promises.pop(replica_id, None) is not None:
                 self._take_off(replica_id)
+                if replica_id in self._asleep:
+                    self._lie_down(replica_id)
+
+    # --- those that sleep ---
+
+    def bed(self, replica: Replica, idle: Sequence[tuple[Replica, float]]) -> Bed:
+        """Return how one that sleeps stands. ``idle`` could sleep too, with the seconds since they had a request."""
+        cluster, mine = self._cluster, replica.placement
+        places = {(part.node_id, index) for part in mine.parts for index in part.accelerators}
+        known = [place for place in places if cluster.free_bytes(*place) is not None]
+        is_held = any(cluster.shares(*place) for place in known)
+        is_resting = replica.id in self._resting
+        self._rise(replica.id)
+        gone: list[tuple[Replica, float]] = []
+        for other, idle_s in sorted(idle, key=lambda pair: (-pair[1], pair[0].id)):
+            if cluster.has_room(mine):
+                break
+            if other.id in self._on and _overlaps(other.placement, places):
+                cluster.give_back(other.placement)
+                cluster.leave(other.placement, residue(other.placement))
+                gone.append((other, idle_s))
+        has_room = cluster.has_room(mine)
+        for other, _ in gone:
+            cluster.clear(other.placement, residue(other.placement))
+            cluster.take(other.placement)
+        if is_resting:
+            self._lie_down(replica.id)
+        ids = tuple((other.id, idle_s) for other, idle_s in gone)
+        return Bed(replica_id=replica.id, is_held=is_held, in_the_way=ids if has_room else None)
+
+    def take_bed(self, replica: Replica, tenant_id: str, victims: Collection[str], reason: str) -> None:
+        """Hold the room of one that sleeps: at once, or once ``victims`` sleep. It is to be asked for in each pass."""
+        self._asked[replica.endpoint_id].add(replica.id)
+        self._rise(replica.id)
+        self._put_on(replica.id, replica.placement)
+        promise = Promise(
+            replica.id, replica.endpoint_id, tenant_id, None, replica.placement, frozenset(victims), reason
+        )
+        (self._claims if victims else self._promised)[replica.id] = promise
+
+    def keeps_bed(self, replica: Replica) -> bool:
+        """Say whether the room of one that sleeps is held for it, and hold it for another pass."""
+        if replica.id not in self._promised and replica.id not in self._claims:
+            return False
+        self._asked[replica.endpoint_id].add(replica.id)
+        return True
+
+    def refuse(self, victim_id: str) -> None:
+        """One that was to sleep for others is needed: they must look for another place."""
+        for claim in list(self._claims.values()):
+            if claim.ask is None and victim_id in claim.victims:
+                self.give_up(claim.replica_id)
+
+    def is_alone(self, replica: Replica) -> bool:
+        """Say whether nobody else is awake on the accelerators of a replica."""
+        places = [(part.node_id, index) for part in replica.placement.parts for index in part.accelerators]
+        return all(self._cluster.shares(*one) == 1 for one in places if self._cluster.free_bytes(*one) is not None)
+
+    @property
+    def rising(self) -> frozenset[str]:
+        """Those that wake once others sleep, or are gone."""
+        promises = (*self._promised.values(), *self._claims.values())
+        return frozenset(one.replica_id for one in promises if one.ask is None)
+
+    def has_way(self, ask: Ask, need: Need, residents: Residents) -> bool:
+        """Say whether ``ask`` would find room, or make some, anywhere."""
+        if find(ask, self._cluster) is not None:
+            return True
+        wanted = eviction.Wanted(ask=ask, name=need.name, reload_s=need.reload_s, queued=need.queued)
+        return isinstance(eviction.evict(wanted, self._cluster, list(residents()), self._rule), eviction.Eviction)
 
     def _make_room(self, replica: Replica, ask: Ask, need: Need, residents: Residents, no_room: NoRoom) -> NoRoom:
         since = eviction.Waiting(replica.endpoint_id, ask.tenant_id, self._now_s, ask.tier)
@@ -297,6 +397,22 @@ class Placer:
 
     def _is_there(self, placement: Placement) -> bool:
         return all(part.node_id in self._nodes and self._nodes[part.node_id].is_ready for part in placement.parts)
+
+
+def residue(placement: Placement) -> int:
+    """Return the bytes that an engine which sleeps leaves on each of its accelerators: its context."""
+    return min(OVERHEAD_BYTES, *(part.memory_bytes for part in placement.parts))
+
+
+def _overlaps(placement: Placement, places: Collection[tuple[str, int]]) -> bool:
+    return any((part.node_id, index) in places for part in placement.parts for index in part.accelerators)
+
+
+def _asleep(world: World) -> Iterable[tuple[str, Placement]]:
+    for replicas in world.replicas.values():
+        for replica in replicas:
+            if replica.state is ReplicaState.ASLEEP and replica.placement.parts:
+                yield replica.id, replica.placement
 
 
 def _is_measured(seen: NodeSeen) -> bool:
@@ -349,6 +465,8 @@ def _held(world: World, host: tuple[str, int] | None) -> Iterable[tuple[str, tup
         endpoint: Endpoint | None = world.endpoints.get(endpoint_id)
         tenant_id = endpoint.tenant_id if endpoint else ""
         for replica in replicas:
+            if replica.state is ReplicaState.ASLEEP:
+                continue
             if replica.placement.parts and (replica.state in HOLDING or replica.id in running):
                 yield replica.id, (tenant_id, replica.placement)
             elif host is not None and replica.id in running:
