@@ -226,15 +226,7 @@ class Loops:
             sizing=Sizing(
                 observer, parts.signals, parts.forecasts, parts.fits.speeds if parts.fits is not None else Speeds()
             ),
-            sleeping=Sleeping(
-                dormitory=Dormitory(parts.engines, supplies, lambda: placer.nodes, control.sleepers_bytes),
-                executor=executor,
-                observer=observer,
-                placer=placer,
-                tasks=actions,
-                calls=SleepCalls(observer, actions, parts.clock),
-                clock=parts.clock,
-            ),
+            sleeping=_sleeping(parts, supplies, executor, observer, placer, actions),
             executor=executor,
             placer=placer,
             bursts=Bursts(placer),
@@ -467,3 +459,18 @@ class Loops:
 
 async def _run(work: Callable[[], Awaitable[None]]) -> None:
     await work()
+
+
+def _sleeping(
+    parts: Parts, supplies: Supplies, executor: Executor, observer: Observer, placer: Placer, actions: KeyedTasks
+) -> Sleeping:
+    room = parts.config.control.sleepers_bytes
+    return Sleeping(
+        dormitory=Dormitory(parts.engines, supplies, lambda: placer.nodes, room),
+        executor=executor,
+        observer=observer,
+        placer=placer,
+        tasks=actions,
+        calls=SleepCalls(observer, actions, parts.clock),
+        clock=parts.clock,
+    )
