@@ -23,17 +23,16 @@ def config_in(folder: Path, nodes: str = NODE) -> tuple[str, str]:
 @pytest.fixture(scope="module")
 def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
     folder: Path = tmp_path_factory.mktemp("naps")
-    with Yard(folder, options=config_in(folder)) as running:
+    with Yard(folder, {"control.sleepers_bytes": 200 * 1024**3}, options=config_in(folder)) as running:
         yield running
 
 
 @pytest.fixture
 def name(yard: Yard, request: pytest.FixtureRequest) -> Iterator[str]:
-    """The name of an endpoint that is gone after the test."""
-    name = f"m{abs(hash(request.node.name)) % 10_000}"
-    yield name
-    if yard.call("GET", f"/v1/endpoints/{name}").status == 200:
-        yard.call("DELETE", f"/v1/endpoints/{name}")
+    """The name of an endpoint that is gone after the test, as all others."""
+    yield f"m{abs(hash(request.node.name)) % 10_000}"
+    for endpoint in yard.get("/v1/endpoints?limit=100")["data"]:
+        yard.call("DELETE", f"/v1/endpoints/{endpoint['id']}")
     eventually(lambda: not yard.query("SELECT * FROM replicas"), WITHIN_S, "nothing of it is left")
 
 
@@ -98,3 +97,65 @@ def test_whoever_keeps_one_ready_has_it_awake(yard: Yard, name: str) -> None:
 
     ask(yard, name)
     eventually(has_been_idle, WITHIN_S, "it is idle for longer than naps take to begin")
+
+
+async def test_two_take_turns_on_an_accelerator_that_holds_one(yard: Yard, name: str) -> None:
+    first, second = f"{name}-a", f"{name}-b"
+    await asyncio.to_thread(deploy, yard, first, memory_gib=60)
+    await asyncio.to_thread(until_asleep, yard, first)
+    await asyncio.to_thread(deploy, yard, second, memory_gib=60, nap_s=3600)
+    pids = sorted(one.pid for one in yard.engines())
+    async with Load(yard.port, yard.admin_key) as load:
+        for turn in range(4):
+            asked = first if turn % 2 == 0 else second
+            load.start(chat(asked, f"[[sim: tokens=30]] turn {turn}", max_tokens=60, stream=True))
+            await load.finish(WITHIN_S)
+        assert {exchange.outcome for exchange in load.exchanges} == {Outcome.COMPLETE}, load.exchanges
+    assert sorted(one.pid for one in yard.engines()) == pids, "nothing was started or stopped"
+    awake = yard.query("SELECT endpoint_id FROM replicas WHERE state IN ('ready', 'waking', 'falling_asleep')")
+    assert len(awake) <= 1, "120 of 80 GiB"
+    slept = [event["reason"] for event in yard.get(f"/v1/endpoints/{second}/events?limit=200")["data"]]
+    assert any(f"`{first}` is asked for" in reason for reason in slept), "it made room though it was to stay for long"
+
+
+def test_one_that_does_not_wake_is_replaced_and_its_caller_is_answered(yard: Yard, name: str) -> None:
+    deploy(yard, name, fail_wake=True)
+    until_asleep(yard, name)
+    (before,) = yard.engines(name)
+    ask(yard, name)
+    assert before.pid not in {one.pid for one in yard.engines(name)}
+    killed = [one for one in yard.get(f"/v1/endpoints/{name}/events?limit=200")["data"] if "not wake" in one["reason"]]
+    assert [one["kind"] for one in killed][:1] == ["replica_killed"]
+
+
+def test_one_that_dies_asleep_is_noticed_and_replaced(yard: Yard, name: str) -> None:
+    deploy(yard, name)
+    until_asleep(yard, name)
+    (before,) = yard.engines(name)
+    yard.kill(before.pid)
+
+    def says_so() -> bool:
+        events = yard.get(f"/v1/endpoints/{name}/events?limit=200")["data"]
+        return any(event["kind"] == "replica_failed" and event["replica_id"] == before.replica_id for event in events)
+
+    eventually(says_so, WITHIN_S, "its end is noticed")
+    ask(yard, name)
+
+
+def test_a_sleeper_is_stopped_when_its_endpoint_goes_or_gets_another_version(yard: Yard, name: str) -> None:
+    deploy(yard, name)
+    until_asleep(yard, name)
+    (before,) = yard.engines(name)
+    release = {"version": "v2", "framework": "simulated", "options": order(name)["options"]}
+    reply = yard.call("POST", f"/v1/endpoints/{name}/releases", release)
+    assert reply.status == 202, reply.body
+    reply = yard.call("PATCH", f"/v1/endpoints/{name}", {"releases": [{"version": "v2", "weight": 100}]})
+    assert reply.status == 200, reply.body
+    ask(yard, name)
+    eventually(
+        lambda: before.pid not in {one.pid for one in yard.engines()} and states(yard, name), WITHIN_S, "it is replaced"
+    )
+    ask(yard, name)
+    until_asleep(yard, name)
+    assert yard.call("DELETE", f"/v1/endpoints/{name}").status in (200, 202)
+    eventually(lambda: not yard.engines(), WITHIN_S, "it is stopped")

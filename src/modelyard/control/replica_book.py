@@ -247,7 +247,6 @@ class ReplicaBook:
             )
             start = end
 
-
     def _awake(self, replica: Replica, start: float, until: float) -> tuple[float, float]:
         """Return the part of a time in which a replica held accelerators, by what it was at both ends."""
         turned = min(max(replica.state_since, start), max(start, until))

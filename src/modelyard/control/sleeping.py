@@ -109,7 +109,8 @@ class Sleeping:
         self._spare_since_s = {id: at for id, at in self._spare_since_s.items() if id in world.endpoints}
         self.dormant &= world.endpoints.keys()
         asleep = [one for replicas in world.replicas.values() for one in replicas if one.state in _ASLEEP]
-        self._outgrown = self.dormitory.without_room(asleep, world, but=self.placer.rising) if asleep else {}
+        asked = {one.id for one in asleep if world.demand(one.endpoint_id).queued}
+        self._outgrown = self.dormitory.without_room(asleep, world, but=self.placer.rising | asked) if asleep else {}
         self.pressing = frozenset(one.endpoint_id for one in asleep if one.id in self._outgrown)
 
     def outgrown(self, replica_ids: Iterable[str]) -> dict[str, str]:
