@@ -60,13 +60,18 @@ class Ward:
         self.town = Town(nodes={f"n{number + 1}": node(f"n{number + 1}") for number in range(nodes)})
         self.engines = Engines()
         self.clock = ManualClock(1000.0)
-        self.tasks = KeyedTasks(group)
         self.events: list[tuple[str, str]] = []
-        self.placer = Placer()
         self.in_flight: dict[str, int] = {}
         """Requests on replicas; of those that are not in it gateways say 0."""
         self.is_known = True
         self.has_way = False
+        self._group = group
+        self._memory_bytes = memory_bytes
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin to control: a controller that knows what is recorded and no more."""
+        self.tasks, self.placer = KeyedTasks(self._group), Placer()
         settings = SimpleNamespace(weights_bytes=0, memory_bytes=60 * GIB)
         supplies = cast("Any", SimpleNamespace(settings=lambda _: settings))
         observer = cast("Any", SimpleNamespace(ask=self._ask, latest=self._latest))
@@ -82,7 +87,7 @@ class Ward:
         )
         simulated = cast("Any", {"simulated": SimulatedEngine()})
         self.sleeping = Sleeping(
-            dormitory=Dormitory(simulated, supplies, lambda: self.placer.nodes, memory_bytes),
+            dormitory=Dormitory(simulated, supplies, lambda: self.placer.nodes, self._memory_bytes),
             executor=executor,
             observer=observer,
             placer=self.placer,
@@ -90,6 +95,11 @@ class Ward:
             calls=SleepCalls(observer, self.tasks, self.clock, cast("Any", self.engines)),
             clock=self.clock,
         )
+
+    def kill(self) -> None:
+        """End the controller anywhere; another one begins."""
+        self.tasks.cancel()
+        self.begin()
 
     def add(self, name: str, *, state: ReplicaState = ReplicaState.READY, on: str = NODE, **more: Any) -> Replica:
         """Add an endpoint with one replica, which has 60 of the 80 GiB of an accelerator."""

@@ -116,7 +116,7 @@ class Dormitory:
         return int(own * MEMORY_SHARE) or MEMORY_BYTES
 
     def without_room(self, asleep: Sequence[Replica], world: World, *, but: Collection[str]) -> dict[str, str]:
-        """Return the sleepers for whom their node has no room since others came, and why; ``but`` those about to wake."""
+        """Return the sleepers for whom their node has no room any more, and why; ``but`` those about to wake."""
         by_node: dict[str, list[Sleeper]] = {}
         for one in sorted(asleep, key=lambda one: (one.state_since, one.id)):
             able = self.able_of(world.versions.get(one.version_id))

@@ -401,7 +401,7 @@ class Placer:
 
 def residue(placement: Placement) -> int:
     """Return the bytes that an engine which sleeps leaves on each of its accelerators: its context."""
-    return min(OVERHEAD_BYTES, *(part.memory_bytes for part in placement.parts))
+    return min(OVERHEAD_BYTES, *(part.memory_bytes for part in placement.parts)) if placement.parts else 0
 
 
 def _overlaps(placement: Placement, places: Collection[tuple[str, int]]) -> bool:

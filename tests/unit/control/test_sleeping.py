@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.support.towns import GIB
 from tests.support.wards import Ward
 
@@ -195,6 +197,57 @@ async def test_one_that_is_larger_than_the_memory_of_its_node_never_sleeps() -> 
         ward.idle("one", 9e9)
         await ward.rounds(3)
         assert ward.state(one) is S.READY
+
+
+async def _story(steps: list[tuple[str, int]]) -> None:
+    """Live through ``steps``; whatever they were, whoever is asked for then is awake soon."""
+    async with asyncio.TaskGroup() as group:
+        ward = Ward(group)
+        ones = [ward.add(f"e{number}", state=S.ASLEEP if number else S.READY) for number in range(3)]
+
+        async def go_on() -> None:
+            await ward.round()
+            await ward.let_engines()
+            holding = [one for one in ones if ward.state(one) in (S.READY, S.FALLING_ASLEEP, S.WAKING)]
+            assert len(holding) <= 1, "60 of 80 GiB fit once"
+            served = [one for one in ones if ward.state(one) is S.READY]
+            assert not any(one.id in ward.engines.asleep for one in served), "callers meet an engine that sleeps"
+
+        for what, number in steps:
+            match what:
+                case "ask":
+                    ward.ask(f"e{number}", number + 1)
+                case "idle":
+                    ward.idle(f"e{number}", 4.0 * number)
+                case "wait":
+                    ward.clock.advance(6.0)
+                case "hold":
+                    ward.engines.gate.clear()
+                case "answer":
+                    ward.engines.gate.set()
+                case "kill":
+                    ward.kill()
+            await go_on()
+        ward.engines.gate.set()
+        for number in range(3):
+            ward.idle(f"e{number}", 60.0)
+        for number in (0, 1, 2):
+            ward.ask(f"e{number}", 1)
+            for _ in range(16):
+                ward.clock.advance(1.0)
+                await go_on()
+            assert ward.state(ones[number]) is S.READY, "whoever is asked for is awake"
+            ward.idle(f"e{number}", 60.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["ask", "idle", "wait", "hold", "answer", "kill"]), st.integers(0, 2)), max_size=20
+    )
+)
+def test_whatever_comes_two_never_have_one_room_and_whoever_is_asked_for_wakes(steps: list[tuple[str, int]]) -> None:
+    asyncio.run(_story(steps))
 
 
 async def test_nobody_turns_while_no_gateway_tells_what_is_wanted(ward: Ward) -> None:
