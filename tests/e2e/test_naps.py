@@ -1,6 +1,7 @@
 """Engines that sleep between requests and take turns on an accelerator: real processes, real requests."""
 
 import asyncio
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -159,3 +160,20 @@ def test_a_sleeper_is_stopped_when_its_endpoint_goes_or_gets_another_version(yar
     until_asleep(yard, name)
     assert yard.call("DELETE", f"/v1/endpoints/{name}").status in (200, 202)
     eventually(lambda: not yard.engines(), WITHIN_S, "it is stopped")
+
+
+async def test_requests_that_come_just_as_it_falls_asleep_never_meet_an_engine_that_sleeps(
+    yard: Yard, name: str
+) -> None:
+    await asyncio.to_thread(deploy, yard, name, nap_s=0.1, sleep_s=0.05, wake_s=0.05)
+    chance = random.Random(5)
+    async with Load(yard.port, yard.admin_key) as load:
+        for turn in range(40):
+            load.start(chat(name, f"[[sim: tokens=5]] turn {turn}", max_tokens=20, stream=turn % 2 == 0))
+            await asyncio.sleep(chance.uniform(0.0, 0.7))
+        await load.finish(WITHIN_S)
+        assert {exchange.outcome for exchange in load.exchanges} == {Outcome.COMPLETE}, load.exchanges
+    events = yard.get(f"/v1/endpoints/{name}/events?limit=200")["data"]
+    kinds = [event["kind"] for event in events]
+    assert kinds.count("replica_started") == 1
+    assert kinds.count("replica_asleep") > 2, "it slept in between, and that is what this is about"
