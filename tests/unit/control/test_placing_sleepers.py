@@ -93,6 +93,7 @@ def test_what_is_taken_for_one_is_nobody_elses_until_it_is_given_up(town: Town) 
 def test_a_claim_becomes_a_promise_once_those_in_the_way_sleep(town: Town) -> None:
     sleeper = settled(town, "sleeper", ReplicaState.ASLEEP, 0)
     victim = settled(town, "victim", ReplicaState.READY, 0)
+    settled(town, "other", ReplicaState.READY, 1)
     placer = looked(town)
     placer.begin(sleeper.endpoint_id)
     placer.take_bed(sleeper, "ten-a", [victim.id], "`sleeper` is asked for")
