@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress, Stage
-from modelyard.domain.fleet import NAPPING, Replica, ReplicaState
+from modelyard.domain.fleet import NAPPING, THERE, Replica, ReplicaState
 from modelyard.policy.reconcile import crashes
 from modelyard.policy.rollouts import beside
 
@@ -72,9 +72,10 @@ def outlook(endpoint: Endpoint, view: View) -> Outlook:
     if view.wanted == 0:
         return Outlook(EndpointStatus.STOPPED, Progress(Stage.QUEUED, reason=f"asleep: {view.size_reason}"))
     if ready > 0:
-        is_settled = ready >= view.wanted and ReplicaState.DRAINING not in states
+        there = sum(state in THERE for state in states)  # who sleeps is one that is wanted, and there when it is needed
+        is_settled = there >= view.wanted and ReplicaState.DRAINING not in states
         status = EndpointStatus.RUNNING if is_settled else EndpointStatus.SCALING
-        going_on = "a replica drains" if ready >= view.wanted else f"{ready} of {view.wanted} replicas are ready"
+        going_on = "a replica drains" if there >= view.wanted else f"{there} of {view.wanted} replicas are ready"
         reason = _trouble(view) or view.no_room or view.waiting or ("" if is_settled else going_on)
         return Outlook(status, Progress(Stage.READY, percent=100, eta_s=0.0, reason=reason))
     if any(state in NAPPING for state in states):

@@ -95,4 +95,5 @@ def test_one_whose_engine_sleeps_is_stopped_and_says_how_soon_it_is_there() -> N
     )
     waits = look(replica(S.ASLEEP), wake_s=3.0, waiting="it wakes once those on its accelerators sleep")
     assert (waits.status, waits.progress.stage) == (EndpointStatus.SCALING, Stage.PLACING)
-    assert look(replica(S.ASLEEP), replica(S.READY, 1), wanted=2).status is EndpointStatus.SCALING
+    both = look(replica(S.ASLEEP), replica(S.READY, 1), wanted=2)
+    assert (both.status, both.progress.reason) == (EndpointStatus.RUNNING, "")
