@@ -197,7 +197,7 @@ class Sleeping:
             self.dormitory.restless[one.id] = self.clock.monotonic_s() + RETRY_S
             await self._record(one, ReplicaState.WAKING, f"it could not be put to sleep: {told.error}", look)
         else:
-            await self._record(one, ReplicaState.ASLEEP, one.reason, look, kind="replica_asleep")
+            await self._record(one, ReplicaState.ASLEEP, one.reason, look)
         return True
 
     async def _woken(self, one: Replica, told: Told, look: _Look) -> None:
@@ -206,7 +206,7 @@ class Sleeping:
             await self.executor.carry_out(action, look.endpoint.id, look.records)
             return
         self._woke_s[one.version_id] = [*self._woke_s.get(one.version_id, ()), told.took_s][-MEASURES_KEPT:]
-        await self._record(one, ReplicaState.READY, f"awake: {one.reason}", look, kind="replica_awake")
+        await self._record(one, ReplicaState.READY, f"awake: {one.reason}", look)
 
     async def _go_on(self, one: Replica, look: _Look) -> bool:
         """Go on with what an earlier controller began, and with what the engine says."""
@@ -231,8 +231,8 @@ class Sleeping:
         looked_s, load = self.observer.latest(one.id) or (-math.inf, None)
         return load.is_sleeping if load is not None and looked_s > self._turned_s.get(one.id, -math.inf) else None
 
-    async def _record(self, one: Replica, state: ReplicaState, reason: str, look: _Look, *, kind: str = "") -> None:
-        await self.executor.turn(one, state, reason, look.records, kind)
+    async def _record(self, one: Replica, state: ReplicaState, reason: str, look: _Look) -> None:
+        await self.executor.turn(one, state, reason, look.records)
         self._turned_s[one.id] = self.clock.monotonic_s()
         if state is ReplicaState.WAKING:
             self.calls.begin(look.records[one.id], look.able[one.version_id])

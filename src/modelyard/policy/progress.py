@@ -87,20 +87,18 @@ def outlook(endpoint: Endpoint, view: View) -> Outlook:
 
 
 def _asleep(view: View, replicas: Sequence[Replica]) -> Outlook:
-    """Return how one stands of which nothing answers, and something sleeps."""
+    """Return how one stands of which nothing answers, and something sleeps: it runs, and is there within seconds."""
     waking = [one.state_since for one in replicas if one.state is ReplicaState.WAKING]
-    eta_s = round(view.wake_s, 1)
     if waking:
         elapsed_s = max(0.0, view.now_s - min(waking))
         percent = min(99, int(100 * elapsed_s / max(view.wake_s, 0.001)))
         left_s = round(max(view.wake_s - elapsed_s, 0.5), 1)
-        progress = Progress(Stage.WARMING, percent=percent, eta_s=left_s, reason="its engine wakes")
-        return Outlook(EndpointStatus.SCALING, progress)
-    if view.no_room or view.waiting:
-        reason = view.no_room or view.waiting
-        return Outlook(EndpointStatus.SCALING, Progress(Stage.PLACING, percent=0, eta_s=eta_s, reason=reason))
+        return Outlook(EndpointStatus.RUNNING, Progress(Stage.WARMING, percent, left_s, "its engine wakes"))
+    eta_s = round(view.wake_s, 1)
+    if reason := view.no_room or view.waiting:
+        return Outlook(EndpointStatus.SCALING, Progress(Stage.PLACING, 0, eta_s, reason))
     reason = f"asleep: its engine sleeps beside its weights, and wakes within about {max(view.wake_s, 1.0):.0f} s"
-    return Outlook(EndpointStatus.STOPPED, Progress(Stage.QUEUED, eta_s=eta_s, reason=reason))
+    return Outlook(EndpointStatus.RUNNING, Progress(Stage.WARMING, eta_s=eta_s, reason=reason))
 
 
 def _trouble(view: View) -> str:

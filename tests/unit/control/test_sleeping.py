@@ -34,7 +34,7 @@ async def test_one_that_nobody_needs_leaves_the_gateways_first_and_sleeps_once_n
     ward.in_flight.clear()
     await ward.rounds(3)
     assert (ward.state(one), ward.engines.made) == (S.ASLEEP, [(one.id, "/sleep")])
-    assert ward.events == [("replica_asleep", "no request for 11 s")]
+    assert ward.town.replicas[one.id].reason == "no request for 11 s"
     assert ward.sleeping.dormant == {"ep-one"}
 
 
