@@ -263,6 +263,7 @@ class Sleeping:
         ready, asleep = look.those(ReplicaState.READY), look.those(*_ASLEEP)
         awake = len(ready) + len(look.those(ReplicaState.WAKING))
         rule, is_free = rule_of(endpoint), may_nap(endpoint, world)
+        floor = floor_of(endpoint, world) if is_free else awake + len(asleep)
         idle_s = min(seen.idle_s, ready_s(ready, world.unix_s))
         decision = sleepers.decide(
             self._spare_since_s.get(endpoint.id),
@@ -274,7 +275,7 @@ class Sleeping:
                 slots=seen.slots,
                 load=seen.load,
                 idle_s=idle_s,
-                floor=floor_of(endpoint, world) if is_free else awake + len(asleep),
+                floor=floor,
             ),
             rule,
         )
@@ -286,8 +287,8 @@ class Sleeping:
             has_changed, waits = await self._wake(decision, look, rule, has_way)
             return has_changed, waits, None
         has_changed = decision.change < 0 and await self._lull(decision, look)
-        due_s = max(rule.idle_s - idle_s, LOOK_S) if ready and is_free else None
-        return has_changed, "", due_s
+        may_be_due = is_free and awake > floor and any(self._may(one, look) for one in ready)
+        return has_changed, "", max(rule.idle_s - idle_s, LOOK_S) if may_be_due else None
 
     async def _lull(self, decision: sleepers.Decision, look: _Look) -> bool:
         ready = [one for one in look.those(ReplicaState.READY) if one.id in look.free and self._may(one, look)]

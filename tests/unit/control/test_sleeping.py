@@ -13,6 +13,8 @@ from tests.support.wards import Ward
 
 from modelyard.domain.endpoints import Autoscale, Release, Scaling, Tier
 from modelyard.domain.fleet import ReplicaState as S
+from modelyard.domain.nodes import Accelerator, Node, NodeSeen
+from modelyard.policy.cluster import CPU
 
 
 @pytest.fixture
@@ -77,8 +79,23 @@ KEPT = {
 async def test_it_stays_awake_where(why: str, ward: Ward) -> None:
     one = ward.add("one", **KEPT[why])
     ward.idle("one", 9e9)
-    await ward.rounds(2)
+    tended = await ward.rounds(2)
     assert ward.state(one) is S.READY
+    assert tended["one"].look_in_s is None, "nobody has to look again soon"
+
+
+async def test_on_a_cpu_weights_are_in_the_memory_of_the_machine_already(ward: Ward) -> None:
+    ward.town.nodes["n1"] = NodeSeen(node=Node("n1", (Accelerator(0, CPU, 64 * GIB),)))
+    one = ward.add("one")
+    ward.idle("one", 9e9)
+    tended = await ward.rounds(2)
+    assert (ward.state(one), tended["one"].look_in_s) == (S.READY, None)
+
+
+async def test_one_that_is_awake_is_looked_at_when_it_may_be_due(ward: Ward) -> None:
+    ward.add("one")
+    ward.idle("one", 4)
+    assert (await ward.rounds(1))["one"].look_in_s == 6.0
 
 
 async def test_an_engine_that_cannot_sleep_costs_one_look(ward: Ward) -> None:
