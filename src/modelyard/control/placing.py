@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from modelyard.control.beds import Beds
 from modelyard.control.world import World
 from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.fleet import Replica, ReplicaState
@@ -25,7 +26,6 @@ from modelyard.domain.nodes import NodeSeen, Part, Placement
 from modelyard.policy import accelerator_quota, eviction
 from modelyard.policy.asks import Ask, NoRoom, refused
 from modelyard.policy.cluster import CPU, Cluster
-from modelyard.policy.fit import OVERHEAD_BYTES
 from modelyard.policy.packing import find, place
 from modelyard.policy.reconcile import LIVE
 from modelyard.policy.sleepers import Bed
@@ -87,10 +87,7 @@ class Placer:
         self._limits: Mapping[str, int] = {}
         self._held: dict[str, tuple[str, Placement]] = {}
         """Recorded placements by replica, with their tenant."""
-        self._asleep: dict[str, Placement] = {}
-        """Recorded placements of those that sleep, by replica: each has its context on them, and no more."""
-        self._resting: dict[str, Placement] = {}
-        """Those of them that are on the cluster so."""
+        self._beds = Beds()
         self._promised: dict[str, Promise] = {}
         self._claims: dict[str, Promise] = {}
         """Promises that wait for their victims to go. They are on the cluster beside those, so that nobody takes what
@@ -125,7 +122,7 @@ class Placer:
         self._kinds = kinds_of(self._nodes.values())
         self._sizes = accelerator_quota.sizes_of(self._nodes.values())
         self._held = dict(_held(world, _host(self._nodes.values())))
-        self._asleep = dict(_asleep(world))
+        self._beds.see(world)
         for replica_id in self._held.keys() & self._promised.keys():
             del self._promised[replica_id]
         for claim in list(self._claims.values()):
@@ -146,17 +143,10 @@ class Placer:
         # How much strangers use of a GPU is what is measured minus what is placed: that needs both of one time, and
         # nothing that is promised uses memory yet.
         if is_old or shown != self._shown or any(map(_is_measured, self._nodes.values())):
-            self._cluster = Cluster.of(
-                self._nodes.values(), held.values(), [(one, residue(one)) for one in self._asleep.values()]
-            )
+            self._cluster = Cluster.of(self._nodes.values(), held.values(), self._beds.all())
             self._built_s, self._shown, self._on = self._now_s, shown, held
-            self._resting = dict(self._asleep)
         wanted = held | kept
-        for replica_id, placement in list(self._resting.items()):
-            if replica_id in wanted or self._asleep.get(replica_id) is not placement:
-                self._rise(replica_id)
-        for replica_id in self._asleep.keys() - self._resting.keys() - wanted.keys():
-            self._lie_down(replica_id)
+        self._beds.follow(self._cluster, wanted)
         for replica_id, placement in list(self._on.items()):
             if wanted.get(replica_id) is not placement:
                 self._take_off(replica_id)
@@ -171,14 +161,6 @@ class Placer:
     def _take_off(self, replica_id: str) -> None:
         if (placement := self._on.pop(replica_id, None)) is not None:
             self._cluster.give_back(placement)
-
-    def _lie_down(self, replica_id: str) -> None:
-        self._resting[replica_id] = placement = self._asleep[replica_id]
-        self._cluster.leave(placement, residue(placement))
-
-    def _rise(self, replica_id: str) -> None:
-        if (placement := self._resting.pop(replica_id, None)) is not None:
-            self._cluster.clear(placement, residue(placement))
 
     def in_turn(self, endpoint_ids: Collection[str]) -> list[str]:
         """Return the endpoints in the order in which they may ask: those that wait for room first, in fair turns."""
@@ -283,40 +265,18 @@ class Placer:
         for promises in (self._claims, self._promised):
             if promises.pop(replica_id, None) is not None:
                 self._take_off(replica_id)
-                if replica_id in self._asleep:
-                    self._lie_down(replica_id)
+                self._beds.lie_down(self._cluster, replica_id)
 
     # --- those that sleep ---
 
     def bed(self, replica: Replica, idle: Sequence[tuple[Replica, float]]) -> Bed:
         """Return how one that sleeps stands. ``idle`` could sleep too, with the seconds since they had a request."""
-        cluster, mine = self._cluster, replica.placement
-        places = {(part.node_id, index) for part in mine.parts for index in part.accelerators}
-        known = [place for place in places if cluster.free_bytes(*place) is not None]
-        is_held = any(cluster.shares(*place) for place in known)
-        is_resting = replica.id in self._resting
-        self._rise(replica.id)
-        gone: list[tuple[Replica, float]] = []
-        for other, idle_s in sorted(idle, key=lambda pair: (-pair[1], pair[0].id)):
-            if cluster.has_room(mine):
-                break
-            if other.id in self._on and _overlaps(other.placement, places):
-                cluster.give_back(other.placement)
-                cluster.leave(other.placement, residue(other.placement))
-                gone.append((other, idle_s))
-        has_room = cluster.has_room(mine)
-        for other, _ in gone:
-            cluster.clear(other.placement, residue(other.placement))
-            cluster.take(other.placement)
-        if is_resting:
-            self._lie_down(replica.id)
-        ids = tuple((other.id, idle_s) for other, idle_s in gone)
-        return Bed(replica_id=replica.id, is_held=is_held, in_the_way=ids if has_room else None)
+        return self._beds.bed(self._cluster, self._on, replica, idle)
 
     def take_bed(self, replica: Replica, tenant_id: str, victims: Collection[str], reason: str) -> None:
         """Hold the room of one that sleeps: at once, or once ``victims`` sleep. It is to be asked for in each pass."""
         self._asked[replica.endpoint_id].add(replica.id)
-        self._rise(replica.id)
+        self._beds.rise(self._cluster, replica.id)
         self._put_on(replica.id, replica.placement)
         promise = Promise(
             replica.id, replica.endpoint_id, tenant_id, None, replica.placement, frozenset(victims), reason
@@ -397,22 +357,6 @@ class Placer:
 
     def _is_there(self, placement: Placement) -> bool:
         return all(part.node_id in self._nodes and self._nodes[part.node_id].is_ready for part in placement.parts)
-
-
-def residue(placement: Placement) -> int:
-    """Return the bytes that an engine which sleeps leaves on each of its accelerators: its context."""
-    return min(OVERHEAD_BYTES, *(part.memory_bytes for part in placement.parts)) if placement.parts else 0
-
-
-def _overlaps(placement: Placement, places: Collection[tuple[str, int]]) -> bool:
-    return any((part.node_id, index) in places for part in placement.parts for index in part.accelerators)
-
-
-def _asleep(world: World) -> Iterable[tuple[str, Placement]]:
-    for replicas in world.replicas.values():
-        for replica in replicas:
-            if replica.state is ReplicaState.ASLEEP and replica.placement.parts:
-                yield replica.id, replica.placement
 
 
 def _is_measured(seen: NodeSeen) -> bool:
