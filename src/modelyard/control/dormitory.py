@@ -19,7 +19,7 @@ from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.nodes import NodeSeen
 from modelyard.engines import EngineCall, Engines
 from modelyard.policy.cluster import CPU
-from modelyard.policy.rollouts import carriers
+from modelyard.policy.rollouts import beside, carriers
 from modelyard.policy.sleepers import Sleeper, outgrown
 
 MEMORY_SHARE = 0.25
@@ -83,27 +83,30 @@ class Dormitory:
             kinds |= {each.kind for each in seen.node.accelerators if each.index in part.accelerators}
         return bool(kinds) and CPU not in kinds and able.weights_bytes <= self.room_bytes(one.placement.node_id)
 
-    def idle_others(self, endpoint: Endpoint, world: World) -> list[tuple[Replica, float]]:
-        """Return the replicas of other endpoints that nobody needs, with the seconds since somebody did."""
+    def idle_others(self, endpoint: Endpoint, world: World, on: Collection[str]) -> list[tuple[Replica, float]]:
+        """Return the replicas of other endpoints on these nodes that nobody needs, and for how many seconds."""
         found: list[tuple[Replica, float]] = []
         for endpoint_id, replicas in world.replicas.items():
             ready = [one for one in replicas if one.state is ReplicaState.READY]
+            if endpoint_id == endpoint.id or not any(_is_on(one, on) for one in ready):
+                continue  # nearly all of them
             other = world.endpoints.get(endpoint_id)
-            if not ready or other is None or endpoint_id == endpoint.id or not may_nap(other, world):
+            if other is None or not may_nap(other, world):
                 continue
+            kept = beside(other)
+            ready = [one for one in ready if one.version_id not in kept]
             demand, spare = world.demand(endpoint_id), len(ready) - floor_of(other, world)
             if demand.queued or demand.in_flight or spare <= 0:
                 continue
             idle_s = min(math.inf if demand.idle_s is None else demand.idle_s, ready_s(ready, world.unix_s))
-            able = [
-                one
-                for one in ready
-                if one.id not in world.busy
-                and self.may(one, self.able_of(world.versions.get(one.version_id)), world.monotonic_s)
-            ]
+            able = [one for one in ready if _is_on(one, on) and self._may_now(one, world)]
             able.sort(key=lambda one: (one.ready_at or 0.0, one.id), reverse=True)
             found += [(one, idle_s) for one in able[:spare]]
         return found
+
+    def _may_now(self, one: Replica, world: World) -> bool:
+        able = self.able_of(world.versions.get(one.version_id))
+        return one.id not in world.busy and self.may(one, able, world.monotonic_s)
 
     # --- the memory of nodes --------------------------------------------------------------
 
@@ -133,6 +136,10 @@ class Dormitory:
                 here = [each for each in here if each.replica_id not in gone]
                 found |= dict.fromkeys(gone, f"{node_id} has no more room for engines that sleep")
         return found
+
+
+def _is_on(one: Replica, nodes: Collection[str]) -> bool:
+    return any(part.node_id in nodes for part in one.placement.parts)
 
 
 def may_nap(endpoint: Endpoint, world: World) -> bool:

@@ -241,19 +241,18 @@ class Sleeping:
 
     async def _make_room(self, look: _Look, seen: scaling.Seen) -> bool:
         """Put to sleep who is in the way of others; who is needed meanwhile stays, and they look for another place."""
-        ready = look.those(ReplicaState.READY)
-        lulled = self.placer.lulled((one.id for one in ready), look.endpoint.tenant_id)
+        ready = {one.id: one for one in look.those(ReplicaState.READY)}
+        lulled = self.placer.lulled(look.records, look.endpoint.tenant_id)
         left = len(ready) - floor_of(look.endpoint, look.world)
+        may = not _demand(look, seen) and may_nap(look.endpoint, look.world)
         has_changed = False
-        for one in ready:
-            if one.id not in lulled:
-                continue
-            is_spare = left > 0 and not _demand(look, seen) and may_nap(look.endpoint, look.world)
-            if is_spare and one.id in look.free and self._may(one, look):
-                await self._record(one, ReplicaState.FALLING_ASLEEP, lulled[one.id], look)
+        for id, reason in lulled.items():
+            one = ready.get(id)
+            if one is not None and may and left > 0 and id in look.free and self._may(one, look):
+                await self._record(one, ReplicaState.FALLING_ASLEEP, reason, look)
                 has_changed, left = True, left - 1
-            else:
-                self.placer.refuse(one.id)
+            elif look.records[id].state is ReplicaState.READY:
+                self.placer.refuse(id)
         return has_changed
 
     async def _turn(
@@ -330,7 +329,8 @@ class Sleeping:
         """Return which of these wakes; who else is idle is asked only where there is no room."""
         beds = [self.placer.bed(one, ()) for one in rest]
         if all(bed.in_the_way is None for bed in beds):
-            others = self.dormitory.idle_others(look.endpoint, look.world)
+            nodes = {part.node_id for one in rest for part in one.placement.parts}
+            others = self.dormitory.idle_others(look.endpoint, look.world, nodes)
             beds = [self.placer.bed(one, others) for one in rest]
         return sleepers.turn(beds, rule)
 

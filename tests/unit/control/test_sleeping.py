@@ -135,6 +135,19 @@ async def test_who_is_needed_is_in_nobodys_way_and_another_one_is_started_elsewh
     assert "started elsewhere" in ward.town.replicas[second.id].reason
 
 
+async def test_a_fallback_is_in_nobodys_way(ward: Ward) -> None:
+    """It answers whatever sleeps."""
+    first = ward.add("first")
+    ward.add("second", state=S.ASLEEP)
+    releases = (Release("ver-main", 100), Release("ver-first", 0, fallback=1))
+    ward.town.endpoints["ep-first"] = msgspec.structs.replace(ward.town.endpoints["ep-first"], releases=releases)
+    ward.idle("first", 60)
+    ward.ask("second", 1)
+    tended = await ward.rounds(3)
+    assert (ward.state(first), ward.placer.claimed) == (S.READY, frozenset())
+    assert "are needed" in tended["second"].waits
+
+
 async def test_one_that_is_asked_again_just_then_keeps_its_place(ward: Ward) -> None:
     first, second = ward.add("first"), ward.add("second", state=S.ASLEEP)
     ward.idle("first", 6)
