@@ -45,8 +45,8 @@ class Dormitory:
     memory_bytes: int = 0
     restless: dict[str, float] = field(default_factory=dict)
     """Replicas that could not be put to sleep, and until when (monotonic) nobody tries again."""
-    _able: dict[str, Able | None] = field(default_factory=dict)
-    """By version: versions never change."""
+    _able: dict[str, tuple[ModelVersion, Able | None]] = field(default_factory=dict)
+    """By version, with what it was then: its facts may be read later."""
 
     def keep(self, world: World, living: Collection[str]) -> None:
         """Forget what is gone."""
@@ -58,9 +58,10 @@ class Dormitory:
         """Return what tells engines of a version to sleep, None where nothing does."""
         if version is None:
             return None
-        if version.id not in self._able:
-            self._able[version.id] = self._find_able(version)
-        return self._able[version.id]
+        known = self._able.get(version.id)
+        if known is None or known[0] is not version:
+            known = self._able[version.id] = version, self._find_able(version)
+        return known[1]
 
     def _find_able(self, version: ModelVersion) -> Able | None:
         engine, settings = self.engines.get(version.framework), self.supplies.settings(version)
