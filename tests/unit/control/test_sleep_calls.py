@@ -56,7 +56,7 @@ async def told(engine: Engine, state: ReplicaState) -> str | None:
 
 STORIES = {
     "it sleeps": (ReplicaState.FALLING_ASLEEP, (ASLEEP,), ""),
-    "it sleeps a moment later": (ReplicaState.FALLING_ASLEEP, (AWAKE, SILENT, ASLEEP), "does not answer"),
+    "it takes too long to say so": (ReplicaState.FALLING_ASLEEP, (AWAKE, SILENT, ASLEEP), "does not answer"),
     "it says nothing of sleep": (ReplicaState.FALLING_ASLEEP, (EngineLoad(),), ""),
     "it stays awake": (ReplicaState.FALLING_ASLEEP, (AWAKE,), "says that it is awake"),
     "it wakes": (ReplicaState.WAKING, (ASLEEP, AWAKE), ""),
