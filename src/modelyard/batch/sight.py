@@ -7,7 +7,7 @@ import msgspec
 from modelyard.clock import Clock
 from modelyard.domain.batches import Batch, Forecast
 from modelyard.domain.endpoints import Endpoint
-from modelyard.domain.fleet import ReplicaState
+from modelyard.domain.fleet import THERE
 from modelyard.domain.prices import PriceEntry
 from modelyard.domain.usage import Price, UsageFilter, UsageStatus
 from modelyard.policy.batch_forecast import SAMPLES_MIN, Seen, Work, forecast
@@ -91,7 +91,7 @@ class Sight:
             answers=good.requests,
             output_tokens=good.completion_tokens / good.requests,
             seconds=await self._seconds(batch, endpoint, now - LOOK_BACK_S),
-            slots=sum(replica.slots for replica in replicas if replica.state is ReplicaState.READY),
+            slots=sum(replica.slots for replica in replicas if replica.state in THERE),
             lines_ahead=await self._store.ahead(_named(batch, model)),
             units=sum(good.units.values()) / good.requests,
         )

@@ -148,6 +148,8 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     min_residency_s: Positive = 60.0
     """Time a replica stays once it is ready, before an endpoint that has no room may take its place; twice as long is
     the most that one waits for idle ones that are dearer to load."""
+    sleepers_bytes: Count = 0
+    """Memory of a node that weights of engines which sleep may take; who has slept longest goes. 0: a quarter of it."""
     crash_backoff_s: Positive = 1.0
     """First pause before a crashed replica is started again; doubles up to 'crash_backoff_max_s'."""
     crash_backoff_max_s: Positive = 60.0

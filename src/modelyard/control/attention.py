@@ -22,6 +22,7 @@ from modelyard.policy.reconcile import Vital
 SWEEP_S = 10.0
 IDLE_SHARE = 0.1
 
+_STEADY = frozenset({ReplicaState.READY, ReplicaState.ASLEEP})
 _RESTING = frozenset({EndpointStatus.RUNNING, EndpointStatus.STOPPED})
 
 
@@ -63,8 +64,11 @@ class Attention:
             del rests[endpoint_id]
         return found
 
-    def passed(self, endpoint_id: str, world: World, *, has_changed: bool) -> None:
-        """Note a pass that saw ``world``: the endpoint rests if there was nothing to do and nothing is under way."""
+    def passed(self, endpoint_id: str, world: World, *, has_changed: bool, look_in_s: float | None = None) -> None:
+        """Note a pass that saw ``world``: the endpoint rests if there was nothing to do and nothing is under way.
+
+        ``look_in_s``: when the next one is due at the latest.
+        """
         endpoint = world.endpoints.get(endpoint_id)
         if endpoint is None or has_changed or not self._is_resting(endpoint, world):
             self._rests.pop(endpoint_id, None)
@@ -74,6 +78,8 @@ class Attention:
         longest_s = min(SWEEP_S, max(self._pass_interval_s, pace_s))
         # Not all at the same time: each has its own part between a half and the whole of it.
         due_s = world.monotonic_s + longest_s * (1 + crc32(endpoint_id.encode()) / 2**32) / 2
+        if look_in_s is not None:
+            due_s = min(due_s, world.monotonic_s + max(look_in_s, self._pass_interval_s))
         self._rests[endpoint_id] = _Rest(self._seen(endpoint, world), due_s)
 
     def failed(self, endpoint_id: str) -> None:
@@ -96,7 +102,7 @@ class Attention:
         if any(not self._standing(guest.id).is_over for guest in world.guests.get(endpoint.id, ())):
             return False
         return all(
-            replica.state is ReplicaState.READY and self._observer.vital(replica.id)[0] is Vital.READY
+            replica.state in _STEADY and self._observer.vital(replica.id)[0] is Vital.READY
             for replica in replicas
             if not replica.is_tombstone
         ) and not _any(world.busy, replicas)

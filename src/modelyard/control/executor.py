@@ -174,6 +174,11 @@ class Executor:
         await self._put(records, replica, ReplicaState.READY, reason)
         await self._tell(replica.endpoint_id, "replica_taken", reason, replica.id)
 
+    async def turn(self, replica: Replica, state: ReplicaState, reason: str, records: Records) -> None:
+        """Record where a replica is between awake and asleep. It is no event: naps would soon be all that is kept."""
+        _log.info("%s: %s: %s", replica.id, state, reason)
+        await self._put(records, replica, state, reason)
+
     async def activate(self, version: ModelVersion) -> None:
         """Note that a version has served: the source's status ``active``."""
         if version.status is not VersionStatus.ACTIVE:

@@ -17,6 +17,7 @@ from modelyard.control.guest_pass import run_guest_pass
 from modelyard.control.passes import Passed, Tools
 from modelyard.control.placing import Need
 from modelyard.control.remember import remember
+from modelyard.control.sleeping import Tended
 from modelyard.control.supplies import Offer, SupplyError
 from modelyard.control.views import holding_back, is_proven, situation_of
 from modelyard.control.world import World
@@ -47,7 +48,8 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
     if endpoint.pool:
         decision = tools.pools.decide(endpoint, decision)
     recorded = world.replicas.get(endpoint.id, ())
-    evicted = tools.placer.evicted((replica.id for replica in recorded), endpoint.tenant_id)
+    ids = [replica.id for replica in recorded]
+    evicted = tools.placer.evicted(ids, endpoint.tenant_id) | tools.sleeping.outgrown(ids)
     if going := counted(recorded, evicted, endpoint):
         decision = without(decision, endpoint, seen, going, evicted[going[0]])
     tools.sizing.note(endpoint.id, seen, decision)
@@ -67,7 +69,7 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
 
     records = {seen.record.id: seen.record for seen in situation.replicas}
     were_ready = {id for id, record in records.items() if record.state is ReplicaState.READY}
-    starts = Starts(endpoint, world, tools, records)
+    starts = Starts(endpoint, world, tools, records, seen)
     has_changed = await act(actions, starts)
     if not endpoint.pool:
         has_changed |= await tools.guests.tend(endpoint, world, records.values())
@@ -85,7 +87,10 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
         load_s=load_s,
         is_proven=is_proven(endpoint) or decision.memory.is_proven,
         size_reason=decision.reason,
-        waiting=next((action.reason for action in actions if isinstance(action, Wait)), ""),
+        wake_s=tools.sleeping.wake_s(world.versions.get(main_release(endpoint).version_id))
+        if endpoint.releases
+        else 0.0,
+        waiting=next((action.reason for action in actions if isinstance(action, Wait)), "") or starts.tended.waits,
         troubles={version_id: error.told for version_id, error in starts.troubles.items()},
         no_room=no_room_of(endpoint, starts.no_room, records.values()),
         fetch=starts.fetch,
@@ -109,6 +114,7 @@ async def act(actions: Sequence[Action], starts: "Starts") -> bool:
                 has_changed |= await starts.try_start(action)
             else:
                 has_changed |= await tools.executor.carry_out(action, endpoint.id, starts.records)
+        has_changed |= await starts.turn_sleepers()
     finally:
         tools.placer.end(endpoint.id, starts.recorded)
         tools.pools.let_go(touched)
@@ -124,6 +130,7 @@ def passed_of(endpoint: Endpoint, replicas: int, starts: "Starts", view: View, b
         no_room=starts.no_room,
         is_waiting=bool(starts.troubles or starts.no_room or starts.fetch or view.waiting),
         awake_at=before.awake_at if before is not None and before.replicas else view.now_s,
+        look_in_s=starts.tended.look_in_s,
     )
 
 
@@ -169,12 +176,22 @@ class Starts:
     world: World
     tools: Tools
     records: dict[str, Replica]
+    seen: scaling.Seen
     troubles: dict[str, SupplyError] = field(default_factory=dict)
     """Why nothing of a version can start at all, by its id."""
     no_room: dict[str, str] = field(default_factory=dict)
     """Why there is no room for a version, by its id."""
     fetch: Fetch | None = None
     recorded: list[str] = field(default_factory=list)
+    tended: Tended = field(default_factory=Tended)
+    """What became of replicas that sleep or may."""
+
+    async def turn_sleepers(self) -> bool:
+        """Wake and put to sleep what is due; say whether anything changed."""
+        self.tended = await self.tools.sleeping.tend(
+            self.endpoint, self.world, self.records, self.seen, recorded=self.recorded, has_way=self._has_way
+        )
+        return self.tended.has_changed
 
     async def try_start(self, action: StartReplica) -> bool:
         """Place, supply and start; say whether it was started. What is missing is noted, and asked for by supply."""
@@ -217,6 +234,16 @@ class Starts:
         await tools.executor.start(action, self.endpoint, supply, placed.placement, self.records)
         self.recorded.append(replica.id)
         return True
+
+    def _has_way(self, asleep: Replica) -> bool:
+        """Say whether one that is started in place of ``asleep`` would find room elsewhere."""
+        try:
+            offer = self.tools.supplies.offer(self.world.versions[asleep.version_id])
+        except SupplyError:
+            return False
+        is_spare = asleep.ordinal >= max(self.endpoint.scaling.floor, 1)
+        ask = ask_of(self.endpoint, offer, self.tools.placer.kinds, crowded=self._crowded(asleep), is_spare=is_spare)
+        return self.tools.placer.has_way(ask, self._need(offer), self._residents)
 
     def _need(self, offer: Offer) -> Need:
         demand = self.world.demand(self.endpoint.id)

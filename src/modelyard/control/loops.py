@@ -22,6 +22,7 @@ from modelyard.config import Config
 from modelyard.control.artifacts import ArtifactStore
 from modelyard.control.attention import Attention
 from modelyard.control.bursts import Bursts
+from modelyard.control.dormitory import Dormitory
 from modelyard.control.executor import Executor
 from modelyard.control.fits import Fits
 from modelyard.control.flow import run_pass
@@ -33,6 +34,8 @@ from modelyard.control.passes import Passed, Tools
 from modelyard.control.placing import Placer
 from modelyard.control.pools import Pools
 from modelyard.control.sizing import Sizing
+from modelyard.control.sleep_calls import SleepCalls
+from modelyard.control.sleeping import Sleeping
 from modelyard.control.supplies import Supplies
 from modelyard.control.table import TablePublisher
 from modelyard.control.tasks import KeyedTasks, boundary
@@ -40,7 +43,7 @@ from modelyard.control.views import strays_of
 from modelyard.control.world import World, look
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import Report
-from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.fleet import THERE, Replica, ReplicaState
 from modelyard.domain.nodes import NodeSeen
 from modelyard.domain.routing_table import EngineSpeed, Heartbeat, ReplicaSnapshot
 from modelyard.engines import EngineLoad, Engines
@@ -66,7 +69,7 @@ PASSES_AT_ONCE = 32
 queue as many writes before those of a management call."""
 OBSERVE_TIMEOUT_S = 30.0
 
-_WATCHED = frozenset({ReplicaState.LOADING, ReplicaState.READY, ReplicaState.DRAINING})
+_WATCHED = THERE | {ReplicaState.LOADING, ReplicaState.DRAINING}
 
 _log = logging.getLogger(__name__)
 
@@ -192,6 +195,7 @@ class Loops:
             finally:
                 await tools.observer.close()
                 await tools.guests.close()
+                await tools.sleeping.close()
 
     def _make_tools(self, group: asyncio.TaskGroup, actions: KeyedTasks) -> Tools:
         parts, control = self._parts, self._parts.config.control
@@ -206,22 +210,24 @@ class Loops:
             clock=parts.clock,
             pauses_s=(control.crash_backoff_s, control.crash_backoff_max_s),
         )
+        executor = Executor(
+            store=parts.store,
+            fleet=parts.fleet,
+            tasks=actions,
+            loads=loads,
+            clock=parts.clock,
+            grace_s=control.replica_grace_s,
+            threads=parts.config.fleet.threads,
+            nodes=lambda: placer.nodes,
+        )
         return Tools(
             store=parts.store,
             observer=observer,
             sizing=Sizing(
                 observer, parts.signals, parts.forecasts, parts.fits.speeds if parts.fits is not None else Speeds()
             ),
-            executor=Executor(
-                store=parts.store,
-                fleet=parts.fleet,
-                tasks=actions,
-                loads=loads,
-                clock=parts.clock,
-                grace_s=control.replica_grace_s,
-                threads=parts.config.fleet.threads,
-                nodes=lambda: placer.nodes,
-            ),
+            sleeping=_sleeping(parts, supplies, executor, observer, placer, actions),
+            executor=executor,
             placer=placer,
             bursts=Bursts(placer),
             pools=Pools(control.warm_pool_accelerators),
@@ -292,6 +298,7 @@ class Loops:
         tools.observer.watch(self._targets(world, tools))
         tools.sizing.keep(world)
         tools.guests.keep(world)
+        tools.sleeping.keep(world)
         tools.bursts.keep(world.endpoints)
         self._begin_passes(world, tools, passes, busy_endpoints, began_s)
 
@@ -299,7 +306,8 @@ class Loops:
         self, world: World, tools: Tools, passes: KeyedTasks, busy: frozenset[str], began_s: float
     ) -> None:
         """Put those that need a pass in line; the round is over then."""
-        wanted = self._attention_of(tools).wanted(world, tools.placer.claimed_of(world)) - busy
+        claimed = tools.placer.claimed_of(world) | tools.sleeping.pressing
+        wanted = self._attention_of(tools).wanted(world, claimed) - busy
         since = self.times.needed(wanted, began_s, running=busy)
 
         def turn(endpoint_id: str) -> tuple[bool, float]:
@@ -336,7 +344,8 @@ class Loops:
             has_changed = await self._pass(endpoint_id, world, tools)
             passed = tools.passed.get(endpoint_id)
             is_waiting = passed is not None and passed.is_waiting
-            attention.passed(endpoint_id, world, has_changed=has_changed or is_waiting)
+            look_in_s = passed.look_in_s if passed is not None else None
+            attention.passed(endpoint_id, world, has_changed=has_changed or is_waiting, look_in_s=look_in_s)
         except BaseException:
             attention.failed(endpoint_id)
             raise
@@ -419,7 +428,8 @@ class Loops:
             self.wake()
         for demand in report.endpoints:
             memory = tools.memories.get(demand.endpoint_id)
-            if (demand.queued or demand.in_flight) and memory is not None and memory.replicas == 0:
+            is_down = (memory is not None and memory.replicas == 0) or demand.endpoint_id in tools.sleeping.dormant
+            if (demand.queued or demand.in_flight) and is_down:
                 self.wake()
                 return
 
@@ -449,3 +459,18 @@ class Loops:
 
 async def _run(work: Callable[[], Awaitable[None]]) -> None:
     await work()
+
+
+def _sleeping(
+    parts: Parts, supplies: Supplies, executor: Executor, observer: Observer, placer: Placer, actions: KeyedTasks
+) -> Sleeping:
+    room = parts.config.control.sleepers_bytes
+    return Sleeping(
+        dormitory=Dormitory(parts.engines, supplies, lambda: placer.nodes, room),
+        executor=executor,
+        observer=observer,
+        placer=placer,
+        tasks=actions,
+        calls=SleepCalls(observer, actions, parts.clock),
+        clock=parts.clock,
+    )

@@ -75,6 +75,8 @@ class _Watch:
     is_busy: bool = False
     is_answering: bool = False
     """The last look found it ready."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held during a look: what one finds is never overtaken by what an earlier one found."""
     stirred: asyncio.Event = field(default_factory=asyncio.Event)
     """It got something to do: look now."""
     task: asyncio.Task[None] | None = None
@@ -125,6 +127,13 @@ class Observer:
         """Return the last load of a replica and the (monotonic) moment at which its page was read."""
         watch = self._watches.get(replica_id)
         return (watch.looked_s, watch.load) if watch is not None and watch.looked_s else None
+
+    async def ask(self, replica_id: str) -> EngineLoad | None:
+        """Look at a replica now; return its load, None where it does not answer, or is not watched."""
+        if (watch := self._watches.get(replica_id)) is None:
+            return None
+        await self._look(watch)
+        return watch.load if watch.is_answering else None
 
     def guests(self, replica_id: str) -> tuple[float, frozenset[str]] | None:
         """Return the guests that a replica said it has and the (monotonic) moment at which it was asked."""
@@ -213,6 +222,10 @@ class Observer:
 
     async def _look(self, watch: _Watch) -> None:
         """Ask once and judge."""
+        async with watch.turn:
+            await self._look_once(watch)
+
+    async def _look_once(self, watch: _Watch) -> None:
         target = watch.target
         session = await self._open_session()
         ready, page = await self._pages(session, watch)

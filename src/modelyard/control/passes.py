@@ -11,6 +11,7 @@ from modelyard.control.observer import Observer
 from modelyard.control.placing import Placer
 from modelyard.control.pools import Pools
 from modelyard.control.sizing import Sizing
+from modelyard.control.sleeping import Sleeping
 from modelyard.control.supplies import Supplies, SupplyError
 from modelyard.policy import scaling
 from modelyard.policy.reconcile import Pace
@@ -31,6 +32,8 @@ class Passed:
     no_room: Mapping[str, str] = field(default_factory=dict)
     is_waiting: bool = False
     awake_at: float = 0.0
+    look_in_s: float | None = None
+    """When the next look is due though nothing changes: a replica may be due to sleep. None: at the usual pace."""
 
 
 @dataclass(slots=True)
@@ -47,6 +50,7 @@ class Tools:
     bursts: Bursts
     pools: Pools
     sizing: Sizing
+    sleeping: Sleeping
     pace: Pace
     publish: Callable[[], Awaitable[None]]
     memories: dict[str, scaling.Memory] = field(default_factory=dict)

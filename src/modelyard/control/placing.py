@@ -4,7 +4,8 @@ A round brings the cluster up to what is recorded (``see``). A pass that places
 a replica takes the room at once, and holds it while its artifact is fetched:
 the promise is kept here until the record with the placement is stored, or the
 pass does not ask for it again. What fits only where idle replicas are claims
-their place: they are drained, and nobody else gets the room meanwhile.
+their place: they are drained, and nobody else gets the room meanwhile. One that sleeps holds next to nothing; to wake
+it takes its room again the same way, and whoever is on it falls asleep first.
 
 Nothing here is state that a crash could lose: a controller that starts anew
 places what was not recorded once more. Every call is synchronous, so that two
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from modelyard.control.beds import Beds
 from modelyard.control.world import World
 from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.fleet import Replica, ReplicaState
@@ -24,10 +26,11 @@ from modelyard.domain.nodes import NodeSeen, Part, Placement
 from modelyard.policy import accelerator_quota, eviction
 from modelyard.policy.asks import Ask, NoRoom, refused
 from modelyard.policy.cluster import CPU, Cluster
-from modelyard.policy.packing import place
+from modelyard.policy.packing import find, place
 from modelyard.policy.reconcile import LIVE
+from modelyard.policy.sleepers import Bed
 
-HOLDING = LIVE | {ReplicaState.DRAINING}
+HOLDING = (LIVE | {ReplicaState.DRAINING}) - {ReplicaState.ASLEEP}
 REBUILD_S = 30.0
 """Longest time that a cluster is kept: what it counted wrong, and the packer's notes on it, go with it."""
 LOADS_COUNT_S = 600.0
@@ -36,12 +39,13 @@ LOADS_COUNT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Room that is held for a replica without a record. ``victims`` must be gone first."""
+    """Room that is held for a replica without a record, or that wakes. ``victims`` must be gone, or asleep, first."""
 
     replica_id: str
     endpoint_id: str
     tenant_id: str
-    ask: Ask
+    ask: Ask | None
+    """None: it wakes where it is."""
     placement: Placement
     victims: frozenset[str] = frozenset()
     reason: str = ""
@@ -83,6 +87,7 @@ class Placer:
         self._limits: Mapping[str, int] = {}
         self._held: dict[str, tuple[str, Placement]] = {}
         """Recorded placements by replica, with their tenant."""
+        self._beds = Beds()
         self._promised: dict[str, Promise] = {}
         self._claims: dict[str, Promise] = {}
         """Promises that wait for their victims to go. They are on the cluster beside those, so that nobody takes what
@@ -117,6 +122,7 @@ class Placer:
         self._kinds = kinds_of(self._nodes.values())
         self._sizes = accelerator_quota.sizes_of(self._nodes.values())
         self._held = dict(_held(world, _host(self._nodes.values())))
+        self._beds.see(world)
         for replica_id in self._held.keys() & self._promised.keys():
             del self._promised[replica_id]
         for claim in list(self._claims.values()):
@@ -137,9 +143,10 @@ class Placer:
         # How much strangers use of a GPU is what is measured minus what is placed: that needs both of one time, and
         # nothing that is promised uses memory yet.
         if is_old or shown != self._shown or any(map(_is_measured, self._nodes.values())):
-            self._cluster = Cluster.of(self._nodes.values(), held.values())
+            self._cluster = Cluster.of(self._nodes.values(), held.values(), self._beds.all())
             self._built_s, self._shown, self._on = self._now_s, shown, held
         wanted = held | kept
+        self._beds.follow(self._cluster, wanted)
         for replica_id, placement in list(self._on.items()):
             if wanted.get(replica_id) is not placement:
                 self._take_off(replica_id)
@@ -175,7 +182,12 @@ class Placer:
 
     def evicted(self, replica_ids: Iterable[str], tenant_id: str) -> dict[str, str]:
         """Return which of these replicas must go, with the reason as their tenant may know it."""
-        wanted = {victim: claim for claim in self._claims.values() for victim in claim.victims}
+        wanted = {victim: claim for claim in self._claims.values() if claim.ask is not None for victim in claim.victims}
+        return {id: _reason_for(tenant_id, wanted[id]) for id in replica_ids if id in wanted}
+
+    def lulled(self, replica_ids: Iterable[str], tenant_id: str) -> dict[str, str]:
+        """Return which of these replicas are to sleep for others that wake, with the reason as ``evicted`` has it."""
+        wanted = {victim: claim for claim in self._claims.values() if claim.ask is None for victim in claim.victims}
         return {id: _reason_for(tenant_id, wanted[id]) for id in replica_ids if id in wanted}
 
     @property
@@ -253,6 +265,54 @@ class Placer:
         for promises in (self._claims, self._promised):
             if promises.pop(replica_id, None) is not None:
                 self._take_off(replica_id)
+                self._beds.lie_down(self._cluster, replica_id)
+
+    # --- those that sleep ---
+
+    def bed(self, replica: Replica, idle: Sequence[tuple[Replica, float]]) -> Bed:
+        """Return how one that sleeps stands. ``idle`` could sleep too, with the seconds since they had a request."""
+        return self._beds.bed(self._cluster, self._on, replica, idle)
+
+    def take_bed(self, replica: Replica, tenant_id: str, victims: Collection[str], reason: str) -> None:
+        """Hold the room of one that sleeps: at once, or once ``victims`` sleep. It is to be asked for in each pass."""
+        self._asked[replica.endpoint_id].add(replica.id)
+        self._beds.rise(self._cluster, replica.id)
+        self._put_on(replica.id, replica.placement)
+        promise = Promise(
+            replica.id, replica.endpoint_id, tenant_id, None, replica.placement, frozenset(victims), reason
+        )
+        (self._claims if victims else self._promised)[replica.id] = promise
+
+    def keeps_bed(self, replica: Replica) -> bool:
+        """Say whether the room of one that sleeps is held for it, and hold it for another pass."""
+        if replica.id not in self._promised and replica.id not in self._claims:
+            return False
+        self._asked[replica.endpoint_id].add(replica.id)
+        return True
+
+    def refuse(self, victim_id: str) -> None:
+        """One that was to sleep for others is needed: they must look for another place."""
+        for claim in list(self._claims.values()):
+            if claim.ask is None and victim_id in claim.victims:
+                self.give_up(claim.replica_id)
+
+    def is_alone(self, replica: Replica) -> bool:
+        """Say whether nobody else is awake on the accelerators of a replica."""
+        places = [(part.node_id, index) for part in replica.placement.parts for index in part.accelerators]
+        return all(self._cluster.shares(*one) == 1 for one in places if self._cluster.free_bytes(*one) is not None)
+
+    @property
+    def rising(self) -> frozenset[str]:
+        """Those that wake once others sleep, or are gone."""
+        promises = (*self._promised.values(), *self._claims.values())
+        return frozenset(one.replica_id for one in promises if one.ask is None)
+
+    def has_way(self, ask: Ask, need: Need, residents: Residents) -> bool:
+        """Say whether ``ask`` would find room, or make some, anywhere."""
+        if find(ask, self._cluster) is not None:
+            return True
+        wanted = eviction.Wanted(ask=ask, name=need.name, reload_s=need.reload_s, queued=need.queued)
+        return isinstance(eviction.evict(wanted, self._cluster, list(residents()), self._rule), eviction.Eviction)
 
     def _make_room(self, replica: Replica, ask: Ask, need: Need, residents: Residents, no_room: NoRoom) -> NoRoom:
         since = eviction.Waiting(replica.endpoint_id, ask.tenant_id, self._now_s, ask.tier)
@@ -349,6 +409,8 @@ def _held(world: World, host: tuple[str, int] | None) -> Iterable[tuple[str, tup
         endpoint: Endpoint | None = world.endpoints.get(endpoint_id)
         tenant_id = endpoint.tenant_id if endpoint else ""
         for replica in replicas:
+            if replica.state is ReplicaState.ASLEEP:
+                continue
             if replica.placement.parts and (replica.state in HOLDING or replica.id in running):
                 yield replica.id, (tenant_id, replica.placement)
             elif host is not None and replica.id in running:

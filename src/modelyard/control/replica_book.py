@@ -7,7 +7,8 @@ stand to the millisecond; only *busy* is sampled. A controller that was away
 books the time between as present and ready, because engines outlive it, and
 as idle, because nobody looked. Between two looks of one controller no more is
 booked than passed on the clock that never jumps: a wall clock that is set says
-in which hour it was, and never how long.
+in which hour it was, and never how long. Of the time that an engine sleeps nothing
+is booked: it holds no accelerator.
 """
 
 import asyncio
@@ -67,6 +68,8 @@ class ReplicaBook:
         self._interval_s = interval_s
         self._living: dict[str, ReplicaLife] | None = None
         self._lives: dict[str, ReplicaLife] = {}
+        self._asleep: set[str] = set()
+        """Those that slept at the last look."""
         self._hours: dict[tuple[int, str], ReplicaHour] = {}
         """Noted, and not written yet."""
         self._looked: tuple[float, float] | None = None
@@ -116,8 +119,9 @@ class ReplicaBook:
                 elif shift_s:
                     life = msgspec.structs.replace(life, seen_at=life.seen_at + shift_s)
                 grown = self._note_life(self._grown(life, replica, endpoints.get(replica.endpoint_id), now_s))
-                self._add(self._booked(life, grown, passed_s, row_id=_row_id(replica), is_busy=replica.id in busy))
+                self._add(self._booked(life, grown, passed_s, replica, is_busy=replica.id in busy))
                 has_news |= before is None or grown.ended_at is not None
+        self._asleep = {id for id, one in replicas.items() if one.state is ReplicaState.ASLEEP}
         for life in [one for one in self._living.values() if one.replica_id not in replicas]:
             # Gone with its endpoint since the last look.
             self._note_life(msgspec.structs.replace(life, ended_at=max(life.seen_at, life.started_at)))
@@ -215,12 +219,12 @@ class ReplicaBook:
         )
 
     def _booked(
-        self, before: ReplicaLife, now: ReplicaLife, passed_s: float, *, row_id: str, is_busy: bool
+        self, before: ReplicaLife, now: ReplicaLife, passed_s: float, replica: Replica, *, is_busy: bool
     ) -> Iterable[ReplicaHour]:
         """Return the time between two looks, by hour; never more than passed."""
         until = now.ended_at if now.ended_at is not None else now.seen_at
         was_watched = until - before.seen_at <= PAUSES_SEEN * self._interval_s
-        start = max(before.seen_at, until - passed_s)
+        start, until = self._awake(replica, max(before.seen_at, until - passed_s), until)
         while start < until:
             hour = int(start // HOUR_S * HOUR_S)
             end = min(until, hour + HOUR_S)
@@ -230,7 +234,7 @@ class ReplicaBook:
                 ready = min(present, max(0.0, end - max(start, now.ready_at)))
             yield ReplicaHour(
                 hour=hour,
-                replica_id=row_id,
+                replica_id=_row_id(replica),
                 endpoint_id=now.endpoint_id,
                 owner_id=now.owner_id,
                 model=now.model,
@@ -242,6 +246,13 @@ class ReplicaBook:
                 cost_nanousd=round(now.hourly_nanousd * present / HOUR_S),
             )
             start = end
+
+    def _awake(self, replica: Replica, start: float, until: float) -> tuple[float, float]:
+        """Return the part of a time in which a replica held accelerators, by what it was at both ends."""
+        turned = min(max(replica.state_since, start), max(start, until))
+        if replica.state is ReplicaState.ASLEEP:
+            return start, turned
+        return (turned if replica.id in self._asleep else start), until
 
 
 def _row_id(replica: Replica) -> str:

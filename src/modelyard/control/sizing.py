@@ -57,10 +57,12 @@ class Sizing:
         loads = [load for _, _, load in looked]
         capacity = self._capacity(endpoint, settings, window)
         tokens_s = self.speeds.tokens_s(replica.id for replica in ready)
+        # Those that sleep are there, too, and have nothing to do.
+        awake = len(ready) / seen.ready if seen.ready else 1.0
         seen = msgspec.structs.replace(
             seen,
-            utilization=_utilization(loads, ready, capacity, tokens_s),
-            kv_use=_mean(load.kv_usage for load in loads if load.kv_usage is not None),
+            utilization=_part(_utilization(loads, ready, capacity, tokens_s), awake),
+            kv_use=_part(_mean(load.kv_usage for load in loads if load.kv_usage is not None), awake),
             ttft_p99_s=window.ttft_p99_s,
             latency_p99_s=window.latency_p99_s,
             requests_s=self._rate(endpoint.id, guests),
@@ -167,6 +169,10 @@ def _look(at_s: float, load: EngineLoad, kv_tokens: int) -> Look | None:
         kv_tokens=(load.kv_usage or 0.0) * kv_tokens,
         iterations=load.iterations_total,
     )
+
+
+def _part(share: float | None, part: float) -> float | None:
+    return share if share is None else share * min(part, 1.0)
 
 
 def _mean(values: Iterable[float]) -> float | None:

@@ -32,7 +32,8 @@ from modelyard.stores import ControlStore, TableFeed
 _NONE: Sequence[Replica] = []
 REST_MAX_S = 0.1
 """Longest pause between two pushes for passes: what they change is seen soon, and gateways get to serve meanwhile."""
-_ROUTED = frozenset({ReplicaState.READY, ReplicaState.DRAINING})
+_DRAINING = frozenset({ReplicaState.DRAINING, ReplicaState.FALLING_ASLEEP})
+_ROUTED = _DRAINING | {ReplicaState.READY}
 
 
 class _Made(NamedTuple):
@@ -72,7 +73,7 @@ class TablePublisher:
         self._served = 0
         self._rests_until_s = 0.0
         self._draining: dict[str, int] = {}
-        """Draining replicas, with the first revision that sends nothing new to them."""
+        """Replicas that drain or fall asleep, with the first revision that sends nothing new to them."""
         self._routes: dict[str, _Made] = {}
         self._versions: Mapping[str, ModelVersion] = {}
 
@@ -169,7 +170,7 @@ class TablePublisher:
             kept = {route.id for route in table.endpoints}
             self._routes = {one: made for one, made in self._routes.items() if one in kept}
         known = (replica for rows in (stored, *replicas.values()) for replica in rows)
-        return table, frozenset(replica.id for replica in known if replica.state is ReplicaState.DRAINING)
+        return table, frozenset(replica.id for replica in known if replica.state in _DRAINING)
 
     def _made(
         self,
@@ -383,7 +384,7 @@ def _replica_routes(replicas: Sequence[Replica], kv_tokens: int) -> tuple[Replic
             port=replica.port,
             secret=replica.secret,
             slots=replica.slots,
-            is_draining=replica.state is ReplicaState.DRAINING,
+            is_draining=replica.state in _DRAINING,
             kv_tokens=kv_tokens,
             model_name=replica.model_name,
             seat_of=on if (on := replica_of(replica.id)) != replica.id else "",

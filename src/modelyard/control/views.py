@@ -8,7 +8,7 @@ import msgspec
 from modelyard.control.observer import Observer
 from modelyard.control.world import World
 from modelyard.domain.endpoints import Endpoint, EndpointStatus
-from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.fleet import THERE, Replica, ReplicaState
 from modelyard.policy import scaling
 from modelyard.policy.reconcile import LIVE, ReplicaSeen, Situation, Stray, Vital
 from modelyard.policy.rollouts import beside, spares
@@ -34,17 +34,20 @@ def size_of(endpoint: Endpoint, world: World, *, slots: int) -> scaling.Seen:
     ]
     # What engines, signals and forecasts know on top of this is added in ``control/sizing.py``.
     demand = world.demand(endpoint.id)
+    there = sum(replica.state in THERE for replica in live)
+    is_any_awake = any(replica.state is ReplicaState.READY for replica in live)
     return scaling.Seen(
         now_s=world.monotonic_s,
         replicas=len(live),
-        ready=sum(replica.state is ReplicaState.READY for replica in live),
+        # Who sleeps is there within seconds: it is neither missing nor loading.
+        ready=there,
         slots=slots,
         gateways=len(world.reports),
         queued=demand.queued,
         # To a gateway a request in line is in flight, too; to the policy it wants one slot, not two.
         in_flight=max(demand.in_flight - demand.queued, 0),
         idle_s=math.inf if demand.idle_s is None else demand.idle_s,
-        wait_s=demand.wait_s,
+        wait_s=demand.wait_s if is_any_awake or not there else 0.0,
         is_proven=is_proven(endpoint),
         is_deleted=endpoint.is_deleted,
     )

@@ -71,7 +71,7 @@ class World:
         return self.demands.get(endpoint_id, _NO_DEMAND)
 
     def in_flight(self, replica_id: str) -> int | None:
-        """Return the requests that gateways have on a draining replica or seat, None until all know that it drains."""
+        """Return the requests on a replica or seat that gets nothing new, None until all gateways know that."""
         if not self.are_gateways_known or replica_id not in self.known_to_drain:
             return None
         return sum(

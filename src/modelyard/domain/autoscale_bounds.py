@@ -28,6 +28,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "prewarm_s": (0, 3600),
     "prewarm_budget": (0, 10_000),
     "prewarm_cold_cost_s": (0, DAY_S),
+    "nap_s": (0, DAY_S),
 }
 _POOL_MAX = 64
 

@@ -172,6 +172,9 @@ class Autoscale(msgspec.Struct, frozen=True, omit_defaults=True):
     batch_scales: bool = True
     """Lines of batches are demand as requests are. Off, they run on what is idle, and one replica stays for them."""
 
+    nap_s: float = 10.0
+    """Seconds without a need after which an engine that can be told to sleep gives its accelerators back; 0: never."""
+
     burst_pool: str = ""
     """Node pool that may be used when all others are full and callers would wait too long; "": none."""
 

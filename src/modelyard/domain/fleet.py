@@ -18,9 +18,21 @@ class ReplicaState(StrEnum):
     STARTING = "starting"
     LOADING = "loading"
     READY = "ready"
+    FALLING_ASLEEP = "falling_asleep"
+    """It gets nothing new; once its requests have ended its engine is told to sleep. It has its accelerators yet."""
+    ASLEEP = "asleep"
+    """Its weights are in the memory of its machine, its accelerators are free for others (``policy/sleepers.py``)."""
+    WAKING = "waking"
+    """Its engine is told to wake; it has its accelerators again."""
     DRAINING = "draining"
     STOPPED = "stopped"
     FAILED = "failed"
+
+
+NAPPING = frozenset({ReplicaState.FALLING_ASLEEP, ReplicaState.ASLEEP, ReplicaState.WAKING})
+"""States of a replica that would answer within seconds."""
+THERE = NAPPING | {ReplicaState.READY}
+"""States of a replica that has loaded: it answers, or would within seconds."""
 
 
 class SeatState(StrEnum):

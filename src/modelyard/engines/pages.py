@@ -9,6 +9,7 @@ import re
 
 import msgspec
 
+_AWAKE = 'sleep_state="awake"'
 _SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^\n]*\})?[ \t]+(\S+)", re.MULTILINE)
 _LABELLED = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)\{([^\n]*)\}[ \t]+(\S+)", re.MULTILINE)
 
@@ -53,6 +54,12 @@ def read_labelled(page: str, name: str) -> list[tuple[str, float]]:
                 found.append((match[2], float(match[3])))
         at = page.find(begin, at + 1)
     return found
+
+
+def sleeping_on(page: str) -> bool | None:
+    """Return whether vLLM's gauge of sleep says that an engine has given its memory back; None: it is not there."""
+    awake = [value for labels, value in read_labelled(page, "vllm:engine_sleep_state") if _AWAKE in labels]
+    return not all(awake) if awake else None
 
 
 class _Model(msgspec.Struct):

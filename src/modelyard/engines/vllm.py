@@ -31,7 +31,7 @@ from modelyard.engines import (
 )
 from modelyard.engines.defaults import EngineDefaults
 from modelyard.engines.options import read_options
-from modelyard.engines.pages import count_of, read_labelled, read_samples, total_of
+from modelyard.engines.pages import count_of, read_labelled, read_samples, sleeping_on, total_of
 from modelyard.engines.vllm_options import VllmOptions
 from modelyard.formats import ArtifactInvalidError
 from modelyard.formats.folder import facts_of, kind_of_file
@@ -186,7 +186,6 @@ class VllmEngine(EngineDefaults):
     def read_load(self, page: str) -> EngineLoad:
         """Parse the metrics page, by the names of this and of older versions."""
         samples = read_samples(page)
-        awake = [value for labels, value in read_labelled(page, "vllm:engine_sleep_state") if _AWAKE in labels]
         # Ranks take their steps together, and each counts them.
         steps = [value for _, value in read_labelled(page, "vllm:iteration_tokens_total_count")]
         usage = samples.get("vllm:kv_cache_usage_perc", samples.get("vllm:gpu_cache_usage_perc"))
@@ -207,7 +206,7 @@ class VllmEngine(EngineDefaults):
             iterations_total=max(steps, default=None),
             draft_tokens_total=samples.get("vllm:spec_decode_num_draft_tokens_total"),
             accepted_tokens_total=samples.get("vllm:spec_decode_num_accepted_tokens_total"),
-            is_sleeping=not all(awake) if awake else None,
+            is_sleeping=sleeping_on(page),
         )
 
     def routes_for(self, options: Options) -> frozenset[str]:
@@ -243,9 +242,6 @@ class VllmEngine(EngineDefaults):
         """Return the call that moves them back."""
         is_able = read_options(VllmOptions, options, engine=self.name).sleep
         return EngineCall("/wake_up", timeout_s=_SLEEP_S) if is_able else None
-
-
-_AWAKE = 'sleep_state="awake"'
 
 
 def _check(read: VllmOptions, facts: ModelFacts) -> None:

@@ -131,8 +131,13 @@ class Cluster:
     _of_node: dict[str, list[Block]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, nodes: Iterable[NodeSeen], placements: Iterable[Placement] = ()) -> "Cluster":
-        """Return the cluster of ``nodes`` with ``placements`` on it; parts on nodes that are gone count nowhere."""
+    def of(
+        cls, nodes: Iterable[NodeSeen], placements: Iterable[Placement] = (), left: Iterable[tuple[Placement, int]] = ()
+    ) -> "Cluster":
+        """Return the cluster of ``nodes`` with ``placements`` on it; parts on nodes that are gone count nowhere.
+
+        ``left`` is what ``leave`` would be told.
+        """
         cluster = cls()
         placed = list(placements)
         seen = list(nodes)
@@ -142,6 +147,10 @@ class Cluster:
             for block, positions, part in cluster._parts(placement):
                 _take(block, positions, part, is_exclusive=placement.is_exclusive, sign=1)
             cluster._take_cores(placement, 1)
+        for placement, bytes_each in left:
+            for block, positions, _ in cluster._parts(placement):
+                for position in positions:
+                    block.taken[position] += bytes_each
         for node in seen:
             cluster._measure(node)
         for block in cluster.blocks:
@@ -155,6 +164,14 @@ class Cluster:
     def give_back(self, placement: Placement) -> None:
         """Undo ``take``."""
         self._change(placement, -1)
+
+    def leave(self, placement: Placement, bytes_each: int) -> None:
+        """Count ``bytes_each`` of each accelerator as taken by one that sleeps there, and holds up nobody."""
+        self._leave(placement, bytes_each)
+
+    def clear(self, placement: Placement, bytes_each: int) -> None:
+        """Undo ``leave``."""
+        self._leave(placement, -bytes_each)
 
     def close(self, node_id: str, reason: str) -> None:
         """Place nothing more on a node; what is there stays counted."""
@@ -239,6 +256,12 @@ class Cluster:
         for node_id in self._take_cores(placement, sign):
             for block in self._of_node[node_id]:
                 self._sort_in(block)
+
+    def _leave(self, placement: Placement, bytes_each: int) -> None:
+        for block, positions, _ in self._parts(placement):
+            for position in positions:
+                block.taken[position] += bytes_each
+            self._sort_in(block)
 
     def _take_cores(self, placement: Placement, sign: int) -> list[str]:
         """Take or give back the cores of each part; return the nodes where they are counted."""

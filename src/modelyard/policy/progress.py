@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress, Stage
-from modelyard.domain.fleet import Replica, ReplicaState
+from modelyard.domain.fleet import NAPPING, THERE, Replica, ReplicaState
 from modelyard.policy.reconcile import crashes
 from modelyard.policy.rollouts import beside
 
@@ -33,9 +33,9 @@ class Fetch(msgspec.Struct, frozen=True):
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of an endpoint after a pass.
 
-    ``load_s``: expected seconds from start to ready. ``troubles``: why nothing can be started at all (a missing
-    engine, a bad artifact), in our words, by version. ``waiting``: why the next start is not yet. ``size_reason``:
-    why it has its size. ``is_proven``: it was ready once.
+    ``load_s``: expected seconds from start to ready, ``wake_s`` from asleep to ready. ``troubles``: why nothing can be
+    started at all (a missing engine, a bad artifact), in our words, by version. ``waiting``: why the next start is not
+    yet. ``size_reason``: why it has its size. ``is_proven``: it was ready once.
     ``replicas`` may hold those of shadows and fallbacks, ``wanted`` does not count them: nobody waits for them.
     """
 
@@ -43,6 +43,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     wanted: int
     replicas: Sequence[Replica]
     load_s: float
+    wake_s: float = 0.0
     is_proven: bool = False
     size_reason: str = ""
     waiting: str = ""
@@ -71,15 +72,33 @@ def outlook(endpoint: Endpoint, view: View) -> Outlook:
     if view.wanted == 0:
         return Outlook(EndpointStatus.STOPPED, Progress(Stage.QUEUED, reason=f"asleep: {view.size_reason}"))
     if ready > 0:
-        is_settled = ready >= view.wanted and ReplicaState.DRAINING not in states
+        there = sum(state in THERE for state in states)  # who sleeps is one that is wanted, and there when it is needed
+        is_settled = there >= view.wanted and ReplicaState.DRAINING not in states
         status = EndpointStatus.RUNNING if is_settled else EndpointStatus.SCALING
-        going_on = "a replica drains" if ready >= view.wanted else f"{ready} of {view.wanted} replicas are ready"
+        going_on = "a replica drains" if there >= view.wanted else f"{there} of {view.wanted} replicas are ready"
         reason = _trouble(view) or view.no_room or view.waiting or ("" if is_settled else going_on)
         return Outlook(status, Progress(Stage.READY, percent=100, eta_s=0.0, reason=reason))
+    if any(state in NAPPING for state in states):
+        return _asleep(view, replicas)
     if failure := _failure(endpoint, view):
         return Outlook(EndpointStatus.FAILED, Progress(Stage.QUEUED, reason=view.waiting or failure), failure)
     status = EndpointStatus.SCALING if view.is_proven else EndpointStatus.PROVISIONING
     return Outlook(status, _under_way(view, replicas))
+
+
+def _asleep(view: View, replicas: Sequence[Replica]) -> Outlook:
+    """Return how one stands of which nothing answers, and something sleeps: it runs, and is there within seconds."""
+    waking = [one.state_since for one in replicas if one.state is ReplicaState.WAKING]
+    if waking:
+        elapsed_s = max(0.0, view.now_s - min(waking))
+        percent = min(99, int(100 * elapsed_s / max(view.wake_s, 0.001)))
+        left_s = round(max(view.wake_s - elapsed_s, 0.5), 1)
+        return Outlook(EndpointStatus.RUNNING, Progress(Stage.WARMING, percent, left_s, "its engine wakes"))
+    eta_s = round(view.wake_s, 1)
+    if reason := view.no_room or view.waiting:
+        return Outlook(EndpointStatus.SCALING, Progress(Stage.PLACING, 0, eta_s, reason))
+    reason = f"asleep: its engine sleeps beside its weights, and wakes within about {max(view.wake_s, 1.0):.0f} s"
+    return Outlook(EndpointStatus.RUNNING, Progress(Stage.WARMING, eta_s=eta_s, reason=reason))
 
 
 def _trouble(view: View) -> str:

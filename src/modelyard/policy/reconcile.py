@@ -20,7 +20,7 @@ from enum import StrEnum
 
 import msgspec
 
-from modelyard.domain.fleet import Replica, ReplicaState, replica_id
+from modelyard.domain.fleet import THERE, Replica, ReplicaState, replica_id
 from modelyard.policy.actions import (
     Action,
     DrainReplica,
@@ -37,8 +37,18 @@ from modelyard.policy.actions import (
     Wait,
 )
 
-LIVE = frozenset({ReplicaState.STARTING, ReplicaState.LOADING, ReplicaState.READY})
+LIVE = THERE | {ReplicaState.STARTING, ReplicaState.LOADING}
 """States that count as a replica one has."""
+_RANK = {
+    ReplicaState.READY: 0,
+    ReplicaState.WAKING: 1,
+    ReplicaState.FALLING_ASLEEP: 2,
+    ReplicaState.ASLEEP: 3,
+    ReplicaState.LOADING: 4,
+    ReplicaState.STARTING: 5,
+    ReplicaState.DRAINING: 6,
+}
+"""Who is kept first where fewer are wanted."""
 FAILURES_KEPT = 10
 """Crash records kept of a place: 2**10 first pauses are beyond every longest pause."""
 
@@ -56,7 +66,7 @@ class ReplicaSeen(msgspec.Struct, frozen=True, kw_only=True):
     """A replica as recorded, with what is seen of it.
 
     ``is_known``: the fleet has a process on record, running or ended.
-    ``in_flight`` of a draining one is the sum over gateways, None until all of them know that it drains: before
+    ``in_flight`` of one that drains or falls asleep is the sum over gateways, None until all of them know it: before
     that a gateway may still send to it, so that having nothing on it proves nothing.
     ``is_busy``: an earlier action on it still runs, so leave it alone.
     """
@@ -245,22 +255,23 @@ def _size(
         if is_replaced:
             reason = "its version gets no traffic" if version_id in situation.wanted else "its version was replaced"
         for seen in surplus:
-            if seen.record.id not in tended and (may_drain or seen.is_evicted or not _is_ready(seen)):
+            if seen.record.id not in tended and (may_drain or seen.is_evicted or not _is_there(seen)):
                 why = situation.size_reason if seen.is_evicted else reason
-                actions.append(_release(seen, why or "fewer replicas are needed"))
+                released = _release(seen, why or "fewer replicas are needed", situation.now_s, pace)
+                actions += [released] if released else []
         actions += _forget(group, tended, situation.now_s, pace)
     return actions
 
 
-def _is_ready(seen: ReplicaSeen) -> bool:
-    return seen.record.state is ReplicaState.READY and seen.is_running
+def _is_there(seen: ReplicaSeen) -> bool:
+    return seen.record.state in THERE and seen.is_running
 
 
 def _is_served(situation: Situation) -> bool:
     """Whether the versions that have releases are ready in their number, so that older ones may go."""
     ready: dict[str, int] = defaultdict(int)
     for seen in situation.replicas:
-        ready[seen.record.version_id] += _is_ready(seen)
+        ready[seen.record.version_id] += _is_there(seen)
     return all(
         ready[version_id] >= number
         for version_id, number in situation.wanted.items()
@@ -269,11 +280,10 @@ def _is_served(situation: Situation) -> bool:
 
 
 def _keep(places: Mapping[int, list[ReplicaSeen]], number: int) -> set[int]:
-    """Choose the ordinals to have: what serves before what loads before what must be started, then the lowest.
+    """Choose the ordinals to have: what serves, what sleeps, what loads, what must be started; then the lowest.
 
     One whose replica is evicted is not kept: whoever was promised its room would wait for ever.
     """
-    rank = {ReplicaState.READY: 0, ReplicaState.LOADING: 1, ReplicaState.STARTING: 2, ReplicaState.DRAINING: 3}
     going = {
         ordinal
         for ordinal, group in places.items()
@@ -283,7 +293,11 @@ def _keep(places: Mapping[int, list[ReplicaSeen]], number: int) -> set[int]:
     def cost(ordinal: int) -> tuple[bool, int, int]:
         group = places.get(ordinal, ())
         is_evicted = any(seen.is_evicted for seen in group)
-        return is_evicted, min((rank.get(seen.record.state, 4) for seen in group), default=4), ordinal
+        return (
+            is_evicted,
+            min((_RANK.get(seen.record.state, len(_RANK)) for seen in group), default=len(_RANK)),
+            ordinal,
+        )
 
     return set(sorted({*places, *range(number)} - going, key=cost)[:number])
 
@@ -337,10 +351,17 @@ def _may_return(draining: ReplicaSeen) -> bool:
     return draining.record.ready_at is not None and not draining.is_evicted
 
 
-def _release(seen: ReplicaSeen, reason: str) -> Action:
-    """Let a surplus replica go: only one that was routed to has requests to finish."""
+def _release(seen: ReplicaSeen, reason: str, now_s: float, pace: Pace) -> Action | None:
+    """Let a surplus replica go: only one that was routed to has requests to finish.
+
+    One that falls asleep gets nothing new already. It never drains: who drains may come back, and its engine may sleep.
+    """
     if seen.record.state is ReplicaState.READY:
         return DrainReplica(seen.record.id, reason, seen.is_evicted)
+    if seen.record.state is ReplicaState.FALLING_ASLEEP and seen.in_flight != 0:
+        if left_s(seen.record.state_since, pace.drain_timeout_s, now_s) > 0:
+            return None
+        return StopReplica(seen.record.id, f"{reason}; its requests did not end within {pace.drain_timeout_s:g} s")
     if seen.is_known:
         return StopReplica(seen.record.id, reason)
     return MarkEnded(seen.record.id, f"never started: {reason}")
@@ -351,7 +372,7 @@ def _forget(group: Sequence[ReplicaSeen], tended: set[str], now_s: float, pace: 
     if not group:
         return []
     newest = group[0].record
-    is_stable = newest.state is ReplicaState.READY and left_s(newest.ready_at or now_s, pace.stable_s, now_s) == 0
+    is_stable = newest.state in THERE and left_s(newest.ready_at or now_s, pace.stable_s, now_s) == 0
     ended = [seen for seen in group[1:] if not seen.is_known and seen.record.id not in tended]
     failed = [seen for seen in ended if seen.record.state is ReplicaState.FAILED]
     dropped = [seen for seen in ended if seen.record.state is ReplicaState.STOPPED]

@@ -7,11 +7,11 @@ sleep as soon as nobody needs it: after seconds, not after the idle time. How ma
 
 A process cannot move to other accelerators. Those who sleep beside one another take turns on theirs: whoever is asked
 for wakes where there is room, else in the place of one that nobody needs, else it is started elsewhere. Pure; seconds
-are monotonic. The controller does not put engines to sleep yet: the policy is there for the simulator.
+are monotonic. ``control/sleeping.py`` and the simulator carry it out.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -29,6 +29,18 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 STANDARD = Rule()
+WAKE_S = 1.0
+"""What waking takes besides moving weights (s): an assumption, until it was measured."""
+MEMORY_BYTES_PER_S = 52e9
+"""From the memory of a machine to its accelerators (ServerlessLLM, OSDI 2024)."""
+MOST = 8
+"""Sleepers of one accelerator: each keeps its context there, and an engine that is awake leaves a tenth of the memory
+free."""
+
+
+def wake_s(weights_bytes: int) -> float:
+    """Return the seconds that an engine of such weights should take to wake."""
+    return WAKE_S + weights_bytes / MEMORY_BYTES_PER_S
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,3 +139,32 @@ def spared(awake: Sequence[tuple[str, bool]], number: int) -> list[str]:
     """
     order = sorted(range(len(awake)), key=lambda at: (awake[at][1], at), reverse=True)
     return [awake[at][0] for at in order[:number]]
+
+
+class Sleeper(msgspec.Struct, frozen=True):
+    """A replica that sleeps: the bytes that it keeps in its machine's memory, and its accelerators there."""
+
+    replica_id: str
+    weights_bytes: int
+    accelerators: frozenset[int]
+
+
+def outgrown(here: Sequence[Sleeper], room_bytes: int, *, but: Collection[str] = ()) -> list[str]:
+    """Return who of a node's sleepers has no room there any more, now that the last of them came.
+
+    ``here`` has the one that has slept for longest first: those go, but for ``but``, who is about to wake, and for the
+    last one itself.
+    """
+    newest = here[-1]
+    left = room_bytes - sum(one.weights_bytes for one in here)
+    crowd = sum(not one.accelerators.isdisjoint(newest.accelerators) for one in here)
+    gone: list[str] = []
+    for one in here[:-1]:
+        if left >= 0 and crowd <= MOST:
+            break
+        is_beside = not one.accelerators.isdisjoint(newest.accelerators)
+        if one.replica_id not in but and (left < 0 or is_beside):
+            gone.append(one.replica_id)
+            left += one.weights_bytes
+            crowd -= is_beside
+    return gone

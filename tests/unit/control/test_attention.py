@@ -1,6 +1,7 @@
 """Which endpoints rest: a host does not while one of its guests is on its way."""
 
 import asyncio
+from dataclasses import replace
 
 from modelyard.clock import ManualClock
 from modelyard.control.attention import SWEEP_S, Attention
@@ -8,7 +9,9 @@ from modelyard.control.guests import NOTHING, Standing
 from modelyard.control.observer import Observer
 from modelyard.control.world import World
 from modelyard.domain.endpoints import Endpoint, EndpointStatus, Release, Scaling, Stage
+from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.policy.progress import Fetch
+from modelyard.policy.reconcile import Vital
 
 HOST, GUEST = "ep-host", "ep-guest"
 
@@ -48,3 +51,17 @@ async def test_a_host_gets_every_pass_until_the_files_of_its_guest_are_there_and
         attention.passed(HOST, world(2), has_changed=False)
         assert HOST not in attention.wanted(world(2.1)), "nothing is under way"
         assert HOST in attention.wanted(world(2 + SWEEP_S))
+
+
+async def test_one_that_sleeps_rests_and_one_that_may_be_due_to_is_looked_at_in_time() -> None:
+    seen = {ReplicaState.READY: True, ReplicaState.ASLEEP: True, ReplicaState.WAKING: False}
+    async with asyncio.TaskGroup() as group:
+        observer = Observer(group, ManualClock(), hang_timeout_s=5, wake=lambda: None)
+        observer.vital = lambda _: (Vital.READY, "")  # type: ignore[method-assign]
+        for state, rests in seen.items():
+            attention = Attention(observer, pass_interval_s=1)
+            look = replace(world(0), replicas={HOST: [Replica("r", HOST, "v", 0, 0, state, 0.0)]}, guests={})
+            attention.passed(HOST, look, has_changed=False)
+            assert (HOST not in attention.wanted(replace(look, monotonic_s=0.1))) is rests, state
+            attention.passed(HOST, look, has_changed=False, look_in_s=2.0)
+            assert HOST in attention.wanted(replace(look, monotonic_s=2.0))

@@ -28,7 +28,7 @@ def test_lines_of_batches_that_run_on_what_is_idle_push_nobody_out_and_rent_noth
         world = World(
             0.0, 0.0, {one.id: one}, {}, {}, {}, frozenset(), {}, frozenset(), are_gateways_known=True, demands=demands
         )
-        need = Starts(one, world, cast("Any", None), {})._need(offer)
+        need = Starts(one, world, cast("Any", None), {}, cast("Any", None))._need(offer)
         return need.queued, need.wait_s
 
     assert needed(5, scales=True) == (5, 90.0)

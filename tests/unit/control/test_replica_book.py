@@ -325,3 +325,16 @@ async def test_a_controller_that_begins_again_behind_a_clock_that_was_ahead_goes
     before = sum(hour.present_s for hour in await floor.hours())
     await floor.looks(6)
     assert sum(hour.present_s for hour in await floor.hours()) == before + 60
+
+
+async def test_while_its_engine_sleeps_it_costs_nothing(floor: Floor) -> None:
+    await floor.put(ReplicaState.READY, ready=BEGIN_S)
+    await floor.looks(6)
+    await floor.put(ReplicaState.ASLEEP, ready=BEGIN_S)
+    await floor.looks(30)
+    await floor.put(ReplicaState.READY, ready=BEGIN_S)
+    await floor.looks(4)
+    (booked,) = await floor.hours()
+    assert (booked.present_s, booked.ready_s, booked.accelerator_s) == (100, 100, 50)
+    (life,) = await floor.lives()
+    assert life.ended_at is None

@@ -246,7 +246,12 @@ async def passed(
     inner: Inner, path: str, monkeypatch: pytest.MonkeyPatch, *, secret: str | None = "hush", kind: str = "http"
 ) -> tuple[int, bytes]:
     monkeypatch.setenv(modelyard_guard.SECRET_VARIABLE, "hush")
-    guard = modelyard_guard.Guard(inner)
+    return await asked(modelyard_guard.Guard(inner), path, secret=secret, kind=kind)
+
+
+async def asked(
+    guard: modelyard_guard.Guard, path: str, *, secret: str | None = "hush", kind: str = "http"
+) -> tuple[int, bytes]:
     headers = [] if secret is None else [(b"authorization", f"Bearer {secret}".encode())]
     sent: list[dict[str, Any]] = []
 
@@ -319,6 +324,23 @@ async def test_what_is_so_already_is_done_and_no_error(
     assert found == expected
     if found == status:
         assert body == b"".join(bodies)
+
+
+async def test_no_work_comes_to_an_engine_from_before_it_sleeps_until_it_woke(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = Inner()
+    monkeypatch.setenv(modelyard_guard.SECRET_VARIABLE, "hush")
+    guard = modelyard_guard.Guard(inner)
+
+    async def status(path: str) -> int:
+        return (await asked(guard, path))[0]
+
+    for path, told in (("/sleep", 200), ("/v1/chat/completions", 503), ("/metrics", 200), ("/health", 200)):
+        assert await status(path) == told, path
+    inner.status = 500
+    assert (await status("/wake_up"), await status("/v1/chat/completions")) == (500, 503)
+    inner.status = 200
+    assert (await status("/wake_up"), await status("/v1/chat/completions")) == (200, 200)
+    assert inner.paths.count("/v1/chat/completions") == 1
 
 
 def test_without_a_secret_it_does_not_open(monkeypatch: pytest.MonkeyPatch) -> None:

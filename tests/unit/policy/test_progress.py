@@ -80,3 +80,20 @@ def test_a_shadow_is_neither_waited_for_nor_taken_for_a_replica_that_answers() -
     view = msgspec.structs.replace(view, replicas=[replica(S.READY)], troubles={"ver-b": "no engine"})
     told = outlook(shadowed, view)
     assert (told.status, told.progress.reason) == (EndpointStatus.RUNNING, "no engine")
+
+
+def test_one_whose_engine_sleeps_runs_and_says_how_soon_it_answers() -> None:
+    told = look(replica(S.ASLEEP), wake_s=3.0)
+    assert (told.status, told.progress.stage) == (EndpointStatus.RUNNING, Stage.WARMING)
+    assert told.progress.reason == "asleep: its engine sleeps beside its weights, and wakes within about 3 s"
+    assert told.progress.eta_s == 3.0
+    assert look(replica(S.FALLING_ASLEEP), wake_s=3.0) == told
+    waking = look(replica(S.WAKING), now_s=101.0, wake_s=4.0)
+    assert (waking.status, waking.progress) == (
+        EndpointStatus.RUNNING,
+        Progress(Stage.WARMING, 25, 3.0, "its engine wakes"),
+    )
+    waits = look(replica(S.ASLEEP), wake_s=3.0, waiting="it wakes once those on its accelerators sleep")
+    assert (waits.status, waits.progress.stage) == (EndpointStatus.SCALING, Stage.PLACING)
+    both = look(replica(S.ASLEEP), replica(S.READY, 1), wanted=2)
+    assert (both.status, both.progress.reason) == (EndpointStatus.RUNNING, "")

@@ -89,6 +89,14 @@ ONE_REPLICA = {
     "needed again while it drains": ([running(replica(S.DRAINING), in_flight=1)], [MarkReady]),
     "evicted though it is wanted": ([running(replica(S.READY), is_evicted=True)], [DrainReplica]),
     "evicted, and does not come back": ([running(replica(S.DRAINING), in_flight=1, is_evicted=True)], [Wait]),
+    "falling asleep": ([running(replica(S.FALLING_ASLEEP), in_flight=1)], []),
+    "asleep": ([running(replica(S.ASLEEP), vital=Vital.READY)], []),
+    "waking": ([running(replica(S.WAKING), vital=Vital.READY)], []),
+    "died asleep": ([exited(replica(S.ASLEEP))], [MarkFailed]),
+    "died waking": ([exited(replica(S.WAKING))], [MarkFailed]),
+    "hangs asleep": ([running(replica(S.ASLEEP), vital=Vital.HUNG)], [KillReplica]),
+    "hangs, told to wake": ([running(replica(S.WAKING), vital=Vital.HUNG, is_busy=True)], []),
+    "asleep, and its room is needed": ([running(replica(S.ASLEEP), is_evicted=True)], [StopReplica]),
     "needed again but already drained": ([running(replica(S.DRAINING, ready_at=None))], [StopReplica, Wait]),
 }
 
@@ -108,6 +116,15 @@ SURPLUS = {
     "drains for too long": ([running(replica(S.DRAINING, state_since=NOW - 120), in_flight=3)], [StopReplica]),
     "drains and hangs": ([running(replica(S.DRAINING), in_flight=3, vital=Vital.HUNG)], [StopReplica]),
     "ended while draining": ([exited(replica(S.DRAINING))], [MarkEnded]),
+    "falling asleep with requests": ([running(replica(S.FALLING_ASLEEP), in_flight=1)], []),
+    "falling asleep, and not all gateways know": ([running(replica(S.FALLING_ASLEEP), in_flight=None)], []),
+    "falling asleep without requests": ([running(replica(S.FALLING_ASLEEP))], [StopReplica]),
+    "falls asleep for too long": (
+        [running(replica(S.FALLING_ASLEEP, state_since=NOW - 120), in_flight=3)],
+        [StopReplica],
+    ),
+    "asleep": ([running(replica(S.ASLEEP))], [StopReplica]),
+    "waking": ([running(replica(S.WAKING))], [StopReplica]),
     "gone": ([absent(replica(S.STOPPED))], []),
     "busy": ([running(replica(S.READY), is_busy=True)], []),
 }
@@ -177,6 +194,25 @@ def test_shrinking_keeps_what_serves() -> None:
         running(replica(S.READY, ordinal=2)),
     )
     assert actions == [StopReplica(replica(S.LOADING, ordinal=1).id, "fewer replicas are needed")]
+
+
+def test_shrinking_keeps_who_is_awake_then_who_sleeps_then_who_loads() -> None:
+    group = [
+        running(replica(S.LOADING, ordinal=0)),
+        running(replica(S.ASLEEP, ordinal=1)),
+        running(replica(S.READY, ordinal=2)),
+    ]
+    for wanted, gone in ((2, [0]), (1, [0, 1])):
+        ids = [action.replica_id for action in look(*group, wanted={"ver-a": wanted})]  # type: ignore[union-attr]
+        assert ids == [group[ordinal].record.id for ordinal in gone]
+
+
+def test_one_that_sleeps_is_not_let_go_before_its_successor_is_there() -> None:
+    old = running(replica(S.ASLEEP, version="ver-a"))
+    loading = running(replica(S.LOADING, version="ver-b"))
+    assert look(old, loading, wanted={"ver-b": 1}) == []
+    asleep = running(replica(S.ASLEEP, version="ver-b"))
+    assert kinds(look(old, asleep, wanted={"ver-b": 1})) == [StopReplica]
 
 
 def test_crashing_place_does_not_dodge_its_pause_by_taking_another() -> None:

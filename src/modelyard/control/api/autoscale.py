@@ -79,6 +79,10 @@ class AutoscaleBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             description="Lines of batches start replicas; false: they run on what is idle, one stays for them."
         ),
     ] = msgspec.UNSET
+    nap_s: Annotated[
+        _Float,
+        msgspec.Meta(description="An engine that can sleep does so after this long without need; 0: never (s)."),
+    ] = msgspec.UNSET
     burst_pool: Annotated[
         str | msgspec.UnsetType, msgspec.Meta(description="Node pool to use when all others are full; '': none.")
     ] = msgspec.UNSET

@@ -15,7 +15,7 @@ from modelyard.control.guests import guests_max
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.demand import EndpointDemand, Report
 from modelyard.domain.endpoints import Autoscale, Endpoint, EndpointStatus, IdleTime, Progress, Release, Tier
-from modelyard.domain.fleet import SEAT_STATES, Replica, ReplicaState, seats_of
+from modelyard.domain.fleet import NAPPING, SEAT_STATES, Replica, ReplicaState, seats_of
 from modelyard.policy import scaling, tiers
 from modelyard.policy.releases import main_release, serving_release
 from modelyard.stores import Event, EventData
@@ -113,6 +113,7 @@ class AutoscaleView(msgspec.Struct, frozen=True, kw_only=True):
     prewarm_budget: float
     prewarm_cold_cost_s: float
     batch_scales: bool
+    nap_s: float
     burst_pool: str
 
 
@@ -311,12 +312,12 @@ def tier_view(
     idle_s = min((one.idle_s for one in demand), default=math.inf)
     version = versions.get(main_release(endpoint).version_id) if endpoint.releases else None
     states = [replica.state for replica in own]
-    ready, asleep = states.count(ReplicaState.READY), 0
+    ready, asleep = states.count(ReplicaState.READY), sum(state in NAPPING for state in states)
     engine = context.engines.get(version.framework) if version else None
     if version is not None and engine is not None:
         sleeps_s = engine.sleeps_after_s(version.options)
         if sleeps_s and idle_s > sleeps_s:
-            ready, asleep = 0, ready
+            ready, asleep = 0, ready + asleep
     digest = version.artifact.digest if version else ""
     standing = tiers.tier_of(
         tiers.Seen(

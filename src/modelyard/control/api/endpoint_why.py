@@ -8,12 +8,12 @@ import msgspec
 from modelyard.control.api.access import find_endpoint
 from modelyard.control.api.endpoint_views import tier_view
 from modelyard.control.context import Context
-from modelyard.control.placing import HOLDING
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress
 from modelyard.domain.fleet import Replica, ReplicaState, replica_of, seats_of
 from modelyard.domain.tenants import Scope
 from modelyard.policy.progress import View, outlook
+from modelyard.policy.reconcile import LIVE
 from modelyard.policy.rollouts import beside
 from modelyard.policy.scaling import numbers
 from modelyard.policy.why import Answer, Happened, Known, explain
@@ -74,7 +74,7 @@ class EndpointWhy:
             placed=[
                 _seat(replica, versions.get(replica.version_id)) if endpoint.host_id else _place(replica)
                 for replica in replicas
-                if replica.placement.parts and replica.state in HOLDING
+                if replica.placement.parts and (replica.state in LIVE or replica.state is ReplicaState.DRAINING)
             ],
             events=[Happened(one.at, one.kind, one.reason, one.replica_id, one.data) for one in events],
         )

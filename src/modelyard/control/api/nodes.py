@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from modelyard.control.beds import residue
 from modelyard.control.context import Context
 from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.fleet import Replica, ReplicaState
@@ -89,7 +90,9 @@ def views(
 ) -> list[NodeView]:
     """Return ``rows`` of the nodes that were ``seen``, with the replicas that are on them."""
     replicas = list(replicas)
-    cluster = Cluster.of(seen, [replica.placement for replica in replicas])
+    asleep = {one.id: residue(one.placement) for one in replicas if one.state is ReplicaState.ASLEEP}
+    awake = [one.placement for one in replicas if one.id not in asleep]
+    cluster = Cluster.of(seen, awake, [(one.placement, asleep[one.id]) for one in replicas if one.id in asleep])
     on: dict[tuple[str, int], list[ReplicaOnNode]] = {}
     for replica in replicas:
         endpoint = endpoints.get(replica.endpoint_id)
@@ -98,7 +101,7 @@ def views(
                 replica_id=replica.id,
                 endpoint=endpoint.name if endpoint else replica.endpoint_id,
                 state=replica.state,
-                memory_bytes=part.memory_bytes,
+                memory_bytes=asleep.get(replica.id, part.memory_bytes),
             )
             for index in part.accelerators:
                 on.setdefault((part.node_id, index), []).append(here)

@@ -7,7 +7,8 @@ the secret, and nothing at all that the platform does not use.
 
 It also says what the platform's contract says of adapters: loading one that is
 there, and forgetting one that is not, is done and no error; one that is broken,
-or for another base, is refused (``modelyard_adapters.py``).
+or for another base, is refused (``modelyard_adapters.py``). And no work comes to
+an engine that sleeps or was told to, from a gateway that has not heard of it.
 
 It imports nothing beyond the standard library: it runs under vLLM's Python.
 """
@@ -35,6 +36,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
+SLEEP, WAKE = "/sleep", "/wake_up"
 READY = "/health"
 METRICS = "/metrics"
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -47,6 +49,13 @@ OPEN_WITH_SECRET = frozenset(
     }
 )  # fmt: skip
 """Paths that are passed on; all others do not exist."""
+WORK = frozenset(
+    {
+        "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score",
+        "/score", "/v1/classify", "/classify", "/pooling",
+    }
+)  # fmt: skip
+"""Those of them that need weights."""
 ELSEWHERE = {"/v1/classify": "/classify"}
 """Paths that vLLM has without their version: the same requests and answers, by another name."""
 SECRET_VARIABLE = "ENGINE_SECRET"  # noqa: S105 - its name
@@ -70,6 +79,7 @@ class Guard:
         self.expected = f"Bearer {secret}".encode()
         self.base = os.environ.get(BASE_VARIABLE, "")
         self.shapes: Shapes | None = None
+        self.is_asleep = False
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -87,6 +97,15 @@ class Guard:
             await _refuse(send, 401, "invalid_api_key", "Send 'Authorization: Bearer' with the replica's secret.")
         elif path not in OPEN_WITH_SECRET:
             await _refuse(send, 404, "not_found", f"There is no {path} here.")
+        else:
+            await self._pass_on(scope, receive, send)
+
+    async def _pass_on(self, scope: Message, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if self.is_asleep and path in WORK:
+            await _refuse(send, 503, "engine_asleep", "The engine sleeps; nothing is lost, send it elsewhere.")
+        elif path in (SLEEP, WAKE):
+            await self._turn(scope, receive, send)
         elif path == LOAD:
             await self._load(scope, receive, send)
         elif path == UNLOAD:
@@ -96,6 +115,19 @@ class Guard:
             await self.app({**scope, "path": place, "raw_path": place.encode()}, receive, send)
         else:
             await self.app(scope, receive, send)
+
+    async def _turn(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Close before it is told to sleep, open once it says that it woke: in between nobody knows what it can do."""
+        is_waking = scope["path"] == WAKE
+        if not is_waking:
+            self.is_asleep = True
+
+        async def watched(message: Message) -> None:
+            if is_waking and message["type"] == "http.response.start" and message["status"] == 200:
+                self.is_asleep = False
+            await send(message)
+
+        await self.app(scope, receive, watched)
 
     async def _load(self, scope: Message, receive: Receive, send: Send) -> None:
         """Look at what is to be loaded first; what is no order of that is vLLM's to refuse."""

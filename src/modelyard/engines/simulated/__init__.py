@@ -24,6 +24,10 @@ Adapters
     Up to ``max_adapters`` beside its model, with vLLM's calls (``adapters.py``); each takes ``adapter_load_s``. Files
     that are no whole LoRA adapter, or not of the width ``hidden_size``, are refused; logprobs tell who answered.
 
+Sleep
+    With the option ``sleep``, by vLLM's calls (``nap.py``): ``sleep_s`` to fall asleep, ``wake_s`` to wake. While it
+    sleeps it answers health and metrics, and refuses work (500). ``fail_wake``: it never wakes.
+
 Faults
     In the last user message (prompt, or embeddings input), any number of ``[[sim: key=value key …]]``; they are cut out
     of the echo. Or for later requests with ``POST /sim/faults`` (needs the secret) and a JSON list of
@@ -76,7 +80,7 @@ from modelyard.engines import (
 )
 from modelyard.engines.defaults import EngineDefaults
 from modelyard.engines.options import read_options
-from modelyard.engines.pages import adapters_on, count_of, read_samples, total_of
+from modelyard.engines.pages import adapters_on, count_of, read_samples, sleeping_on, total_of
 from modelyard.engines.simulated.options import SimulatedOptions
 from modelyard.engines.simulated.tokens import BLOCK_TOKENS
 
@@ -86,6 +90,8 @@ _PROCESS_BYTES = 40 * 1024 * 1024
 _PROCESS_START_S = 0.3
 LOAD_TIMEOUT_S = 120.0
 """Longest load of an adapter; option ``adapter_load_s`` may make it slow on purpose."""
+SLEEP_TIMEOUT_S = 120.0
+"""Longest that it may take to fall asleep, or to wake."""
 NOTHING = Path()
 """The artifact of an adapter that has none: nothing is computed with it."""
 
@@ -151,6 +157,7 @@ class SimulatedEngine(EngineDefaults):
             prompt_tokens_total=samples.get("vllm:prompt_tokens_total"),
             generation_tokens_total=samples.get("vllm:generation_tokens_total"),
             progress_total=total_of(samples, "vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
+            is_sleeping=sleeping_on(page),
         )
 
     def guests_max(self, options: Options) -> int:
@@ -165,6 +172,16 @@ class SimulatedEngine(EngineDefaults):
     def unload_guest(self, name: str) -> EngineCall:
         """Unload as vLLM does."""
         return EngineCall("/v1/unload_lora_adapter", {"lora_name": name})
+
+    def sleep(self, options: Options) -> EngineCall | None:
+        """Return vLLM's call where the option ``sleep`` is on."""
+        is_able = read_options(SimulatedOptions, options, engine=self.name).sleep
+        return EngineCall("/sleep?level=1&mode=wait", timeout_s=SLEEP_TIMEOUT_S) if is_able else None
+
+    def wake(self, options: Options) -> EngineCall | None:
+        """Return vLLM's call where the option ``sleep`` is on."""
+        is_able = read_options(SimulatedOptions, options, engine=self.name).sleep
+        return EngineCall("/wake_up", timeout_s=SLEEP_TIMEOUT_S) if is_able else None
 
     def read_guests(self, models: str) -> frozenset[str]:
         """Return the models that have a parent."""

@@ -5,8 +5,8 @@ from modelyard.engines.simulated.generation import Totals
 from modelyard.engines.simulated.tokens import BLOCK_TOKENS
 
 
-def metrics_page(model: str, batch: Batch, totals: Totals, cache: PrefixCache) -> str:
-    """Return the page in Prometheus's text format."""
+def metrics_page(model: str, batch: Batch, totals: Totals, cache: PrefixCache, *, is_asleep: bool | None = None) -> str:
+    """Return the page in Prometheus's text format; ``is_asleep`` None: it cannot sleep, and says nothing of it."""
     name = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     labels = f'engine="0",model_name="{name}"'
     lines: list[str] = []
@@ -27,5 +27,8 @@ def metrics_page(model: str, batch: Batch, totals: Totals, cache: PrefixCache) -
     add("num_preemptions_total", "counter", batch.preemptions)
     for reason in ("stop", "length", "abort", "error"):
         add("request_success_total", "counter", totals.finished.get(reason, 0), f',finished_reason="{reason}"')
+    if is_asleep is not None:
+        add("engine_sleep_state", "gauge", not is_asleep, ',sleep_state="awake"')
+        add("engine_sleep_state", "gauge", is_asleep, ',sleep_state="weights_offloaded"')
     add("cache_config_info", "gauge", 1, f',block_size="{BLOCK_TOKENS}",num_gpu_blocks="{batch.blocks}"')
     return "\n".join(lines) + "\n"

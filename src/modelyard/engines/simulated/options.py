@@ -50,6 +50,14 @@ class SimulatedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Time that loading one takes."""
     fail_adapters: str = ""
     """Adapters whose name holds this text are refused; "": none."""
+    sleep: bool = False
+    """It can be told to sleep and to wake, as vLLM with its option of the same name."""
+    sleep_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
+    """Time that falling asleep takes, once nothing runs."""
+    wake_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
+    """Time that waking takes."""
+    fail_wake: bool = False
+    """Refuse to wake after ``wake_s``."""
     journal: str = ""
     """File of the token journal, absolute; "": ``tokens.jsonl`` in the replica's folder."""
 

@@ -18,6 +18,7 @@ from modelyard.engines.simulated.generation import Accelerator, Totals, crash_pr
 from modelyard.engines.simulated.journal import TokenJournal
 from modelyard.engines.simulated.media import Media
 from modelyard.engines.simulated.metrics import metrics_page
+from modelyard.engines.simulated.nap import Nap
 from modelyard.engines.simulated.options import SimulatedOptions
 from modelyard.engines.simulated.pooling import Pooling
 from modelyard.engines.simulated.requests import Refused, decode
@@ -61,6 +62,7 @@ class SimulatedServer:
             crash=crash,
         )
         self._adapters = Adapters(options, journal)
+        self._nap = nap = Nap(options, self._accelerator.batch)
         attempts = Attempts(self._accelerator, self._plan, model, self._adapters)
         serving = Serving(attempts, self._cache)
         pooling = Pooling(attempts)
@@ -71,6 +73,8 @@ class SimulatedServer:
             ("GET", "/metrics"): self._metrics,
             ("POST", "/v1/load_lora_adapter"): self._adapters.load,
             ("POST", "/v1/unload_lora_adapter"): self._adapters.unload,
+            ("POST", "/sleep"): nap.sleep,
+            ("POST", "/wake_up"): nap.wake,
             ("GET", "/sim/faults"): self._list_faults,
             ("POST", "/sim/faults"): self._plan_faults,
             ("POST", "/v1/chat/completions"): serving.chat,
@@ -126,6 +130,7 @@ class SimulatedServer:
                 raise Refused(401, "Unauthorized", "AuthenticationError")
             if not self._is_ready:
                 raise Refused(503, "Loading model", "ServiceUnavailableError")
+            self._nap.check(request)
         route = self._routes.get((request.method, request.path))
         if route is None and request.path.startswith("/v2/models/") and request.path.endswith("/infer"):
             return self._media.infer
@@ -150,7 +155,9 @@ class SimulatedServer:
         connection.respond(200, msgspec.json.encode({"object": "list", "data": models}))
 
     async def _metrics(self, _request: Request, connection: Connection) -> None:
-        page = metrics_page(self._model, self._accelerator.batch, self._accelerator.totals, self._cache)
+        is_asleep = self._nap.is_asleep if self._nap.is_offered else None
+        accelerator = self._accelerator
+        page = metrics_page(self._model, accelerator.batch, accelerator.totals, self._cache, is_asleep=is_asleep)
         connection.respond(200, page.encode(), "text/plain; version=0.0.4; charset=utf-8")
 
     async def _list_faults(self, _request: Request, connection: Connection) -> None:

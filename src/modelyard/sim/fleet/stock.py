@@ -18,6 +18,7 @@ from modelyard.policy.fit import OVERHEAD_BYTES
 from modelyard.policy.fragmentation import Mix, Typical, mix_of
 from modelyard.policy.hardware import KINDS
 from modelyard.policy.packing import find
+from modelyard.policy.sleepers import Sleeper, outgrown
 from modelyard.sim.fleet.models import Profile
 from modelyard.sim.fleet.scenario import Loading, Nodes
 
@@ -41,8 +42,6 @@ class State(Enum):
 
 LIVE = frozenset({State.LOADING, State.READY, State.WAKING, State.ASLEEP})
 AWAKE_RANK = {State.READY: 0, State.WAKING: 1, State.ASLEEP: 2, State.LOADING: 3}
-SLEEPERS_MOST = 8
-"""Of one accelerator: each keeps its context there, and an engine that is awake leaves a tenth of the memory free."""
 
 
 @dataclass(slots=True, eq=False)
@@ -210,16 +209,12 @@ class Stock:
         here = self.asleep.setdefault(replica.placement.node_id, [])
         here.append(replica)
         self.slivers += self._sliver(replica)
-        gone: list[Replica] = []
-        left = self.loading.sleep_bytes - sum(self.weights[one.deployment] for one in here)
-        for one in [one for one in here[:-1] if one is not but]:
-            on_it = [other for other in here if other not in gone and overlap(other, replica)]
-            if left >= 0 and len(on_it) <= SLEEPERS_MOST:
-                break
-            if left < 0 or overlap(one, replica):
-                gone.append(one)
-                left += self.weights[one.deployment]
-        return gone
+        kept = [
+            Sleeper(str(one.number), self.weights[one.deployment], frozenset(one.placement.parts[0].accelerators))
+            for one in here
+        ]
+        spared = () if but is None else (str(but.number),)
+        return [self.replicas[int(id)] for id in outgrown(kept, self.loading.sleep_bytes, but=spared)]
 
     def wake(self, replica: Replica, now_s: float) -> None:
         """Take the accelerators of a replica again, which has room there."""

@@ -6,11 +6,12 @@ import msgspec
 import pytest
 
 from modelyard.domain.endpoints import SOURCE
+from modelyard.policy.sleepers import MOST as SLEEPERS_MOST
 from modelyard.sim.fleet import simulate
 from modelyard.sim.fleet.models import Terms, profile
 from modelyard.sim.fleet.population import populate
 from modelyard.sim.fleet.scenario import Faults, Loading, Measures, Nodes, Scenario, Traffic
-from modelyard.sim.fleet.stock import SLEEPERS_MOST, State, Stock
+from modelyard.sim.fleet.stock import State, Stock
 from modelyard.sim.fleet.tally import Outcome
 from modelyard.sim.fleet.world import World
 from modelyard.sim.rates import Client
