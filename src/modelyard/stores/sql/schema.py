@@ -24,7 +24,7 @@ from modelyard.stores.sql.columns import model as _model
 from modelyard.stores.sql.columns import owner as _owner
 from modelyard.stores.sql.columns import text as _text
 
-HEAD = "0017"
+HEAD = "0019"
 """The newest migration; a fresh database is created at it directly. A test holds it equal to Alembic's head."""
 
 metadata = columns.metadata
@@ -157,6 +157,7 @@ replicas = sa.Table(
     _added("placement", "{}"),
     _added("model_name"),
     _added("guests", "[]"),
+    _added("takes_over"),
     sa.Index(None, "endpoint_id"),
 )
 
