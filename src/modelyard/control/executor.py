@@ -86,7 +86,8 @@ class Executor:
             placement=placement,
         )
         replica = await self._put(records, replica, ReplicaState.STARTING, reason)
-        await self._tell(endpoint.id, "replica_started", reason, replica.id, _supply_of(supplied))
+        data = _supply_of(supplied) | ({"takes_over": replica.takes_over} if replica.takes_over else {})
+        await self._tell(endpoint.id, "replica_started", reason, replica.id, data)
         spec = LaunchSpec(
             replica_id=replica.id,
             model_name=endpoint.name,

@@ -28,6 +28,7 @@ from modelyard.control.flow import run_pass
 from modelyard.control.forecasts import Forecasts
 from modelyard.control.guests import Guests, guests_max
 from modelyard.control.loadtimes import LoadTimes
+from modelyard.control.moving import Moving, weights_of
 from modelyard.control.observer import Observer, Target
 from modelyard.control.passes import Passed, Tools
 from modelyard.control.placing import Placer
@@ -197,7 +198,10 @@ class Loops:
         parts, control = self._parts, self._parts.config.control
         loads = LoadTimes(parts.store)
         observer = Observer(group, parts.clock, hang_timeout_s=control.hang_timeout_s, wake=self.wake)
-        placer = Placer(Rule(min_residency_s=control.min_residency_s, patience_s=2 * control.min_residency_s))
+        rule = Rule(min_residency_s=control.min_residency_s, patience_s=2 * control.min_residency_s)
+        placer = Placer(rule, weights_of(control.moves))
+        speeds = parts.fits.speeds if parts.fits is not None else Speeds()
+        sizing = Sizing(observer, parts.signals, parts.forecasts, speeds)
         supplies = Supplies(
             store=parts.store,
             engines=parts.engines,
@@ -209,9 +213,7 @@ class Loops:
         return Tools(
             store=parts.store,
             observer=observer,
-            sizing=Sizing(
-                observer, parts.signals, parts.forecasts, parts.fits.speeds if parts.fits is not None else Speeds()
-            ),
+            sizing=sizing,
             executor=Executor(
                 store=parts.store,
                 fleet=parts.fleet,
@@ -223,6 +225,15 @@ class Loops:
                 nodes=lambda: placer.nodes,
             ),
             placer=placer,
+            moving=Moving(
+                placer,
+                sizing,
+                parts.engines,
+                parts.clock,
+                control.moves,
+                control.moves_at_once,
+                control.min_residency_s,
+            ),
             bursts=Bursts(placer),
             pools=Pools(control.warm_pool_accelerators),
             supplies=supplies,
@@ -289,6 +300,7 @@ class Loops:
             tools.pools.see(world, tools.loads.known())
             tools.placer.see(world, await parts.fleet.nodes(), limits)
         self._world = world
+        tools.moving.see(world)
         tools.observer.watch(self._targets(world, tools))
         tools.sizing.keep(world)
         tools.guests.keep(world)
@@ -299,7 +311,8 @@ class Loops:
         self, world: World, tools: Tools, passes: KeyedTasks, busy: frozenset[str], began_s: float
     ) -> None:
         """Put those that need a pass in line; the round is over then."""
-        wanted = self._attention_of(tools).wanted(world, tools.placer.claimed_of(world)) - busy
+        claimed = tools.placer.claimed_of(world) | tools.moving.endpoint_ids
+        wanted = self._attention_of(tools).wanted(world, claimed) - busy
         since = self.times.needed(wanted, began_s, running=busy)
 
         def turn(endpoint_id: str) -> tuple[bool, float]:

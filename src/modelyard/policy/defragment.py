@@ -4,14 +4,17 @@ What is free may be enough and lie in pieces. ``moves`` finds the fewest
 replicas whose move to other accelerators opens what is pending; ``cleared``
 empties an accelerator that little is on, for whoever gives it back. Each move
 is a load there and a drain here, so there is a bound on them.
+
+``tidy`` is what is done of the last now and then; the controller and the
+simulator call the same.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
 import msgspec
 
 from modelyard.domain.nodes import Part, Placement
-from modelyard.policy.asks import Ask, gib, refused
+from modelyard.policy.asks import Ask, Weights, gib, refused
 from modelyard.policy.cluster import Block, Cluster
 from modelyard.policy.fragmentation import STANDARD_MIX, Mix
 from modelyard.policy.packing import find
@@ -24,6 +27,8 @@ class Placed(msgspec.Struct, frozen=True):
     ask: Ask
     load: float = 0.0
     """Of one accelerator's time, 0 to 1."""
+    group: str = ""
+    """Of those that have the same one no two move at once; "" is no group."""
 
 
 class Move(msgspec.Struct, frozen=True):
@@ -64,23 +69,73 @@ def moves(
 
 Place = tuple[str, int]
 """An accelerator: node and index."""
+EVERY_S = 60.0
+"""Pause between two times that ``tidy`` is called."""
+ROUNDS = 8
+"""Accelerators that are relieved at most, and emptied, every time."""
+MOVES_MOST = 4
+"""For one accelerator, or for one replica that has no room."""
+PLACES = Weights(opened=0.2)
+"""How places are chosen where accelerators are emptied: so that few are held to begin with."""
+_NO_LOADS: Mapping[Place, float] = {}
 TRIES = 12
 """Accelerators that ``cleared`` looks at, the emptiest first: of those with more on them few can be emptied."""
 
 
+def tidy(
+    cluster: Cluster,
+    movable: MutableMapping[str, Placed],
+    begin: Callable[[Move], None],
+    *,
+    most: int = 2 * ROUNDS * MOVES_MOST,
+    others: Mapping[Place, float] = _NO_LOADS,
+    mix: Mix = STANDARD_MIX,
+) -> None:
+    """Move from accelerators that have too much to do, and empty some that have little: at most ``most`` moves.
+
+    ``begin`` is told of each, and takes the new place on ``cluster``; who moves is taken out of ``movable``. ``others``
+    is what is asked of accelerators by those that do not move.
+    """
+
+    def start(move: Move) -> None:
+        nonlocal most
+        most -= 1
+        begin(move)
+        group = movable.pop(move.replica_id).group
+        for one in [one for one, placed in movable.items() if group and placed.group == group]:
+            del movable[one]
+
+    for _ in range(min(ROUNDS, most)):
+        if (move := relieved(cluster, movable, others=others, mix=mix)) is None:
+            break
+        start(move)
+    for _ in range(ROUNDS):
+        found = cleared(cluster, movable, most=min(MOVES_MOST, most), others=others, mix=mix)
+        if not found:
+            break
+        for move in found:
+            start(move)
+
+
 def cleared(
-    cluster: Cluster, movable: Mapping[str, Placed], *, most: int, load_most: float = 0.8, mix: Mix = STANDARD_MIX
+    cluster: Cluster,
+    movable: Mapping[str, Placed],
+    *,
+    most: int,
+    load_most: float = 0.8,
+    others: Mapping[Place, float] = _NO_LOADS,
+    mix: Mix = STANDARD_MIX,
 ) -> tuple[Move, ...]:
     """Return the moves after which one more accelerator is empty, none where at most ``most`` of them do not do it.
 
     They go where others are, as long as what all of these ask of an accelerator stays below ``load_most`` of its time.
     ``cluster`` has all of ``movable`` on it, and is as it was when this returns.
     """
-    here, loads = _by_place(movable)
+    here, loads = _by_place(movable, others)
     able = sorted(
         (sum(movable[one].ask.memory_bytes for one in ids), place)
         for place, ids in here.items()
-        if len(ids) <= most and cluster.shares(*place) == len(ids)
+        if len(ids) <= most and cluster.shares(*place) == len(ids) and _are_apart(ids, movable)
     )
     for _, place in able[:TRIES]:
         leaving = {one: movable[one] for one in here[place]}
@@ -90,15 +145,21 @@ def cleared(
 
 
 def relieved(
-    cluster: Cluster, movable: Mapping[str, Placed], *, load_most: float = 0.8, mix: Mix = STANDARD_MIX
+    cluster: Cluster,
+    movable: Mapping[str, Placed],
+    *,
+    load_most: float = 0.8,
+    others: Mapping[Place, float] = _NO_LOADS,
+    mix: Mix = STANDARD_MIX,
 ) -> Move | None:
     """Return the move of a replica away from the accelerator of which most is asked, None where none is above 1.
 
     The one that asks for most goes, as long as there is a place that it does not crowd in turn.
     """
-    here, loads = _by_place(movable)
+    here, loads = _by_place(movable, others)
     crowded = sorted(
-        (place for place, load in loads.items() if load > 1 and len(here[place]) > 1), key=lambda one: -loads[one]
+        (place for place, ids in here.items() if loads[place] > 1 and len(ids) + (place in others) > 1),
+        key=lambda one: -loads[one],
     )
     for place in crowded[:TRIES]:
         largest = max(here[place], key=lambda one: (movable[one].load, one))
@@ -108,14 +169,23 @@ def relieved(
             # A place of its own is fine for what needs more than is left anywhere.
             to = search.place_for(placed, is_beside=False)
         if to is not None:
-            return Move(largest, placed.placement, to, f"accelerator {place[1]} of {place[0]} has too much to do")
+            text = f"moving it to {to.node_id} relieves accelerator {place[1]} of {place[0]}, which has too much to do"
+            return Move(largest, placed.placement, to, text)
     return None
 
 
-def _by_place(movable: Mapping[str, Placed]) -> tuple[dict[Place, list[str]], dict[Place, float]]:
+def _are_apart(ids: Sequence[str], movable: Mapping[str, Placed]) -> bool:
+    """Say whether these may move at the same time."""
+    groups = [group for one in ids if (group := movable[one].group)]
+    return len(groups) == len(set(groups))
+
+
+def _by_place(
+    movable: Mapping[str, Placed], others: Mapping[Place, float]
+) -> tuple[dict[Place, list[str]], dict[Place, float]]:
     """Return who shares each accelerator, and what is asked of it."""
     here: dict[Place, list[str]] = {}
-    loads: dict[Place, float] = {}
+    loads: dict[Place, float] = dict(others)
     for replica_id, placed in sorted(movable.items()):
         if placed.ask.count == 1:
             place = _place(placed.placement)
@@ -200,7 +270,7 @@ def _tries(
         for block in cluster.blocks
         if block.is_open and not refused(pending, block.shape)
         for ids in _sets(pending, block, here, movable)
-        if 0 < len(ids) <= most
+        if 0 < len(ids) <= most and _are_apart(ids, movable)
     ]
     return [(cluster.blocks[order], ids) for _, order, ids in sorted(set(found))]
 

@@ -50,6 +50,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Why a replica cannot be placed, and what would help."""
     troubles: Mapping[str, str] = {}
     fetch: Fetch | None = None
+    moving: str = ""
+    """What is to be said of a replica that moves, which ``replicas`` has once."""
 
 
 class Outlook(msgspec.Struct, frozen=True):
@@ -74,7 +76,7 @@ def outlook(endpoint: Endpoint, view: View) -> Outlook:
         is_settled = ready >= view.wanted and ReplicaState.DRAINING not in states
         status = EndpointStatus.RUNNING if is_settled else EndpointStatus.SCALING
         going_on = "a replica drains" if ready >= view.wanted else f"{ready} of {view.wanted} replicas are ready"
-        reason = _trouble(view) or view.no_room or view.waiting or ("" if is_settled else going_on)
+        reason = _trouble(view) or view.no_room or view.waiting or (view.moving if is_settled else going_on)
         return Outlook(status, Progress(Stage.READY, percent=100, eta_s=0.0, reason=reason))
     if failure := _failure(endpoint, view):
         return Outlook(EndpointStatus.FAILED, Progress(Stage.QUEUED, reason=view.waiting or failure), failure)

@@ -45,7 +45,7 @@ def told(replicas: Sequence[Replica]) -> str:
     moving = takeovers(replicas)
     for replica in replicas:
         if replica.id in moving:
-            return f"a replica moves to {where(replica)}: {replica.reason or 'another one loads there'}"
+            return f"a replica moves to {where(replica)}: {replica.reason or 'another one loads'}"
     draining = {replica.id for replica in replicas if replica.state is ReplicaState.DRAINING}
     for replica in replicas:
         if replica.takes_over in draining and replica.state is ReplicaState.READY:
