@@ -1,0 +1,81 @@
+"""A controller that is cut off at any write while a replica moves: the next one ends the move, or drops it."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.support.cuts import Cut
+from tests.support.reconciling import PACE, WITHIN_S, Site, controller, open_site
+from tests.support.waiting import eventually_async
+
+from modelyard.domain.endpoints import Endpoint, Scaling
+from modelyard.domain.fleet import ReplicaState
+from modelyard.domain.nodes import Part, Placement
+
+NODES: list[dict[str, Any]] = [
+    {"id": name, "accelerators": [{"kind": "h100", "count": 1, "memory": "80 GiB"}]} for name in ("gpu-1", "gpu-2")
+]
+MOVING = msgspec.structs.replace(PACE, moves="room", min_residency_s=0.05)
+
+
+async def deploy(site: Site, name: str, gib: int) -> Endpoint:
+    return await site.deploy({"memory_gib": gib}, kind="h100", name=name, scaling=Scaling(min_replicas=1))
+
+
+async def in_pieces(site: Site) -> list[Endpoint]:
+    """Have two models of 30 GiB that a controller will find on different nodes."""
+    endpoints = [await deploy(site, name, 30) for name in ("one", "two")]
+    for endpoint, node in zip(endpoints, ("gpu-1", "gpu-2"), strict=True):
+
+        async def is_ready(endpoint: Endpoint = endpoint) -> bool:
+            return len(await site.replicas(endpoint, ReplicaState.READY)) == 1
+
+        await eventually_async(is_ready, WITHIN_S, "it is ready")
+        (replica,) = await site.replicas(endpoint, ReplicaState.READY)
+        placement = Placement((Part(node, (0,), replica.placement.parts[0].memory_bytes),))
+        await site.store.put_replica(msgspec.structs.replace(replica, placement=placement))
+    return endpoints
+
+
+async def is_well(site: Site, endpoints: list[Endpoint]) -> bool:
+    """Each has one replica that is ready, and nothing else runs; the large one has a node of its own."""
+    ready = [one for of in endpoints for one in await site.replicas(of, ReplicaState.READY)]
+    processes = sorted(process.replica_id for process in await site.fleet.observe())
+    nodes = [one.placement.node_id for one in ready]
+    large = ready[-1].placement.node_id if ready else ""
+    return (
+        [one.endpoint_id for one in ready] == [one.id for one in endpoints]
+        and processes == sorted(one.id for one in ready)
+        and nodes.count(large) == 1
+    )
+
+
+@pytest.mark.timeout(600)
+async def test_a_move_survives_a_cut_at_any_write(tmp_path: Path) -> None:
+    for writes in itertools.count():
+        folder = tmp_path / str(writes)
+        folder.mkdir()
+        async with open_site(folder, pace=MOVING, nodes=NODES) as site:
+            cut = Cut(10_000)
+            async with controller(site, through=cut.through) as running:
+                endpoints = await in_pieces(site)
+                cut.left = writes
+                endpoints.append(await deploy(site, "large", 60))
+                running.loops.wake()
+
+                async def is_over(site: Site = site, endpoints: list[Endpoint] = endpoints, cut: Cut = cut) -> bool:
+                    return cut.is_dead or await is_well(site, endpoints)
+
+                await eventually_async(is_over, WITHIN_S, "cut off or moved")
+            was_cut = cut.is_dead
+            async with controller(site):
+
+                async def settles(site: Site = site, endpoints: list[Endpoint] = endpoints) -> bool:
+                    return await is_well(site, endpoints)
+
+                await eventually_async(settles, WITHIN_S, "each has its one")
+        # A move and a start take more than ten writes, but it may be well before the last of them.
+        if not was_cut and writes > 10:
+            return
