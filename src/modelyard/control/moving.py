@@ -225,8 +225,9 @@ class Moving:
                 seen = nodes.get(part.node_id)
                 if seen is None or one.placement.is_exclusive:
                     continue
-                ask = self._ask(endpoint, one, ready, seen, world)
-                if ask is not None and may_move and one.id in running and self._may_leave(one, endpoint, world):
+                may_leave = may_move and one.id in running and self._may_leave(one, endpoint, world)
+                ask = self._ask(endpoint, one, ready, seen, world) if may_leave else None
+                if ask is not None:
                     movable[one.id] = Placed(one.placement, ask, load, endpoint_id)
                 else:
                     place = part.node_id, part.accelerators[0]

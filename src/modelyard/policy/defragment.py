@@ -10,6 +10,7 @@ simulator call the same.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from heapq import nsmallest
 
 import msgspec
 
@@ -75,6 +76,8 @@ ROUNDS = 8
 """Accelerators that are relieved at most, and emptied, every time."""
 MOVES_MOST = 4
 """For one accelerator, or for one replica that has no room."""
+LOAD_MOST = 0.8
+"""Of an accelerator's time: what moves there must not make it more."""
 PLACES = Weights(opened=0.2)
 """How places are chosen where accelerators are emptied: so that few are held to begin with."""
 _NO_LOADS: Mapping[Place, float] = {}
@@ -97,20 +100,23 @@ def tidy(
     is what is asked of accelerators by those that do not move.
     """
 
+    sharing = _Sharing(movable, others)
+
     def start(move: Move) -> None:
         nonlocal most
         most -= 1
         begin(move)
-        group = movable.pop(move.replica_id).group
-        for one in [one for one, placed in movable.items() if group and placed.group == group]:
+        group = movable[move.replica_id].group
+        for one in [one for one, placed in movable.items() if group and placed.group == group] or [move.replica_id]:
+            sharing.drop(one)
             del movable[one]
 
     for _ in range(min(ROUNDS, most)):
-        if (move := relieved(cluster, movable, others=others, mix=mix)) is None:
+        if (move := _relieved(cluster, sharing, LOAD_MOST, mix)) is None:
             break
         start(move)
     for _ in range(ROUNDS):
-        found = cleared(cluster, movable, most=min(MOVES_MOST, most), others=others, mix=mix)
+        found = _cleared(cluster, sharing, min(MOVES_MOST, most), LOAD_MOST, mix) if most else ()
         if not found:
             break
         for move in found:
@@ -122,7 +128,7 @@ def cleared(
     movable: Mapping[str, Placed],
     *,
     most: int,
-    load_most: float = 0.8,
+    load_most: float = LOAD_MOST,
     others: Mapping[Place, float] = _NO_LOADS,
     mix: Mix = STANDARD_MIX,
 ) -> tuple[Move, ...]:
@@ -131,24 +137,14 @@ def cleared(
     They go where others are, as long as what all of these ask of an accelerator stays below ``load_most`` of its time.
     ``cluster`` has all of ``movable`` on it, and is as it was when this returns.
     """
-    here, loads = _by_place(movable, others)
-    able = sorted(
-        (sum(movable[one].ask.memory_bytes for one in ids), place)
-        for place, ids in here.items()
-        if len(ids) <= most and cluster.shares(*place) == len(ids) and _are_apart(ids, movable)
-    )
-    for _, place in able[:TRIES]:
-        leaving = {one: movable[one] for one in here[place]}
-        if found := _leave(cluster, place, leaving, loads, load_most, mix):
-            return found
-    return ()
+    return _cleared(cluster, _Sharing(movable, others), most, load_most, mix)
 
 
 def relieved(
     cluster: Cluster,
     movable: Mapping[str, Placed],
     *,
-    load_most: float = 0.8,
+    load_most: float = LOAD_MOST,
     others: Mapping[Place, float] = _NO_LOADS,
     mix: Mix = STANDARD_MIX,
 ) -> Move | None:
@@ -156,13 +152,72 @@ def relieved(
 
     The one that asks for most goes, as long as there is a place that it does not crowd in turn.
     """
-    here, loads = _by_place(movable, others)
+    return _relieved(cluster, _Sharing(movable, others), load_most, mix)
+
+
+def _are_apart(ids: Sequence[str], movable: Mapping[str, Placed]) -> bool:
+    """Say whether these may move at the same time."""
+    if len(ids) == 1:
+        return True
+    groups = [group for one in ids if (group := movable[one].group)]
+    return len(groups) == len(set(groups))
+
+
+class _Sharing:
+    """Who shares each accelerator, of those that may move, and what is asked of it."""
+
+    def __init__(self, movable: Mapping[str, Placed], others: Mapping[Place, float]) -> None:
+        self.movable = dict(movable)
+        self.others = others
+        self.here: dict[Place, list[str]] = {}
+        self.loads: dict[Place, float] = dict(others)
+        for replica_id in sorted(movable):
+            placed = movable[replica_id]
+            if placed.ask.count == 1:
+                place = _place(placed.placement)
+                self.here.setdefault(place, []).append(replica_id)
+                self.loads[place] = self.loads.get(place, 0.0) + placed.load
+
+    def drop(self, replica_id: str) -> None:
+        """Take out one that moves, or may not any more."""
+        placed = self.movable.pop(replica_id)
+        place = _place(placed.placement)
+        if replica_id not in (ids := self.here.get(place, [])):
+            return
+        ids.remove(replica_id)
+        del self.loads[place]
+        if ids or place in self.others:
+            # Summed anew: what is left must not depend on who was there.
+            self.loads[place] = sum((self.movable[one].load for one in ids), self.others.get(place, 0.0))
+        if not ids:
+            del self.here[place]
+
+
+def _cleared(cluster: Cluster, sharing: _Sharing, most: int, load_most: float, mix: Mix) -> tuple[Move, ...]:
+    movable = sharing.movable
+    able = nsmallest(
+        TRIES,
+        (
+            (sum(movable[one].ask.memory_bytes for one in ids), place)
+            for place, ids in sharing.here.items()
+            if len(ids) <= most and cluster.shares(*place) == len(ids) and _are_apart(ids, movable)
+        ),
+    )
+    for _, place in able:
+        leaving = {one: movable[one] for one in sharing.here[place]}
+        if found := _leave(cluster, place, leaving, sharing.loads, load_most, mix):
+            return found
+    return ()
+
+
+def _relieved(cluster: Cluster, sharing: _Sharing, load_most: float, mix: Mix) -> Move | None:
+    loads, movable = sharing.loads, sharing.movable
     crowded = sorted(
-        (place for place, ids in here.items() if loads[place] > 1 and len(ids) + (place in others) > 1),
+        (place for place, ids in sharing.here.items() if loads[place] > 1 and len(ids) + (place in sharing.others) > 1),
         key=lambda one: -loads[one],
     )
     for place in crowded[:TRIES]:
-        largest = max(here[place], key=lambda one: (movable[one].load, one))
+        largest = max(sharing.here[place], key=lambda one: (movable[one].load, one))
         placed = movable[largest]
         with _Search(cluster, loads, load_most, mix) as search:
             search.fill(place)
@@ -172,26 +227,6 @@ def relieved(
             text = f"moving it to {to.node_id} relieves accelerator {place[1]} of {place[0]}, which has too much to do"
             return Move(largest, placed.placement, to, text)
     return None
-
-
-def _are_apart(ids: Sequence[str], movable: Mapping[str, Placed]) -> bool:
-    """Say whether these may move at the same time."""
-    groups = [group for one in ids if (group := movable[one].group)]
-    return len(groups) == len(set(groups))
-
-
-def _by_place(
-    movable: Mapping[str, Placed], others: Mapping[Place, float]
-) -> tuple[dict[Place, list[str]], dict[Place, float]]:
-    """Return who shares each accelerator, and what is asked of it."""
-    here: dict[Place, list[str]] = {}
-    loads: dict[Place, float] = dict(others)
-    for replica_id, placed in sorted(movable.items()):
-        if placed.ask.count == 1:
-            place = _place(placed.placement)
-            here.setdefault(place, []).append(replica_id)
-            loads[place] = loads.get(place, 0.0) + placed.load
-    return here, loads
 
 
 def _place(placement: Placement) -> Place:
