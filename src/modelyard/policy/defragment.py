@@ -62,8 +62,9 @@ def moves(
         for part in placed.placement.parts:
             for index in part.accelerators:
                 here.setdefault((part.node_id, index), []).append(replica_id)
-    for block, ids in _tries(cluster, pending, here, movable, most):
-        if (plan := _plan(cluster, pending, block, {one: movable[one] for one in ids}, mix)) is not None:
+    for block, ids, positions in _tries(cluster, pending, here, movable, most):
+        places = [(block.node.id, block.indices[position]) for position in positions]
+        if (plan := _plan(cluster, pending, places, {one: movable[one] for one in ids}, mix)) is not None:
             return plan
     return None
 
@@ -253,7 +254,7 @@ class _Search:
 
     def fill(self, place: Place) -> None:
         """Let nothing more go to an accelerator."""
-        self._take(Placement((Part(place[0], (place[1],), self._cluster.free_bytes(*place) or 0),)))
+        self.take(Placement((Part(place[0], (place[1],), self._cluster.free_bytes(*place) or 0),)))
 
     def place_for(self, placed: Placed, *, is_beside: bool) -> Placement | None:
         """Return a place that ``placed`` does not crowd, and take it."""
@@ -264,13 +265,14 @@ class _Search:
                 return None
             load = self._loads.get(_place(to), 0.0) + placed.load
             if load <= self._load_most or _place(to) not in self._loads:
-                self._take(to)
+                self.take(to)
                 self._loads[_place(to)] = load
                 return to
             self.fill(_place(to))
         return None
 
-    def _take(self, placement: Placement) -> None:
+    def take(self, placement: Placement) -> None:
+        """Take a place until the search is over."""
         self._cluster.take(placement)
         self._taken.append(placement)
 
@@ -298,26 +300,30 @@ def _leave(
 
 def _tries(
     cluster: Cluster, pending: Ask, here: Mapping[tuple[str, int], list[str]], movable: Mapping[str, Placed], most: int
-) -> list[tuple[Block, tuple[str, ...]]]:
-    """Return blocks with the replicas that would have to leave, the fewest first."""
+) -> list[tuple[Block, tuple[str, ...], tuple[int, ...]]]:
+    """Return blocks with the replicas that would have to leave, the fewest first, and the positions they leave."""
     found = [
-        (len(ids), block.order, ids)
+        (len(ids), block.order, ids, positions)
         for block in cluster.blocks
         if block.is_open and not refused(pending, block.shape)
-        for ids in _sets(pending, block, here, movable)
+        for ids, positions in _sets(pending, block, here, movable)
         if 0 < len(ids) <= most and _are_apart(ids, movable)
     ]
-    return [(cluster.blocks[order], ids) for _, order, ids in sorted(set(found))]
+    return [(cluster.blocks[order], ids, positions) for _, order, ids, positions in sorted(set(found))]
 
 
 def _sets(
     pending: Ask, block: Block, here: Mapping[tuple[str, int], list[str]], movable: Mapping[str, Placed]
-) -> list[tuple[str, ...]]:
-    """Return the smallest sets of replicas of a block without which ``pending`` fits there."""
+) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
+    """Return the smallest sets of replicas of a block without which ``pending`` fits there, and where."""
     positions = range(len(block.indices))
     on = [here.get((block.node.id, index), []) for index in block.indices]
     if pending.count == 1:
-        return [ids for position in positions if (ids := _shares(pending, block, position, on[position], movable))]
+        return [
+            (ids, (position,))
+            for position in positions
+            if (ids := _shares(pending, block, position, on[position], movable))
+        ]
     clear = sorted(
         (len(on[position]), position)
         for position in positions
@@ -327,7 +333,8 @@ def _sets(
     for island in (None, *sorted(set(block.islands))):
         best = [one for one in clear if island is None or block.islands[one[1]] == island][: pending.count]
         if len(best) == pending.count:
-            found.append(tuple(sorted({replica for _, position in best for replica in on[position]})))
+            ids = tuple(sorted({replica for _, position in best for replica in on[position]}))
+            found.append((ids, tuple(sorted(position for _, position in best))))
     return found
 
 
@@ -352,28 +359,31 @@ def _shares(
     return ()
 
 
-def _plan(cluster: Cluster, pending: Ask, block: Block, leaving: Mapping[str, Placed], mix: Mix) -> Plan | None:
-    """Return the plan where all that leave ``block`` fit elsewhere while they are still there, too."""
+def _plan(
+    cluster: Cluster, pending: Ask, places: Sequence[Place], leaving: Mapping[str, Placed], mix: Mix
+) -> Plan | None:
+    """Return the plan where all that leave ``places`` fit elsewhere while they are still there, too."""
+    node_id = places[0][0]
     done: list[Move] = []
-    taken: list[Placement] = []
     plan = None
     # Old and new run side by side until the new one is ready, so the old one keeps its room while others are placed.
-    for replica_id, placed in sorted(leaving.items(), key=lambda item: (-item[1].ask.memory_bytes, item[0])):
-        ask = msgspec.structs.replace(placed.ask, avoid=placed.ask.avoid | {block.node.id})
-        to = find(ask, cluster, mix)
-        if to is None or to.node_id == block.node.id:
-            break
-        cluster.take(to)
-        taken.append(to)
-        text = f"moving it to {to.node_id} helps to open {pending.count} x {gib(pending.memory_bytes)} GiB"
-        done.append(Move(replica_id, placed.placement, to, f"{text} on {block.node.id}"))
-    if len(done) == len(leaving):
+    with _Search(cluster, {}, LOAD_MOST, mix) as search:
+        with _Search(cluster, {}, LOAD_MOST, mix) as filling:
+            for place in places:
+                filling.fill(place)
+            for replica_id, placed in sorted(leaving.items(), key=lambda item: (-item[1].ask.memory_bytes, item[0])):
+                # Another node is better: the same one may be short of memory or cores for both.
+                to = find(msgspec.structs.replace(placed.ask, avoid=placed.ask.avoid | {node_id}), cluster, mix)
+                if to is None:
+                    return None
+                search.take(to)
+                whither = to.node_id if to.node_id != node_id else f"accelerator {_place(to)[1]} there"
+                text = f"moving it to {whither} helps to open {pending.count} x {gib(pending.memory_bytes)} GiB"
+                done.append(Move(replica_id, placed.placement, to, f"{text} on {node_id}"))
         for move in done:
             cluster.give_back(move.old)
         if (placement := find(pending, cluster, mix)) is not None:
             plan = Plan(tuple(done), placement)
         for move in done:
             cluster.take(move.old)
-    for placement in taken:
-        cluster.give_back(placement)
     return plan

@@ -41,6 +41,19 @@ def test_the_smallest_that_frees_enough_of_a_shared_accelerator_moves() -> None:
     assert plan.placement == at("a", 0, memory=45)
 
 
+def test_one_moves_to_another_accelerator_of_its_node_where_there_is_no_other_node() -> None:
+    cluster = Cluster.of([node("a", 2)])
+    movable = {f"r-{one}": put(cluster, ask(30), at("a", one, memory=30)) for one in range(2)}
+    for pending in (ask(60), ask(80)):
+        plan = moves(cluster, pending, movable, most=3)
+        assert plan is not None
+        ((move),) = plan.moves
+        assert move.to.parts[0].accelerators == tuple({0, 1} - set(move.old.parts[0].accelerators))
+        assert move.reason.startswith(f"moving it to accelerator {move.to.parts[0].accelerators[0]} there helps")
+        assert plan.placement.parts[0].accelerators == move.old.parts[0].accelerators
+    assert moves(cluster, ask(80, 2), movable, most=3) is None
+
+
 def test_no_move_where_there_is_room() -> None:
     plan = moves(Cluster.of([node("a")]), ask(10), {}, most=3)
     assert plan is not None
