@@ -28,10 +28,9 @@ from modelyard.control.flow import run_pass
 from modelyard.control.forecasts import Forecasts
 from modelyard.control.guests import Guests, guests_max
 from modelyard.control.loadtimes import LoadTimes
-from modelyard.control.moving import Moving, weights_of
+from modelyard.control.moving import moving_of, placer_of
 from modelyard.control.observer import Observer, Target
 from modelyard.control.passes import Passed, Tools
-from modelyard.control.placing import Placer
 from modelyard.control.pools import Pools
 from modelyard.control.sizing import Sizing
 from modelyard.control.supplies import Supplies
@@ -49,7 +48,6 @@ from modelyard.fleet import Fleet
 from modelyard.observe.rounds import RoundStatus, RoundTimes
 from modelyard.policy import scaling
 from modelyard.policy.costs import hourly_nanousd
-from modelyard.policy.eviction import Rule
 from modelyard.policy.guests import Rule as GuestRule
 from modelyard.policy.reconcile import Pace, Situation, plan
 from modelyard.policy.signals import Signals
@@ -198,8 +196,7 @@ class Loops:
         parts, control = self._parts, self._parts.config.control
         loads = LoadTimes(parts.store)
         observer = Observer(group, parts.clock, hang_timeout_s=control.hang_timeout_s, wake=self.wake)
-        rule = Rule(min_residency_s=control.min_residency_s, patience_s=2 * control.min_residency_s)
-        placer = Placer(rule, weights_of(control.moves))
+        placer = placer_of(control)
         speeds = parts.fits.speeds if parts.fits is not None else Speeds()
         sizing = Sizing(observer, parts.signals, parts.forecasts, speeds)
         supplies = Supplies(
@@ -225,15 +222,7 @@ class Loops:
                 nodes=lambda: placer.nodes,
             ),
             placer=placer,
-            moving=Moving(
-                placer,
-                sizing,
-                parts.engines,
-                parts.clock,
-                control.moves,
-                control.moves_at_once,
-                control.min_residency_s,
-            ),
+            moving=moving_of(control, placer, sizing, parts.engines, parts.clock),
             bursts=Bursts(placer),
             pools=Pools(control.warm_pool_accelerators),
             supplies=supplies,

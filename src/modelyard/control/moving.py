@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from modelyard.clock import Clock
+from modelyard.config import ControlConfig
 from modelyard.control.placing import Placer
 from modelyard.control.sizing import Sizing
 from modelyard.control.world import World
@@ -24,8 +25,9 @@ from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.nodes import NodeSeen
 from modelyard.engines import Engines
 from modelyard.policy import defragment
-from modelyard.policy.asks import STANDARD, Ask, Weights
+from modelyard.policy.asks import STANDARD, Ask
 from modelyard.policy.defragment import EVERY_S, MOVES_MOST, PLACES, Move, Place, Placed, Plan
+from modelyard.policy.eviction import Rule
 from modelyard.policy.reconcile import LIVE
 from modelyard.policy.takeovers import START_S, takeovers
 
@@ -283,6 +285,12 @@ class Moving:
         return seen.utilization or 0.0
 
 
-def weights_of(mode: Mode) -> Weights:
-    """Return how places are chosen: where accelerators are emptied, few are held to begin with."""
-    return PLACES if mode == "all" else STANDARD
+def placer_of(settings: ControlConfig) -> Placer:
+    """Return who places: where accelerators are emptied, few are held to begin with."""
+    rule = Rule(min_residency_s=settings.min_residency_s, patience_s=2 * settings.min_residency_s)
+    return Placer(rule, PLACES if settings.moves == "all" else STANDARD)
+
+
+def moving_of(settings: ControlConfig, placer: Placer, sizing: Sizing, engines: Engines, clock: Clock) -> Moving:
+    """Return who moves replicas as it is set."""
+    return Moving(placer, sizing, engines, clock, settings.moves, settings.moves_at_once, settings.min_residency_s)
