@@ -113,6 +113,7 @@ async def test_one_moves_for_a_large_one_and_every_answer_is_whole(yard: Yard) -
 def test_a_controller_that_is_killed_while_one_moves_takes_the_move_to_its_end(yard: Yard) -> None:
     deploy(yard, "large", 60)
     new = eventually(lambda: moving(yard), WITHIN_S, "one is on its way")
+    assert yard.get("/v1/status")["moving"] == 1
     yard.kill(yard.plane_pids("control")[0])
     eventually(lambda: yard.ready_replicas("large") == 1, WITHIN_S, "the large one has room")
     eventually(lambda: is_settled(yard), WITHIN_S, "each has its one replica")

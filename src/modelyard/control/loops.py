@@ -154,6 +154,10 @@ class Loops:
         nodes = {node_id: seen.node for node_id, seen in self._tools.placer.nodes.items()}
         return float(hourly_nanousd(replica.placement, nodes))
 
+    def moves(self) -> Mapping[tuple[str, ...], int]:
+        """Return how many replicas moved, or were to, by outcome."""
+        return self._tools.moving.ended() if self._tools else {}
+
     def nodes(self) -> Mapping[str, NodeSeen]:
         """Return the fleet's nodes by id, as the last round saw them."""
         return self._tools.placer.nodes if self._tools else {}

@@ -82,6 +82,8 @@ class Moving:
     _tried_s: dict[str, float] = field(default_factory=dict)
     """When room for an endpoint was last looked for."""
     _tries: int = 0
+    _ended: dict[tuple[str, ...], int] = field(default_factory=lambda: {("moved",): 0, ("given_up",): 0})
+    """Moves that ended, by outcome."""
     _due_s: float | None = None
     """When ``tidy`` is due."""
     _found: tuple[dict[str, Placed], dict[Place, float]] | None = None
@@ -113,6 +115,10 @@ class Moving:
             if movable and self._room_for_more():
                 defragment.tidy(self.placer.cluster, movable, self._mean, most=self._room_for_more(), others=others)
 
+    def ended(self) -> Mapping[tuple[str, ...], int]:
+        """Return how many moves ended, by outcome: they moved, or were given up; none where nothing may move."""
+        return self._ended if self.mode != "off" else {}
+
     @property
     def endpoint_ids(self) -> set[str]:
         """The endpoints that need a pass for a move that is meant."""
@@ -129,6 +135,7 @@ class Moving:
 
     def give_up(self, endpoint_id: str) -> None:
         """Mean no move of an endpoint for a while: one came to nothing."""
+        self._ended["given_up",] += 1
         times = self._pauses.get(endpoint_id, (0, 0.0))[0]
         pause_s = min(PAUSE_S * 2.0**times, PAUSE_MAX_S)
         self._pauses[endpoint_id] = times + 1, self.clock.monotonic_s() + pause_s
@@ -149,6 +156,7 @@ class Moving:
             elif self._state(world, one.endpoint_id, one.old_id) is ReplicaState.READY:
                 self.give_up(one.endpoint_id)
             else:
+                self._ended["moved",] += 1
                 self._pauses.pop(one.endpoint_id, None)
         self._open = now
 

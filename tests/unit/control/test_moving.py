@@ -121,6 +121,7 @@ def test_one_moves_to_the_other_and_what_it_leaves_is_for_who_waits(pieces: City
     pieces.look()
     assert pieces.ask_for("big", 60) == on(old.placement.node_id, 60)
     assert not pieces.meant()
+    assert pieces.moving.ended() == {("moved",): 1, ("given_up",): 0}
 
 
 def test_the_room_of_a_move_is_nobody_elses(pieces: City) -> None:
@@ -165,6 +166,7 @@ def test_a_move_that_fails_is_given_up_and_not_tried_again_for_longer_each_time(
             assert not city.meant()
             city.look(seconds)
         city.look(RETRY_S)
+    assert city.moving.ended() == {("moved",): 0, ("given_up",): 3}
 
 
 def test_a_move_that_nobody_begins_is_forgotten_with_its_room(pieces: City) -> None:
