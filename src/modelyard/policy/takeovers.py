@@ -30,14 +30,23 @@ def takeovers(replicas: Iterable[Replica]) -> dict[str, str]:
 
 
 def settled(replicas: Sequence[Replica]) -> list[Replica]:
-    """Return the replicas as if what moves had moved, or had not begun to: what an endpoint has for its callers."""
+    """Return the replicas as if what moves had moved, or had not begun to: what an endpoint has for its callers.
+
+    One that failed before it could take over is no crash of theirs.
+    """
     moving = takeovers(replicas)
     left = {replica.takes_over for replica in replicas if replica.state is ReplicaState.READY and replica.takes_over}
-    return [
-        replica
-        for replica in replicas
-        if replica.id not in moving and not (replica.state is ReplicaState.DRAINING and replica.id in left)
-    ]
+
+    def counts(replica: Replica) -> bool:
+        match replica.state:
+            case ReplicaState.DRAINING:
+                return replica.id not in left
+            case ReplicaState.FAILED:
+                return not replica.takes_over or replica.ready_at is not None
+            case _:
+                return replica.id not in moving
+
+    return [replica for replica in replicas if counts(replica)]
 
 
 def told(replicas: Sequence[Replica]) -> str:

@@ -8,8 +8,10 @@ import pytest
 from tests.support.towns import GIB, Town, ask, endpoint, node, replica
 
 from modelyard.clock import ManualClock
+from modelyard.control.asking import residents_of
 from modelyard.control.moving import PAUSE_S, RETRY_S, Moving
 from modelyard.control.placing import Need, Placer
+from modelyard.control.views import size_of
 from modelyard.domain.endpoints import Endpoint, Release
 from modelyard.domain.fleet import GuestSeat, Replica, ReplicaState
 from modelyard.domain.nodes import Part, Placement
@@ -290,6 +292,20 @@ def test_moving_counts_once_for_a_tenants_quota(pieces: City) -> None:
     # Two that have 3/8 each, one that waits with 6/8: 1.5 accelerators. With the one that moves twice it would be more.
     assert pieces.placer.over_quota("ten-a", on("n1", 40)) == ""
     assert pieces.placer.over_quota("ten-a", on("n1", 50)) != ""
+
+
+def test_who_is_to_take_over_is_neither_counted_nor_evicted_before_it_has() -> None:
+    city = City("n1", "n2")
+    old = city.put("a", 30, "n1")
+    new = msgspec.structs.replace(replica(city.town.endpoints["ep-a"], 1), takes_over=old.id)
+    city.town.run(new, on("n2", 30))
+    world = city.town.look()
+    assert size_of(world.endpoints["ep-a"], world, slots=1).replicas == 1
+    assert [one.replica_id for one in residents_of(world, {}, but="ep-big")] == [old.id]
+    city.set_state(old, ReplicaState.DRAINING)
+    world = city.town.look()
+    assert size_of(world.endpoints["ep-a"], world, slots=1).ready == 1
+    assert [one.replica_id for one in residents_of(world, {}, but="ep-big")] == [new.id]
 
 
 # --- now and then ---------------------------------------------------------------------------

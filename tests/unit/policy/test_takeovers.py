@@ -147,6 +147,10 @@ def test_what_is_under_way_is_told_from_the_records() -> None:
     assert settled([OLD, loading]) == [OLD]
     assert settled([OLD, ready]) == [OLD], "until the old one drains it is the one that counts"
     assert settled([replica(S.DRAINING), ready]) == [ready]
+    failed = new(S.FAILED).record
+    assert settled([OLD, failed]) == [OLD], "callers never knew of it"
+    failed = msgspec.structs.replace(failed, ready_at=NOW - 5)
+    assert settled([failed]) == [failed], "it had taken over"
     assert "moves to gpu-2" in told([OLD, loading])
     assert "moved to gpu-2" in told([replica(S.DRAINING), ready])
     assert told([OLD]) == told([replica(S.STOPPED), ready]) == ""
