@@ -1,6 +1,7 @@
 """A controller that is cut off at any write while a replica moves: the next one ends the move, or drops it."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +80,36 @@ async def test_a_move_survives_a_cut_at_any_write(tmp_path: Path) -> None:
         # A move and a start take more than ten writes, but it may be well before the last of them.
         if not was_cut and writes > 10:
             return
+
+
+async def test_what_lies_apart_comes_together_and_then_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modelyard.control.moving.EVERY_S", 0.5)
+    together = msgspec.structs.replace(MOVING, moves="all")
+    async with open_site(tmp_path, pace=MOVING, nodes=NODES) as site:
+        async with controller(site):
+            endpoints = await in_pieces(site)
+        async with controller(replace(site, config=msgspec.structs.replace(site.config, control=together))) as running:
+
+            async def nodes() -> list[str]:
+                """Return where those that are ready run, once nothing else does."""
+                ready = [one for of in endpoints for one in await site.replicas(of, ReplicaState.READY)]
+                processes = sorted(process.replica_id for process in await site.fleet.observe())
+                assert processes == sorted(one.id for one in ready)
+                assert [one.endpoint_id for one in ready] == [one.id for one in endpoints]
+                return [one.placement.node_id for one in ready]
+
+            async def is_together() -> bool:
+                return len(set(await nodes())) == 1 and running.loops.moves()["moved",] == 1
+
+            await eventually_async(is_together, WITHIN_S, "one moved to the other")
+            before = await nodes()
+            looks = set()
+
+            async def has_looked_again() -> bool:
+                tools = running.loops._tools
+                looks.add(tools.moving._due_s if tools else None)
+                return len(looks) > 3
+
+            await eventually_async(has_looked_again, WITHIN_S, "it was looked at three times more")
+            assert await nodes() == before
+            assert running.loops.moves() == {("moved",): 1, ("given_up",): 0}
