@@ -32,7 +32,7 @@ from modelyard.policy.progress import Fetch, View
 from modelyard.policy.reconcile import LIVE, crashes, plan
 from modelyard.policy.releases import main_release
 from modelyard.policy.rollouts import beside, carriers, sizes, spares
-from modelyard.policy.takeovers import settled, told
+from modelyard.policy.takeovers import settled, takeovers, told
 
 
 async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
@@ -183,7 +183,9 @@ class Starts:
         """Place, supply and start; say whether it was started. What is missing is noted, and asked for by supply."""
         tools, replica = self.tools, action.replica
         version = self.world.versions[replica.version_id]
-        if replica.takes_over:
+        # One whose old one is gone meanwhile is a replica like any.
+        is_new = bool(replica.takes_over) and not replica.placement.parts
+        if is_new or replica.id in takeovers(self.records.values()):
             return await self._try_move(action, version)
         try:
             offer = tools.supplies.offer(version)

@@ -25,7 +25,7 @@ from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.nodes import NodeSeen
 from modelyard.engines import Engines
 from modelyard.policy import defragment
-from modelyard.policy.asks import STANDARD, Ask
+from modelyard.policy.asks import STANDARD, Ask, Weights
 from modelyard.policy.defragment import EVERY_S, MOVES_MOST, PLACES, Move, Place, Placed, Plan
 from modelyard.policy.eviction import Rule
 from modelyard.policy.reconcile import LIVE
@@ -155,7 +155,7 @@ class Moving:
                 now[new_id] = one  # this look may be of before it was recorded
             elif self._state(world, one.endpoint_id, one.old_id) is ReplicaState.READY:
                 self.give_up(one.endpoint_id)
-            else:
+            elif self._state(world, one.endpoint_id, new_id) is ReplicaState.READY:
                 self._ended["moved",] += 1
                 self._pauses.pop(one.endpoint_id, None)
         self._open = now
@@ -168,7 +168,7 @@ class Moving:
             if world.monotonic_s - one.since_s >= START_S:
                 self.give_up(one.endpoint_id)
             elif not is_ready or one.replica_id in opened or (one.is_for_room and one.replica_id not in leaving):
-                del self._meant[one.replica_id]
+                self._meant.pop(one.replica_id, None)
         stay = leaving - opened - self._meant.keys()
         if stay:
             stay &= {one.id for replicas in world.replicas.values() for one in replicas if one.state in LIVE}
@@ -293,10 +293,15 @@ class Moving:
         return seen.utilization or 0.0
 
 
+def weights_of(settings: ControlConfig) -> Weights:
+    """Return how places are chosen: where accelerators are emptied, few are held to begin with."""
+    return PLACES if settings.moves == "all" else STANDARD
+
+
 def placer_of(settings: ControlConfig) -> Placer:
-    """Return who places: where accelerators are emptied, few are held to begin with."""
+    """Return who places as it is set."""
     rule = Rule(min_residency_s=settings.min_residency_s, patience_s=2 * settings.min_residency_s)
-    return Placer(rule, PLACES if settings.moves == "all" else STANDARD)
+    return Placer(rule, weights_of(settings))
 
 
 def moving_of(settings: ControlConfig, placer: Placer, sizing: Sizing, engines: Engines, clock: Clock) -> Moving:
