@@ -29,6 +29,7 @@ from modelyard.policy.cluster import CPU, Cluster
 from modelyard.policy.defragment import Move, Plan
 from modelyard.policy.packing import place
 from modelyard.policy.reconcile import LIVE
+from modelyard.policy.why import MAKING_ROOM
 
 HOLDING = LIVE | {ReplicaState.DRAINING}
 REBUILD_S = 30.0
@@ -358,7 +359,7 @@ class Placer:
             self.mover.begin(move)
         number = len(plan.moves)
         whose = "a replica moves" if number == 1 else f"{number} replicas move"
-        reason = f"{no_room.reason}; {whose} away from {plan.placement.node_id} to make room"
+        reason = f"{no_room.reason}; {whose} away from {plan.placement.node_id} {MAKING_ROOM}"
         leaving = frozenset(move.replica_id for move in plan.moves)
         promise = Promise(
             replica.id, replica.endpoint_id, ask.tenant_id, ask, plan.placement, reason=reason, leaving=leaving

@@ -77,6 +77,8 @@ _GOING_ON = ("replicas are ready", "a replica drains")
 """Ends of what an endpoint says of its progress while nothing is wrong."""
 _AFTER_NO_ROOM = "free what is named, add a node, or ask for less; see: modelyard nodes"
 TROUBLES_MAX = 5
+MAKING_ROOM = "to make room"
+"""End of a reason for which nobody has to do anything: others move away."""
 
 
 def explain(endpoint: Endpoint, known: Known) -> tuple[Answer, ...]:
@@ -139,7 +141,9 @@ def _under_way(question: str, endpoint: Endpoint, known: Known) -> Answer:
     if progress.reason and not progress.reason.endswith(_GOING_ON[0]):
         parts.append(progress.reason)
     step = _next_step(progress.reason, endpoint) if progress.reason and not is_fine else ""
-    return Answer(question, "; ".join(parts), _AFTER_NO_ROOM if progress.stage is Stage.PLACING else step)
+    if progress.stage is Stage.PLACING:
+        step = "" if progress.reason.endswith(MAKING_ROOM) else _AFTER_NO_ROOM
+    return Answer(question, "; ".join(parts), step)
 
 
 def _size(endpoint: Endpoint, known: Known) -> Answer:

@@ -157,6 +157,13 @@ def test_every_trouble_is_an_event_that_is_told() -> None:
     assert not [kind for kind in TROUBLES if f'"{kind}"' not in told]
 
 
+def test_nobody_has_to_do_anything_while_others_move_away() -> None:
+    waiting = endpoint(reason="largest free 50.0 on n1; a replica moves away from n1 to make room", stage=Stage.PLACING)
+    assert explain(waiting, known())[0].next_step == ""
+    full = endpoint(reason="largest free 50.0 on n1", stage=Stage.PLACING)
+    assert "modelyard nodes" in explain(full, known())[0].next_step
+
+
 MOVE = Happened(900.0, "replica_started", "moving it to gpu-2 helps to open 1 x 60.0 GiB on gpu-1", "r-new",
                 {"takes_over": "r-old"})  # fmt: skip
 
