@@ -266,10 +266,11 @@ def metrics() -> list[Metric]:
     file = SOURCE / "observe" / "metrics.py"
     if not file.exists():
         return []
-    tree = parse(file)
     kinds: dict[str, str] = {}
     told: dict[str, str] = {}
-    for node in ast.walk(tree):
+    # Names are in one file, what the controller makes of some of them in the other.
+    files = (file, file.with_name("control_metrics.py"))
+    for node in (node for one in files for node in ast.walk(parse(one))):
         if isinstance(node, ast.Call):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             kind = next((word for word in ("counter", "histogram") if word in called.lower()), "gauge")

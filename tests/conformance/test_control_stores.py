@@ -294,7 +294,9 @@ async def test_replicas_are_replaced_by_id(store: ControlStore) -> None:
     await store.put_replica(second)
     await store.put_replica(first)
     assert await store.replicas() == [first, second]
-    drained = a_replica("rep-1", state=ReplicaState.DRAINING, state_since=1_001.0, reason="scale down")
+    drained = a_replica(
+        "rep-1", state=ReplicaState.DRAINING, state_since=1_001.0, reason="scale down", takes_over="rep-0"
+    )
     await store.put_replica(drained)
     assert await store.replicas(endpoint_id="ep-1") == [drained]
     await store.remove_replica("rep-1")

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from modelyard.clock import SystemClock
 from modelyard.config import Config, ControlConfig
@@ -28,8 +29,9 @@ from modelyard.domain.routing_table import Heartbeat, RoutingTable
 from modelyard.domain.tenants import PLATFORM
 from modelyard.engines import Engine
 from modelyard.engines.simulated import SimulatedEngine
-from modelyard.fleet import Fleet, Observed
+from modelyard.fleet import Fleet, Observed, declared
 from modelyard.fleet.local import LocalFleet, stop_all
+from modelyard.fleet.machine import Machine
 from modelyard.ids import new_id
 from modelyard.policy.addresses import networks
 from modelyard.policy.signals import Signals
@@ -118,6 +120,7 @@ class Site:
         artifact: str = "",
         scaling: Scaling | None = None,
         name: str = "sim",
+        kind: str = "cpu",
     ) -> Endpoint:
         """Store a deployment as the management API does."""
         await ensure_platform(self.store, SystemClock())
@@ -130,6 +133,7 @@ class Site:
             artifact=Artifact(artifact),
             options=dict(options or {}),
             created_at=1,
+            gpu_type=kind,
         )
         endpoint = Endpoint(new_id("ep-"), PLATFORM, name, (Release(version.id),), scaling or Scaling(), created_at=1)
         await self.store.add_deployment(version, endpoint)
@@ -188,11 +192,17 @@ class Controller:
 
 
 @asynccontextmanager
-async def open_site(root: Path, *, pace: ControlConfig = PACE, engines: Sequence[Engine] = ()) -> AsyncIterator[Site]:
-    """Open a data directory; whatever runs in it at the end is ended."""
+async def open_site(
+    root: Path,
+    *,
+    pace: ControlConfig = PACE,
+    engines: Sequence[Engine] = (),
+    nodes: Sequence[Mapping[str, Any]] = (),
+) -> AsyncIterator[Site]:
+    """Open a data directory; whatever runs in it at the end is ended. ``nodes`` are declared beside this machine."""
     config = Config(control=pace, prices={"*": PriceConfig(input=1.0)})
     store = SqlControlStore(open_database(f"sqlite:///{root / 'control.sqlite'}", timeout_s=5))
-    fleet = LocalFleet(root / "replicas", SystemClock())
+    fleet = LocalFleet(root / "replicas", SystemClock(), Machine(declared.load(nodes, None)))
     known: Sequence[Engine] = [SimulatedEngine(), *engines]
     try:
         yield Site(root, store, fleet, {engine.name: engine for engine in known}, config)

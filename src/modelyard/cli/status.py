@@ -41,7 +41,7 @@ def _show(platform: Platform, status: Item, problems: list[str]) -> None:
             "State": "; ".join(problems) or "well",
             "Gateways": ", ".join(gateways),
             "Endpoints": _counts(status["endpoints"]),
-            "Replicas": _counts(status["replicas"]),
+            "Replicas": _counts(status["replicas"]) + _moving(status.get("moving")),
             "Database": "well" if status["database"]["is_healthy"] else status["database"]["reason"],
             "Ledger": waiting,
             **{sink["sink"].capitalize(): _sink(sink) for sink in status.get("sinks") or ()},
@@ -67,6 +67,10 @@ def _sink(sink: Item) -> str:
     waiting = sink["pending"] or sink["waiting_bytes"]
     unit = "events" if sink["pending"] else "bytes"
     return f"{sink['sent']} events sent, {waiting} {unit} to go" if waiting else f"{sink['sent']} events sent"
+
+
+def _moving(number: int | None) -> str:
+    return f"; {number} move{'s' if number == 1 else ''} to other accelerators" if number else ""
 
 
 def _counts(counts: dict[str, Any] | None) -> str:

@@ -148,6 +148,12 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     min_residency_s: Positive = 60.0
     """Time a replica stays once it is ready, before an endpoint that has no room may take its place; twice as long is
     the most that one waits for idle ones that are dearer to load."""
+    moves: Literal["off", "room", "all"] = "off"
+    """When replicas that share an accelerator move to others while they serve. ``room``: one finds no room, since what
+    is free lies in pieces. ``all``: also every minute, away from accelerators with too much to do, and off those with
+    little on them. A move loads the model once more, and holds its memory twice until the new one is ready."""
+    moves_at_once: PositiveInt = 4
+    """Most replicas that move at the same time."""
     sleepers_bytes: Count = 0
     """Memory of a node that weights of engines which sleep may take; who has slept longest goes. 0: a quarter of it."""
     crash_backoff_s: Positive = 1.0

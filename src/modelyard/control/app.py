@@ -133,6 +133,7 @@ async def run_control(given: Given, stop: asyncio.Event) -> None:
     made = _made(given)
     context = _context(given, made)
     loops, store = made.loops, given.store
+    context.webhooks.metrics.moves = loops.moves
     rollouts = _rollouts(context, loops, made.publisher)
     works = (
         given.delivery,

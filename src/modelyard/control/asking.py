@@ -12,6 +12,7 @@ from modelyard.domain.rollouts import RolloutKind
 from modelyard.policy.asks import Ask
 from modelyard.policy.eviction import Resident
 from modelyard.policy.rollouts import beside, carriers, spares
+from modelyard.policy.takeovers import settled
 
 RATE_IDLE_MIN_S = 30.0
 
@@ -68,7 +69,7 @@ def residents_of(world: World, load_s: Mapping[str, float], *, but: str) -> list
         versions = _evictable(endpoint)
         ready = [
             one
-            for one in replicas
+            for one in settled(replicas)
             if one.state is ReplicaState.READY and one.id in running and one.version_id not in versions.kept
         ]
         # Of those above the least the last ones go; the others stay whoever waits.

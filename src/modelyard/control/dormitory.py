@@ -21,6 +21,7 @@ from modelyard.engines import EngineCall, Engines
 from modelyard.policy.cluster import CPU
 from modelyard.policy.rollouts import beside, carriers
 from modelyard.policy.sleepers import Sleeper, outgrown
+from modelyard.policy.takeovers import takeovers
 
 MEMORY_SHARE = 0.25
 MEMORY_BYTES = 64 * 1024**3
@@ -154,6 +155,8 @@ def may_nap(endpoint: Endpoint, world: World) -> bool:
         and not (endpoint.rollout is not None and endpoint.rollout.is_live)
         and endpoint.id not in world.guests
         and not any(one.guests for one in world.replicas.get(endpoint.id, ()))
+        # What moves is there twice for a while, and one of them goes: not a moment to count who is awake.
+        and not takeovers(world.replicas.get(endpoint.id, ()))
     )
 
 

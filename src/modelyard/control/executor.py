@@ -86,7 +86,8 @@ class Executor:
             placement=placement,
         )
         replica = await self._put(records, replica, ReplicaState.STARTING, reason)
-        await self._tell(endpoint.id, "replica_started", reason, replica.id, _supply_of(supplied))
+        data = _supply_of(supplied) | ({"takes_over": replica.takes_over} if replica.takes_over else {})
+        await self._tell(endpoint.id, "replica_started", reason, replica.id, data)
         spec = LaunchSpec(
             replica_id=replica.id,
             model_name=endpoint.name,
@@ -113,7 +114,8 @@ class Executor:
             reason = str(error) or "the fleet did not answer in time"
             await self._fail(endpoint.id, replica.id, reason, records)
             return
-        await self._put(records, replica, ReplicaState.LOADING, "")
+        # Why it moves is asked for as long as it does.
+        await self._put(records, replica, ReplicaState.LOADING, reason if replica.takes_over else "")
         if supplied.version.status is VersionStatus.REGISTERED:
             await self._set_status(supplied.version, VersionStatus.DEPLOYING)
 
@@ -152,7 +154,7 @@ class Executor:
                 await self._forget_process(id)
             case act.DrainReplica(replica_id=id):
                 await self._put(records, records[id], ReplicaState.DRAINING, action.reason)
-                kind = "evicted" if action.is_eviction else "replica_draining"
+                kind = "evicted" if action.is_eviction else "moved" if action.is_move else "replica_draining"
                 await self._tell(endpoint_id, kind, action.reason, id)
             case act.StopReplica(replica_id=id):
                 return await self._end(endpoint_id, id, action.reason, records, kind="replica_stopped")

@@ -19,7 +19,7 @@ from modelyard.control.placing import Need
 from modelyard.control.remember import remember
 from modelyard.control.sleeping import Tended
 from modelyard.control.supplies import Offer, SupplyError
-from modelyard.control.views import holding_back, is_proven, situation_of
+from modelyard.control.views import holding_back, is_proven, situation_of, with_moves
 from modelyard.control.world import World
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.endpoints import Endpoint
@@ -33,6 +33,7 @@ from modelyard.policy.progress import Fetch, View
 from modelyard.policy.reconcile import LIVE, crashes, plan
 from modelyard.policy.releases import main_release
 from modelyard.policy.rollouts import beside, carriers, sizes, spares
+from modelyard.policy.takeovers import settled, takeovers, told
 
 
 async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
@@ -65,6 +66,7 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
         taken=tools.pools.taken_from(endpoint.id) if endpoint.pool else (),
     )
     situation = holding_back(situation, partial(tools.guests.holds_back, host=endpoint, world=world))
+    situation = with_moves(situation, tools.moving.because(endpoint.id))
     actions = plan(situation, tools.pace)
 
     records = {seen.record.id: seen.record for seen in situation.replicas}
@@ -83,7 +85,8 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
     view = View(
         now_s=world.unix_s,
         wanted=sum(number for version_id, number in wanted.items() if version_id not in beside(endpoint)),
-        replicas=list(records.values()),
+        replicas=settled(list(records.values())),
+        moving=told(list(records.values())),
         load_s=load_s,
         is_proven=is_proven(endpoint) or decision.memory.is_proven,
         size_reason=decision.reason,
@@ -197,6 +200,10 @@ class Starts:
         """Place, supply and start; say whether it was started. What is missing is noted, and asked for by supply."""
         tools, replica = self.tools, action.replica
         version = self.world.versions[replica.version_id]
+        # One whose old one is gone meanwhile is a replica like any.
+        is_new = bool(replica.takes_over) and not replica.placement.parts
+        if is_new or replica.id in takeovers(self.records.values()):
+            return await self._try_move(action, version)
         try:
             offer = tools.supplies.offer(version)
             is_spare = replica.ordinal >= max(self.endpoint.scaling.floor, 1)
@@ -232,6 +239,25 @@ class Starts:
         if placed.reason:
             action = StartReplica(replica, f"{action.reason}; {placed.reason}")
         await tools.executor.start(action, self.endpoint, supply, placed.placement, self.records)
+        self.recorded.append(replica.id)
+        return True
+
+    async def _try_move(self, action: StartReplica, version: ModelVersion) -> bool:
+        """Start a replica that takes over where room is held for it; what is missing ends the move, and no more."""
+        tools, replica = self.tools, action.replica
+        if (placement := tools.placer.move(replica)) is None:
+            return False
+        try:
+            supply = tools.supplies.supply(version)
+        except SupplyError:
+            tools.moving.give_up(self.endpoint.id)
+            return False
+        if isinstance(supply, Fetch):
+            return False
+        try:
+            await tools.executor.start(action, self.endpoint, supply, placement, self.records)
+        finally:
+            tools.moving.begun(replica)
         self.recorded.append(replica.id)
         return True
 

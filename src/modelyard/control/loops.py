@@ -22,20 +22,18 @@ from modelyard.config import Config
 from modelyard.control.artifacts import ArtifactStore
 from modelyard.control.attention import Attention
 from modelyard.control.bursts import Bursts
-from modelyard.control.dormitory import Dormitory
 from modelyard.control.executor import Executor
 from modelyard.control.fits import Fits
 from modelyard.control.flow import run_pass
 from modelyard.control.forecasts import Forecasts
 from modelyard.control.guests import Guests, guests_max
 from modelyard.control.loadtimes import LoadTimes
+from modelyard.control.moving import moving_of, placer_of
 from modelyard.control.observer import Observer, Target
 from modelyard.control.passes import Passed, Tools
-from modelyard.control.placing import Placer
 from modelyard.control.pools import Pools
 from modelyard.control.sizing import Sizing
-from modelyard.control.sleep_calls import SleepCalls
-from modelyard.control.sleeping import Sleeping
+from modelyard.control.sleeping import sleeping_of
 from modelyard.control.supplies import Supplies
 from modelyard.control.table import TablePublisher
 from modelyard.control.tasks import KeyedTasks, boundary
@@ -51,7 +49,6 @@ from modelyard.fleet import Fleet
 from modelyard.observe.rounds import RoundStatus, RoundTimes
 from modelyard.policy import scaling
 from modelyard.policy.costs import hourly_nanousd
-from modelyard.policy.eviction import Rule
 from modelyard.policy.guests import Rule as GuestRule
 from modelyard.policy.reconcile import Pace, Situation, plan
 from modelyard.policy.signals import Signals
@@ -158,6 +155,10 @@ class Loops:
         nodes = {node_id: seen.node for node_id, seen in self._tools.placer.nodes.items()}
         return float(hourly_nanousd(replica.placement, nodes))
 
+    def moves(self) -> Mapping[tuple[str, ...], int]:
+        """Return how many replicas moved, or were to, by outcome."""
+        return self._tools.moving.ended() if self._tools else {}
+
     def nodes(self) -> Mapping[str, NodeSeen]:
         """Return the fleet's nodes by id, as the last round saw them."""
         return self._tools.placer.nodes if self._tools else {}
@@ -201,7 +202,9 @@ class Loops:
         parts, control = self._parts, self._parts.config.control
         loads = LoadTimes(parts.store)
         observer = Observer(group, parts.clock, hang_timeout_s=control.hang_timeout_s, wake=self.wake)
-        placer = Placer(Rule(min_residency_s=control.min_residency_s, patience_s=2 * control.min_residency_s))
+        placer = placer_of(control)
+        speeds = parts.fits.speeds if parts.fits is not None else Speeds()
+        sizing = Sizing(observer, parts.signals, parts.forecasts, speeds)
         supplies = Supplies(
             store=parts.store,
             engines=parts.engines,
@@ -223,12 +226,11 @@ class Loops:
         return Tools(
             store=parts.store,
             observer=observer,
-            sizing=Sizing(
-                observer, parts.signals, parts.forecasts, parts.fits.speeds if parts.fits is not None else Speeds()
-            ),
-            sleeping=_sleeping(parts, supplies, executor, observer, placer, actions),
+            sizing=sizing,
+            sleeping=sleeping_of(control, parts.engines, supplies, executor, observer, placer, actions, parts.clock),
             executor=executor,
             placer=placer,
+            moving=moving_of(control, placer, sizing, parts.engines, parts.clock),
             bursts=Bursts(placer),
             pools=Pools(control.warm_pool_accelerators),
             supplies=supplies,
@@ -295,6 +297,7 @@ class Loops:
             tools.pools.see(world, tools.loads.known())
             tools.placer.see(world, await parts.fleet.nodes(), limits)
         self._world = world
+        tools.moving.see(world)
         tools.observer.watch(self._targets(world, tools))
         tools.sizing.keep(world)
         tools.guests.keep(world)
@@ -306,7 +309,7 @@ class Loops:
         self, world: World, tools: Tools, passes: KeyedTasks, busy: frozenset[str], began_s: float
     ) -> None:
         """Put those that need a pass in line; the round is over then."""
-        claimed = tools.placer.claimed_of(world) | tools.sleeping.pressing
+        claimed = tools.placer.claimed_of(world) | tools.sleeping.pressing | tools.moving.endpoint_ids
         wanted = self._attention_of(tools).wanted(world, claimed) - busy
         since = self.times.needed(wanted, began_s, running=busy)
 
@@ -459,18 +462,3 @@ class Loops:
 
 async def _run(work: Callable[[], Awaitable[None]]) -> None:
     await work()
-
-
-def _sleeping(
-    parts: Parts, supplies: Supplies, executor: Executor, observer: Observer, placer: Placer, actions: KeyedTasks
-) -> Sleeping:
-    room = parts.config.control.sleepers_bytes
-    return Sleeping(
-        dormitory=Dormitory(parts.engines, supplies, lambda: placer.nodes, room),
-        executor=executor,
-        observer=observer,
-        placer=placer,
-        tasks=actions,
-        calls=SleepCalls(observer, actions, parts.clock),
-        clock=parts.clock,
-    )

@@ -7,6 +7,7 @@ from modelyard.control.bursts import Bursts
 from modelyard.control.executor import Executor
 from modelyard.control.guests import Guests
 from modelyard.control.loadtimes import LoadTimes
+from modelyard.control.moving import Moving
 from modelyard.control.observer import Observer
 from modelyard.control.placing import Placer
 from modelyard.control.pools import Pools
@@ -47,6 +48,7 @@ class Tools:
     guests: Guests
     loads: LoadTimes
     placer: Placer
+    moving: Moving
     bursts: Bursts
     pools: Pools
     sizing: Sizing

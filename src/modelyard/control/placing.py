@@ -4,8 +4,10 @@ A round brings the cluster up to what is recorded (``see``). A pass that places
 a replica takes the room at once, and holds it while its artifact is fetched:
 the promise is kept here until the record with the placement is stored, or the
 pass does not ask for it again. What fits only where idle replicas are claims
-their place: they are drained, and nobody else gets the room meanwhile. One that sleeps holds next to nothing; to wake
-it takes its room again the same way, and whoever is on it falls asleep first.
+their place: they are drained, and nobody else gets the room meanwhile. The same
+where replicas move away first (``moving.py``), each to a place that is held for it.
+One that sleeps holds next to nothing; to wake it takes its room again the same way,
+and whoever is on it falls asleep first.
 
 Nothing here is state that a crash could lose: a controller that starts anew
 places what was not recorded once more. Every call is synchronous, so that two
@@ -14,7 +16,8 @@ passes never take one room.
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import msgspec
 
@@ -24,11 +27,13 @@ from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.nodes import NodeSeen, Part, Placement
 from modelyard.policy import accelerator_quota, eviction
-from modelyard.policy.asks import Ask, NoRoom, refused
+from modelyard.policy.asks import STANDARD, Ask, NoRoom, Weights, refused
 from modelyard.policy.cluster import CPU, Cluster
+from modelyard.policy.defragment import Move, Plan
 from modelyard.policy.packing import find, place
 from modelyard.policy.reconcile import LIVE
 from modelyard.policy.sleepers import Bed
+from modelyard.policy.why import MAKING_ROOM
 
 HOLDING = (LIVE | {ReplicaState.DRAINING}) - {ReplicaState.ASLEEP}
 REBUILD_S = 30.0
@@ -39,7 +44,10 @@ LOADS_COUNT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Room that is held for a replica without a record, or that wakes. ``victims`` must be gone, or asleep, first."""
+    """Room that is held for a replica without a record, or that wakes.
+
+    ``victims`` must be gone, or asleep, first; ``leaving`` move away.
+    """
 
     replica_id: str
     endpoint_id: str
@@ -49,6 +57,7 @@ class Promise:
     placement: Placement
     victims: frozenset[str] = frozenset()
     reason: str = ""
+    leaving: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +79,25 @@ Residents = Callable[[], Sequence[eviction.Resident]]
 """Whoever might be evicted now; asked only when somebody finds no room."""
 
 
+class Mover(Protocol):
+    """Who knows which replicas could move away for one that has no room."""
+
+    def find(self, replica: Replica, ask: Ask) -> Plan | None:
+        """Return the moves that open room, None where none may or would."""
+        ...
+
+    def begin(self, move: Move) -> None:
+        """Have this move made."""
+        ...
+
+
 class Placer:
     """Places replicas on the nodes of the fleet."""
 
-    def __init__(self, rule: eviction.Rule = eviction.STANDARD) -> None:
+    def __init__(self, rule: eviction.Rule = eviction.STANDARD, weights: Weights = STANDARD) -> None:
         self._rule = rule
+        self._weights = weights
+        self.mover: Mover | None = None
         self._cluster = Cluster()
         self._built_s = float("-inf")
         self._shown: Sequence[tuple[object, ...]] = []
@@ -92,6 +115,10 @@ class Placer:
         self._claims: dict[str, Promise] = {}
         """Promises that wait for their victims to go. They are on the cluster beside those, so that nobody takes what
         is free there, or what the first victim leaves."""
+        self._moves: dict[str, Promise] = {}
+        """Room for replicas that take over, by the one that is to move; once begun it is promised to the new one."""
+        self._moved_from: frozenset[str] = frozenset()
+        """Replicas that others take over from, as recorded."""
         self._asked: dict[str, set[str]] = defaultdict(set)
         """Replica ids that the running pass of an endpoint asked for."""
         self._waiting: dict[str, eviction.Waiting] = {}
@@ -123,10 +150,16 @@ class Placer:
         self._sizes = accelerator_quota.sizes_of(self._nodes.values())
         self._held = dict(_held(world, _host(self._nodes.values())))
         self._beds.see(world)
+        self._moved_from = frozenset(
+            one.takes_over
+            for replicas in world.replicas.values()
+            for one in replicas
+            if one.takes_over and one.state in HOLDING
+        )
         for replica_id in self._held.keys() & self._promised.keys():
             del self._promised[replica_id]
         for claim in list(self._claims.values()):
-            if not claim.victims & self._held.keys():
+            if not (claim.victims | claim.leaving) & self._held.keys():
                 self._promised[claim.replica_id] = self._claims.pop(claim.replica_id)
         self._lay_out()
         self._loads = [load for load in self._loads if self._now_s - load[0] < LOADS_COUNT_S]
@@ -136,6 +169,7 @@ class Placer:
         """Bring the cluster up to what is held, promised and claimed; anew only where nodes differ: that is slow."""
         held = {replica_id: placement for replica_id, (_, placement) in self._held.items()}
         kept = {one.replica_id: one.placement for one in (*self._promised.values(), *self._claims.values())}
+        kept |= {_room_of(old): one.placement for old, one in self._moves.items()}
         shown: list[tuple[object, ...]] = [
             (seen.node, seen.is_ready, seen.reason, seen.cached) for seen in self._nodes.values()
         ]
@@ -250,7 +284,7 @@ class Placer:
         if known is not None and known.ask == ask and self._is_there(known.placement):
             return NoRoom(known.reason, ask.memory_bytes) if replica.id in self._claims else known.placement
         self.give_up(replica.id)
-        found = place(ask, self._cluster)
+        found = place(ask, self._cluster, weights=self._weights)
         if isinstance(found, NoRoom):
             return self._make_room(replica, ask, need, residents, found) if need.may_evict else found
         if over := self.over_quota(ask.tenant_id, found):
@@ -317,8 +351,10 @@ class Placer:
     def _make_room(self, replica: Replica, ask: Ask, need: Need, residents: Residents, no_room: NoRoom) -> NoRoom:
         since = eviction.Waiting(replica.endpoint_id, ask.tenant_id, self._now_s, ask.tier)
         waiting = self._waiting.setdefault(replica.endpoint_id, since)
-        claimed = self.claimed
-        candidates = [one for one in residents() if one.replica_id not in claimed]
+        if self.mover is not None and (plan := self.mover.find(replica, ask)) is not None:
+            return self._move_away(replica, ask, plan, no_room)
+        bound = self.claimed | self.leaving | self._moves.keys() | self._moved_from
+        candidates = [one for one in residents() if one.replica_id not in bound]
         wanted = eviction.Wanted(
             ask=ask,
             name=need.name,
@@ -331,18 +367,68 @@ class Placer:
             return NoRoom(no_room.reason, no_room.needed_bytes, helps=(found.reason, *no_room.helps))
         if over := self.over_quota(ask.tenant_id, found.placement):
             return NoRoom(over, ask.memory_bytes)
-        reason = f"{no_room.reason}; {found.reason}"
-        self._put_on(replica.id, found.placement)
-        self._claims[replica.id] = Promise(
-            replica.id,
-            replica.endpoint_id,
-            ask.tenant_id,
-            ask,
-            found.placement,
-            frozenset(found.replica_ids),
-            f"`{need.name}` needs the room: {found.reason}",
+        told = f"`{need.name}` needs the room: {found.reason}"
+        victims = frozenset(found.replica_ids)
+        promise = Promise(replica.id, replica.endpoint_id, ask.tenant_id, ask, found.placement, victims, told)
+        self._claim(promise)
+        return NoRoom(f"{no_room.reason}; {found.reason}", no_room.needed_bytes)
+
+    def _claim(self, promise: Promise) -> None:
+        self._put_on(promise.replica_id, promise.placement)
+        self._claims[promise.replica_id] = promise
+        self._loads.append((self._now_s, promise.tenant_id))
+
+    # --- replicas that move ---------------------------------------------------------------
+
+    @property
+    def cluster(self) -> Cluster:
+        """The nodes with all that is placed, promised and claimed; whoever looks for places leaves it as it was."""
+        return self._cluster
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        """The replicas that somebody waits for to have moved away."""
+        return frozenset(one for claim in self._claims.values() for one in claim.leaving)
+
+    def hold_move(self, old: Replica, ask: Ask, to: Placement) -> None:
+        """Hold the room of a replica that will take over from ``old``."""
+        self._put_on(_room_of(old.id), to)
+        self._moves[old.id] = Promise("", old.endpoint_id, ask.tenant_id, ask, to)
+
+    def move(self, replica: Replica) -> Placement | None:
+        """Return where one that takes over goes, and hold the room for it; None where none is held any more."""
+        self._asked[replica.endpoint_id].add(replica.id)
+        if replica.placement.parts:
+            return replica.placement  # it was recorded with it and not started
+        if (promise := self._moves.pop(replica.takes_over, None)) is not None:
+            self._on[replica.id] = self._on.pop(_room_of(replica.takes_over))
+            self._promised[replica.id] = replace(promise, replica_id=replica.id)
+        known = self._promised.get(replica.id)
+        return known.placement if known is not None and self._is_there(known.placement) else None
+
+    def drop_moves(self, kept: Collection[str], stuck: Collection[str]) -> None:
+        """Hold no room for moves but of those in ``kept``; nobody waits for those in ``stuck`` to move away."""
+        for old in self._moves.keys() - kept:
+            del self._moves[old]
+            self._take_off(_room_of(old))
+        for claim in [one for one in self._claims.values() if not one.leaving.isdisjoint(stuck)]:
+            self.give_up(claim.replica_id)
+
+    def _move_away(self, replica: Replica, ask: Ask, plan: Plan, no_room: NoRoom) -> NoRoom:
+        """Claim what moves leave."""
+        if over := self.over_quota(ask.tenant_id, plan.placement):
+            return NoRoom(over, ask.memory_bytes)
+        assert self.mover is not None, "it found the plan"
+        for move in plan.moves:
+            self.mover.begin(move)
+        number = len(plan.moves)
+        whose = "a replica moves" if number == 1 else f"{number} replicas move"
+        reason = f"{no_room.reason}; {whose} away from {plan.placement.node_id} {MAKING_ROOM}"
+        leaving = frozenset(move.replica_id for move in plan.moves)
+        promise = Promise(
+            replica.id, replica.endpoint_id, ask.tenant_id, ask, plan.placement, reason=reason, leaving=leaving
         )
-        self._loads.append((self._now_s, ask.tenant_id))
+        self._claim(promise)
         return NoRoom(reason, no_room.needed_bytes)
 
     def over_quota(self, tenant_id: str, new: Placement) -> str:
@@ -350,13 +436,19 @@ class Placer:
         limit = self._limits.get(tenant_id)
         if limit is None:
             return ""
-        mine = [placement for owner, placement in self._held.values() if owner == tenant_id]
+        # What moves is there twice for a while; that is not its tenant's doing.
+        mine = [held for id, (owner, held) in self._held.items() if owner == tenant_id and id not in self._moved_from]
         for promises in (self._promised, self._claims):
             mine += [one.placement for one in promises.values() if one.tenant_id == tenant_id]
         return accelerator_quota.refusal(limit, mine, new, self._sizes)
 
     def _is_there(self, placement: Placement) -> bool:
         return all(part.node_id in self._nodes and self._nodes[part.node_id].is_ready for part in placement.parts)
+
+
+def _room_of(replica_id: str) -> str:
+    """Return what the room of its successor is held under."""
+    return f"after {replica_id}"
 
 
 def _is_measured(seen: NodeSeen) -> bool:

@@ -21,16 +21,19 @@ from typing import NamedTuple
 import msgspec
 
 from modelyard.clock import Clock
+from modelyard.config import ControlConfig
 from modelyard.control.dormitory import Able, Dormitory, floor_of, may_nap, ready_s
 from modelyard.control.executor import Executor, Records
 from modelyard.control.observer import Observer
 from modelyard.control.placing import Placer
 from modelyard.control.sleep_calls import SleepCalls, Told
+from modelyard.control.supplies import Supplies
 from modelyard.control.tasks import KeyedTasks
 from modelyard.control.world import World
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.fleet import NAPPING, THERE, Replica, ReplicaState
+from modelyard.engines import Engines
 from modelyard.policy import scaling, sleepers
 from modelyard.policy.actions import KillReplica, StopReplica
 from modelyard.policy.rollouts import beside
@@ -361,6 +364,28 @@ class Sleeping:
     async def _rise(self, one: Replica, reason: str, look: _Look) -> None:
         look.recorded.append(one.id)
         await self._record(one, ReplicaState.WAKING, reason, look)
+
+
+def sleeping_of(
+    config: ControlConfig,
+    engines: Engines,
+    supplies: Supplies,
+    executor: Executor,
+    observer: Observer,
+    placer: Placer,
+    tasks: KeyedTasks,
+    clock: Clock,
+) -> Sleeping:
+    """Return who puts engines to sleep as ``config`` says."""
+    return Sleeping(
+        dormitory=Dormitory(engines, supplies, lambda: placer.nodes, config.sleepers_bytes),
+        executor=executor,
+        observer=observer,
+        placer=placer,
+        tasks=tasks,
+        calls=SleepCalls(observer, tasks, clock),
+        clock=clock,
+    )
 
 
 def rule_of(endpoint: Endpoint) -> sleepers.Rule:

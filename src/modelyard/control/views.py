@@ -12,6 +12,7 @@ from modelyard.domain.fleet import THERE, Replica, ReplicaState
 from modelyard.policy import scaling
 from modelyard.policy.reconcile import LIVE, ReplicaSeen, Situation, Stray, Vital
 from modelyard.policy.rollouts import beside, spares
+from modelyard.policy.takeovers import takeovers
 
 _PROVEN = frozenset({EndpointStatus.RUNNING, EndpointStatus.SCALING, EndpointStatus.STOPPED})
 
@@ -25,10 +26,13 @@ def size_of(endpoint: Endpoint, world: World, *, slots: int) -> scaling.Seen:
     """Return what the scaling policy sees of ``endpoint``, whose replicas take ``slots`` requests at once."""
     running = {process.replica_id for process in world.processes.get(endpoint.id, ()) if process.is_running}
     spare = beside(endpoint) | spares(endpoint)
+    replicas = world.replicas.get(endpoint.id, ())
+    moving = takeovers(replicas)
     live = [
         replica
-        for replica in world.replicas.get(endpoint.id, ())
+        for replica in replicas
         if replica.state in LIVE
+        and replica.id not in moving
         and replica.version_id not in spare  # they take no demand off the others, or are there for a while only
         and (replica.id in running or replica.state is ReplicaState.STARTING)
     ]
@@ -113,6 +117,15 @@ def holding_back(situation: Situation, is_held: Callable[[Replica], bool]) -> Si
         for seen in situation.replicas
     ]
     return msgspec.structs.replace(situation, replicas=replicas)
+
+
+def with_moves(situation: Situation, because: Mapping[str, str]) -> Situation:
+    """Return ``situation`` with the replicas that are to move: why, by their id."""
+    replicas = [
+        msgspec.structs.replace(seen, moves_because=why) if (why := because.get(seen.record.id)) else seen
+        for seen in situation.replicas
+    ]
+    return msgspec.structs.replace(situation, replicas=replicas) if because else situation
 
 
 def strays_of(endpoint_id: str, world: World) -> list[Stray]:

@@ -90,6 +90,8 @@ class Replica(msgspec.Struct, frozen=True):
     """What its engine calls itself, "" for its endpoint's name: one from a warm pool was started under another."""
     guests: tuple[GuestSeat, ...] = ()
     """What else was taken in, for other endpoints. Written by ``put_guests`` alone."""
+    takes_over: str = ""
+    """The replica whose place it takes once it is ready, as they both live: it was started to move that one."""
 
     @property
     def is_tombstone(self) -> bool:

@@ -20,6 +20,8 @@ class ControlMetrics:
         self.webhooks_waiting: Callable[[], tuple[int, float] | None] = lambda: None
         """How many there are, and the age of the oldest in seconds; None: not known yet."""
         self.sinks: Sinks = tuple
+        self.moves: Callable[[], Mapping[Labels, int]] = dict
+        """Moves that ended, by outcome; none where nothing may move."""
 
     def __repr__(self) -> str:
         return f"<ControlMetrics: {sum(self.webhook_deliveries.values())} deliveries of webhooks>"
@@ -39,6 +41,7 @@ class ControlMetrics:
     def collect(self) -> Iterator["Metric"]:
         """Yield every metric (the interface of a ``prometheus_client`` collector)."""
         yield counter("modelyard_webhook_deliveries", ("outcome",), self.webhook_deliveries)
+        yield counter("modelyard_moves", ("outcome",), self.moves())
         if (waiting := self.webhooks_waiting()) is not None:
             yield _gauge("modelyard_webhook_waiting", (), {(): waiting[0]})
             yield _gauge("modelyard_webhook_oldest_seconds", (), {(): waiting[1]})

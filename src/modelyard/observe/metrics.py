@@ -37,6 +37,7 @@ NAMES = {
     "modelyard_loop_lag_seconds": "How late the gateway's last sweep woke; above 0.1 it does not keep up.",
     "modelyard_first_token_seconds": "Time from arrival to the first token of a stream.",
     "modelyard_request_seconds": "Time from arrival to the end of an answer.",
+    "modelyard_moves": "Replicas that moved to other accelerators, or were to, by outcome (moved, given_up).",
     "modelyard_webhook_deliveries": "Attempts to deliver webhooks, by outcome (delivered, retried, failed).",
     "modelyard_webhook_waiting": "Webhooks that are still to be delivered.",
     "modelyard_webhook_oldest_seconds": "Age of the oldest of them; a receiver that is down may hold it up for days.",

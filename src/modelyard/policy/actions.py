@@ -46,11 +46,12 @@ class MarkEnded(msgspec.Struct, frozen=True):
 
 
 class DrainReplica(msgspec.Struct, frozen=True):
-    """Send it nothing new. ``is_eviction``: another endpoint gets its place."""
+    """Send it nothing new. ``is_eviction``: another endpoint gets its place; ``is_move``: another replica took over."""
 
     replica_id: str
     reason: str
     is_eviction: bool = False
+    is_move: bool = False
 
 
 class StopReplica(msgspec.Struct, frozen=True):

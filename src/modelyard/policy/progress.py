@@ -51,6 +51,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Why a replica cannot be placed, and what would help."""
     troubles: Mapping[str, str] = {}
     fetch: Fetch | None = None
+    moving: str = ""
+    """What is to be said of a replica that moves, which ``replicas`` has once."""
 
 
 class Outlook(msgspec.Struct, frozen=True):
@@ -76,7 +78,7 @@ def outlook(endpoint: Endpoint, view: View) -> Outlook:
         is_settled = there >= view.wanted and ReplicaState.DRAINING not in states
         status = EndpointStatus.RUNNING if is_settled else EndpointStatus.SCALING
         going_on = "a replica drains" if there >= view.wanted else f"{there} of {view.wanted} replicas are ready"
-        reason = _trouble(view) or view.no_room or view.waiting or ("" if is_settled else going_on)
+        reason = _trouble(view) or view.no_room or view.waiting or (view.moving if is_settled else going_on)
         return Outlook(status, Progress(Stage.READY, percent=100, eta_s=0.0, reason=reason))
     if any(state in NAPPING for state in states):
         return _asleep(view, replicas)

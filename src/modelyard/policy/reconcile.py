@@ -9,6 +9,8 @@ place was started). At most one generation of a place runs at any time. The
 newest record of a place is kept as its tombstone when it ended, so that an id
 is never given twice; the ``FAILED`` records of a place are its crash history,
 so that the pause between two starts survives a restart of the controller.
+A replica moves by another one, in a place of its own, that takes over from it
+(``takeovers.py``).
 
 Times are unix seconds, because they are compared with stored ones; a clock
 that was set back never lengthens a pause.
@@ -17,10 +19,12 @@ that was set back never lengthens a pause.
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 
 import msgspec
 
 from modelyard.domain.fleet import THERE, Replica, ReplicaState, replica_id
+from modelyard.policy import takeovers
 from modelyard.policy.actions import (
     Action,
     DrainReplica,
@@ -82,6 +86,8 @@ class ReplicaSeen(msgspec.Struct, frozen=True, kw_only=True):
     is_busy: bool = False
     is_evicted: bool = False
     """Somebody else needs its very place: it goes, whatever is wanted here, and does not come back."""
+    moves_because: str = ""
+    """Why another one is to take over from it elsewhere, "" where it stays."""
 
 
 class Stray(msgspec.Struct, frozen=True):
@@ -237,7 +243,8 @@ def _size(
     pace: Pace,
 ) -> list[Action]:
     """Start, drain and forget so that the version has its number of replicas."""
-    kept = _keep(places, situation.wanted.get(version_id, 0))
+    arriving, left = takeovers.standing(places, lambda seen: _can_serve(seen, tended))
+    kept = _keep(places, situation.wanted.get(version_id, 0), beyond={*arriving, *left})
     # Replaced, or its traffic went to others: they must be there first.
     others = (number for other, number in situation.wanted.items() if other not in situation.beside)
     is_replaced = not situation.wanted.get(version_id) and any(others)
@@ -245,26 +252,41 @@ def _size(
     actions: list[Action] = []
     for ordinal in sorted({*places, *kept}):
         group = places.get(ordinal, [])
-        if ordinal in kept:
+        is_arriving = arriving.get(ordinal) in kept and takeovers.may_arrive(group, partial(_is_late, situation.now_s))
+        if ordinal in kept or is_arriving:
             action = _fill(version_id, ordinal, group, tended, situation, pace)
             actions += [action] if action else []
             surplus = [seen for seen in group if seen.record.state in LIVE][1:]
         else:
             surplus = [seen for seen in group if seen.record.state in LIVE]
         reason = situation.size_reason
-        if is_replaced:
+        if ordinal in left:
+            reason = f"it moved: {left[ordinal].id} is ready on {takeovers.where(left[ordinal])}"
+        elif ordinal in arriving:
+            reason = "its move is given up"
+        elif is_replaced:
             reason = "its version gets no traffic" if version_id in situation.wanted else "its version was replaced"
         for seen in surplus:
-            if seen.record.id not in tended and (may_drain or seen.is_evicted or not _is_there(seen)):
+            may_go = may_drain or ordinal in left or seen.is_evicted or not _is_there(seen)
+            if seen.record.id not in tended and may_go:
                 why = situation.size_reason if seen.is_evicted else reason
-                released = _release(seen, why or "fewer replicas are needed", situation.now_s, pace)
+                why = why or "fewer replicas are needed"
+                released = _release(seen, why, situation.now_s, pace, is_move=ordinal in left)
                 actions += [released] if released else []
         actions += _forget(group, tended, situation.now_s, pace)
+    if not arriving and not left:
+        actions += _begin_move(version_id, places, kept, tended, situation, pace)
     return actions
 
 
 def _is_there(seen: ReplicaSeen) -> bool:
     return seen.record.state in THERE and seen.is_running
+
+
+def _can_serve(seen: ReplicaSeen, tended: Collection[str]) -> bool:
+    """Whether it answers, and nothing is wrong with it."""
+    is_ready = seen.record.state is ReplicaState.READY and seen.is_running
+    return is_ready and seen.record.id not in tended and not seen.is_evicted
 
 
 def _is_served(situation: Situation) -> bool:
@@ -279,10 +301,11 @@ def _is_served(situation: Situation) -> bool:
     )
 
 
-def _keep(places: Mapping[int, list[ReplicaSeen]], number: int) -> set[int]:
+def _keep(places: Mapping[int, list[ReplicaSeen]], number: int, beyond: Collection[int] = ()) -> set[int]:
     """Choose the ordinals to have: what serves, what sleeps, what loads, what must be started; then the lowest.
 
-    One whose replica is evicted is not kept: whoever was promised its room would wait for ever.
+    One whose replica is evicted is not kept: whoever was promised its room would wait for ever. Nor are those
+    ``beyond`` the number, by which replicas move.
     """
     going = {
         ordinal
@@ -299,7 +322,8 @@ def _keep(places: Mapping[int, list[ReplicaSeen]], number: int) -> set[int]:
             ordinal,
         )
 
-    return set(sorted({*places, *range(number)} - going, key=cost)[:number])
+    able = {*places, *range(number + len(beyond))} - going - set(beyond)
+    return set(sorted(able, key=cost)[:number])
 
 
 def _fill(
@@ -311,7 +335,6 @@ def _fill(
     pace: Pace,
 ) -> Action | None:
     """Get a wanted place running, or say what it waits for; None when it runs or is being tended."""
-    newest = group[0].record if group else None
     live = next((seen for seen in group if seen.record.state in LIVE), None)
     if live is not None:
         if live.record.state is ReplicaState.STARTING and not live.is_known and live.record.id not in tended:
@@ -330,10 +353,16 @@ def _fill(
             times = "once" if len(failed) == 1 else f"{len(failed)} times"
             reason = f"it failed {times} ({failed[0].reason}); the pause between starts is {pause_s:g} s"
             return Wait(version_id, ordinal, situation.now_s + pause_left_s, reason)
-    generation = newest.generation + 1 if newest else 0
+    reason = f"start {len(failed) + 1} after: {failed[0].reason}" if failed else situation.size_reason
+    return StartReplica(_new(version_id, ordinal, group, situation), reason or "it is needed")
+
+
+def _new(version_id: str, ordinal: int, group: Sequence[ReplicaSeen], situation: Situation) -> Replica:
+    """Return the record of a place's next generation."""
+    generation = group[0].record.generation + 1 if group else 0
     while replica_id(situation.endpoint_id, version_id, ordinal, generation) in situation.taken_ids:
         generation += 1
-    record = Replica(
+    return Replica(
         id=replica_id(situation.endpoint_id, version_id, ordinal, generation),
         endpoint_id=situation.endpoint_id,
         version_id=version_id,
@@ -343,21 +372,43 @@ def _fill(
         state_since=situation.now_s,
         started_at=situation.now_s,
     )
-    reason = f"start {len(failed) + 1} after: {failed[0].reason}" if failed else situation.size_reason
-    return StartReplica(record, reason or "it is needed")
+
+
+def _begin_move(
+    version_id: str,
+    places: Mapping[int, list[ReplicaSeen]],
+    kept: Collection[int],
+    tended: set[str],
+    situation: Situation,
+    pace: Pace,
+) -> list[Action]:
+    """Start what takes over from a replica that is to move, unless its place pauses after a crash."""
+    seen = [one for ordinal in sorted(kept) for one in places.get(ordinal, ())]
+    old = next((one for one in seen if one.moves_because and _can_serve(one, tended)), None)
+    if old is None:
+        return []
+    ordinal = takeovers.free_ordinal(places, kept, _is_present)
+    action = _fill(version_id, ordinal, places.get(ordinal, []), tended, situation, pace)
+    if not isinstance(action, StartReplica):
+        return []
+    return [StartReplica(msgspec.structs.replace(action.replica, takes_over=old.record.id), old.moves_because)]
+
+
+def _is_late(now_s: float, since_s: float) -> bool:
+    return left_s(since_s, takeovers.START_S, now_s) == 0
 
 
 def _may_return(draining: ReplicaSeen) -> bool:
     return draining.record.ready_at is not None and not draining.is_evicted
 
 
-def _release(seen: ReplicaSeen, reason: str, now_s: float, pace: Pace) -> Action | None:
+def _release(seen: ReplicaSeen, reason: str, now_s: float, pace: Pace, *, is_move: bool = False) -> Action | None:
     """Let a surplus replica go: only one that was routed to has requests to finish.
 
     One that falls asleep gets nothing new already. It never drains: who drains may come back, and its engine may sleep.
     """
     if seen.record.state is ReplicaState.READY:
-        return DrainReplica(seen.record.id, reason, seen.is_evicted)
+        return DrainReplica(seen.record.id, reason, seen.is_evicted, is_move)
     if seen.record.state is ReplicaState.FALLING_ASLEEP and seen.in_flight != 0:
         if left_s(seen.record.state_since, pace.drain_timeout_s, now_s) > 0:
             return None

@@ -72,10 +72,13 @@ _STEPS_OF = {
 }
 """What follows from a kind of trouble; of the others it follows from the reason."""
 TROUBLE_AGE_S = 86_400.0
+_ENDS = ("replica_failed", "replica_killed", "replica_stopped", "replica_ended")
 _GOING_ON = ("replicas are ready", "a replica drains")
 """Ends of what an endpoint says of its progress while nothing is wrong."""
 _AFTER_NO_ROOM = "free what is named, add a node, or ask for less; see: modelyard nodes"
 TROUBLES_MAX = 5
+MAKING_ROOM = "to make room"
+"""End of a reason for which nobody has to do anything: others move away."""
 
 
 def explain(endpoint: Endpoint, known: Known) -> tuple[Answer, ...]:
@@ -88,7 +91,7 @@ def explain(endpoint: Endpoint, known: Known) -> tuple[Answer, ...]:
         answers.append(Answer("Where does it run?", "; ".join(known.placed)))
     if known.tier is not None and not endpoint.is_deleted:
         answers.append(Answer(f"Why is it {known.tier}?", known.tier_reason))
-    answers += _start(known)
+    answers += _start(known) + _moved(known)
     answers += _troubles(endpoint, known)
     return tuple(answers)
 
@@ -138,7 +141,9 @@ def _under_way(question: str, endpoint: Endpoint, known: Known) -> Answer:
     if progress.reason and not progress.reason.endswith(_GOING_ON[0]):
         parts.append(progress.reason)
     step = _next_step(progress.reason, endpoint) if progress.reason and not is_fine else ""
-    return Answer(question, "; ".join(parts), _AFTER_NO_ROOM if progress.stage is Stage.PLACING else step)
+    if progress.stage is Stage.PLACING:
+        step = "" if progress.reason.endswith(MAKING_ROOM) else _AFTER_NO_ROOM
+    return Answer(question, "; ".join(parts), step)
 
 
 def _size(endpoint: Endpoint, known: Known) -> Answer:
@@ -171,6 +176,21 @@ def _start(known: Known) -> list[Answer]:
             "its weights were on the node" if fetch_s is None else f"{fetch_s} s before that to fetch its weights"
         )
     return [Answer("What did its last start take?", "; ".join(parts), at=int(ready.at), data=numbers)]
+
+
+def _moved(known: Known) -> list[Answer]:
+    """Return why a replica moved last: the start of the one that took over says it."""
+    begun = next((one for one in reversed(known.events) if "takes_over" in one.data), None)
+    if begun is None:
+        return []
+    old_id, new_id = begun.data["takes_over"], begun.replica_id
+    for one in known.events:
+        if one.kind == "moved" and one.replica_id == old_id:
+            return [Answer(f"Why did {old_id} move?", f"{begun.reason}; {new_id} took over", at=int(one.at))]
+        if one.kind in _ENDS and one.replica_id == new_id:
+            why = f"{begun.reason}; {new_id} was to take over, but {one.reason}; it is tried again after a pause"
+            return [Answer(f"Why did {old_id} not move?", why, at=int(one.at))]
+    return [Answer(f"Why does {old_id} move?", f"{begun.reason}; {new_id} takes over once it is ready")]
 
 
 def _troubles(endpoint: Endpoint, known: Known) -> list[Answer]:

@@ -19,10 +19,13 @@ def test_each_sink_has_its_backlog_and_its_alarm() -> None:
     metrics = ControlMetrics()
     metrics.sinks = lambda: [("kafka", 3, 4096, False), ("stripe", 0, 0, True)]
     metrics.webhooks_waiting = lambda: (2, 61.5)
+    metrics.moves = lambda: {("moved",): 3, ("given_up",): 1}
     metrics.delivered("retried")
     metrics.delivered("retried")
     assert page(metrics) == {
         "modelyard_webhook_deliveries_total retried": 2,
+        "modelyard_moves_total moved": 3,
+        "modelyard_moves_total given_up": 1,
         "modelyard_webhook_waiting": 2,
         "modelyard_webhook_oldest_seconds": 61.5,
         "modelyard_sink_pending kafka": 3,

@@ -1,5 +1,6 @@
 """The fewest moves that open room, each to a place that has room before anything has left."""
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.clusters import ask, at, node, state
@@ -7,7 +8,7 @@ from tests.support.clusters import ask, at, node, state
 from modelyard.domain.nodes import Placement
 from modelyard.policy.asks import Ask
 from modelyard.policy.cluster import Cluster
-from modelyard.policy.defragment import Placed, cleared, moves, relieved
+from modelyard.policy.defragment import Move, Placed, cleared, moves, relieved, tidy
 from modelyard.policy.packing import find
 
 
@@ -38,6 +39,19 @@ def test_the_smallest_that_frees_enough_of_a_shared_accelerator_moves() -> None:
     assert plan is not None
     assert [(move.replica_id, move.to.node_id) for move in plan.moves] == [("r-right", "b")]
     assert plan.placement == at("a", 0, memory=45)
+
+
+def test_one_moves_to_another_accelerator_of_its_node_where_there_is_no_other_node() -> None:
+    cluster = Cluster.of([node("a", 2)])
+    movable = {f"r-{one}": put(cluster, ask(30), at("a", one, memory=30)) for one in range(2)}
+    for pending in (ask(60), ask(80)):
+        plan = moves(cluster, pending, movable, most=3)
+        assert plan is not None
+        ((move),) = plan.moves
+        assert move.to.parts[0].accelerators == tuple({0, 1} - set(move.old.parts[0].accelerators))
+        assert move.reason.startswith(f"moving it to accelerator {move.to.parts[0].accelerators[0]} there helps")
+        assert plan.placement.parts[0].accelerators == move.old.parts[0].accelerators
+    assert moves(cluster, ask(80, 2), movable, most=3) is None
 
 
 def test_no_move_where_there_is_room() -> None:
@@ -171,3 +185,46 @@ def test_clearing_leaves_the_cluster_as_it_was_and_can_be_carried_out(
         assert len({move.old for move in found} & {move.to for move in found}) == 0
         part = found[0].old.parts[0]
         assert cluster.shares(part.node_id, part.accelerators[0]) == 0
+
+
+def test_two_of_one_group_do_not_move_at_once() -> None:
+    cluster = Cluster.of([node("a", 2), node("b", 2)])
+    movable = {
+        f"r-{number}": msgspec.structs.replace(put(cluster, ask(10), at("a", number, memory=10)), group=group)
+        for number, group in enumerate(("one", "one"))
+    }
+    assert moves(cluster, ask(60, 2), movable | {}, most=2) is not None, "b is free"
+    cluster.take(at("b", 0, memory=10))
+    assert moves(cluster, ask(60, 2), movable, most=2) is None
+    apart = {id: msgspec.structs.replace(one, group=id) for id, one in movable.items()}
+    assert moves(cluster, ask(60, 2), apart, most=2) is not None
+
+
+def test_what_does_not_move_counts_for_what_is_asked_of_an_accelerator() -> None:
+    cluster = Cluster.of([node("a", 2)])
+    cluster.take(at("a", 0, memory=40))
+    movable = {"r-1": shared(cluster, 10, at("a", 1, memory=10), 0.3)}
+    assert len(cleared(cluster, movable, most=4)) == 1
+    assert cleared(cluster, movable, most=4, others={("a", 0): 0.6}) == ()
+    crowded = {"r-2": shared(cluster, 10, at("a", 0, memory=10), 0.5)}
+    assert relieved(cluster, crowded) is None
+    assert relieved(cluster, crowded, others={("a", 0): 0.6}) is not None
+
+
+def test_tidying_makes_no_more_moves_than_it_may_and_none_of_who_moves_already() -> None:
+    for most in (0, 1, 2, 8):
+        cluster = Cluster.of([node("a", 4)])
+        movable = {
+            f"r-{number}": shared(cluster, 10 + number, at("a", number, memory=10 + number)) for number in range(4)
+        }
+        begun: list[Move] = []
+
+        def begin(move: Move, cluster: Cluster = cluster, begun: list[Move] = begun) -> None:
+            cluster.take(move.to)
+            begun.append(move)
+
+        tidy(cluster, movable, begin, most=most)
+        assert len(begun) <= most
+        assert len({one.replica_id for one in begun}) == len(begun)
+        assert movable.keys().isdisjoint(one.replica_id for one in begun)
+        assert bool(begun) == bool(most)

@@ -40,6 +40,13 @@ def test_first_start_provisions_and_later_ones_scale() -> None:
     assert (told.status, told.progress.reason) == (EndpointStatus.SCALING, "1 of 2 replicas are ready")
 
 
+def test_a_move_is_told_while_nothing_else_is_to_be_said() -> None:
+    told = look(replica(S.READY), moving="a replica moves to gpu-2")
+    assert told == Outlook(EndpointStatus.RUNNING, Progress(Stage.READY, 100, 0.0, "a replica moves to gpu-2"))
+    told = look(replica(S.READY), wanted=2, moving="a replica moves to gpu-2")
+    assert told.progress.reason == "1 of 2 replicas are ready"
+
+
 def test_sleep_is_told_with_its_reason() -> None:
     told = look(wanted=0, size_reason="no request for 300 s")
     assert told.status is EndpointStatus.STOPPED

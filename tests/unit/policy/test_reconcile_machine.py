@@ -44,6 +44,7 @@ class ReconcileMachine(RuleBasedStateMachine):
         self.is_first = True
         self.evicted: set[str] = set()
         self.taken: set[str] = set()
+        self.moving: set[str] = set()
 
     # --- the pass -----------------------------------------------------------
 
@@ -60,6 +61,7 @@ class ReconcileMachine(RuleBasedStateMachine):
                     vital=process.vital if process else Vital.UNKNOWN,
                     in_flight=process.in_flight if process else 0,
                     is_evicted=record.id in self.evicted,
+                    moves_because="it helps others" if record.id in self.moving else "",
                 )
             )
         return Situation(
@@ -134,7 +136,9 @@ class ReconcileMachine(RuleBasedStateMachine):
         if self.is_forgotten:
             return 0
         done = 0
-        for action in plan(self.look(), PACE):
+        actions = plan(self.look(), PACE)
+        self.whoever_is_needed_stays(actions)
+        for action in actions:
             assert action.reason
             if isinstance(action, act.MarkReady) and action.replica_id in self.evicted:
                 assert self.records[action.replica_id].state is not ReplicaState.DRAINING, "an evicted one came back"
@@ -181,6 +185,14 @@ class ReconcileMachine(RuleBasedStateMachine):
         self.evicted.update(self.ready()[which : which + 1])
 
     @rule(which=st.integers(0, 9))
+    def one_is_to_move(self, which: int) -> None:
+        self.moving.update(self.ready()[which : which + 1])
+
+    @rule()
+    def nothing_is_to_move_any_more(self) -> None:
+        self.moving.clear()
+
+    @rule(which=st.integers(0, 9))
     def another_endpoint_takes_one(self, which: int) -> None:
         for id in self.ready()[which : which + 1]:
             self.taken.add(id)
@@ -206,6 +218,27 @@ class ReconcileMachine(RuleBasedStateMachine):
         self.is_deleted = len(self.ever_started) > 5  # rarely, so that there is something to delete
 
     # --- what must hold ---------------------------------------------------------
+
+    def whoever_is_needed_stays(self, actions: list[act.Action]) -> None:
+        """Check that no pass lets go of one that answers below the number, and what moves only for one that answers."""
+        gone = {action.replica_id for action in actions if isinstance(action, act.MarkFailed | act.KillReplica)}
+        able = [self.records[id] for id in self.ready() if id not in gone]
+        drained = [action for action in actions if isinstance(action, act.DrainReplica) and not action.is_eviction]
+        for action in drained:
+            if action.is_move:
+                assert any(one.takes_over == action.replica_id for one in able), "nobody took over"
+        for version, number in self.wanted.items():
+            before = {one.id for one in able if one.version_id == version}
+            left = before - {action.replica_id for action in drained}
+            assert self.is_deleted or len(left) >= min(number, len(before)), "one that was needed was let go"
+        started = [action.replica for action in actions if isinstance(action, act.StartReplica)]
+        assert sum(bool(one.takes_over) for one in started) <= len(VERSIONS), "one move at a time"
+
+    @invariant()
+    def each_version_has_at_most_one_replica_that_is_to_take_over(self) -> None:
+        live = {id: record for id, record in self.records.items() if record.state in LIVE}
+        moving = [record.version_id for record in live.values() if record.takes_over in live]
+        assert len(moving) == len(set(moving))
 
     @invariant()
     def no_place_runs_twice(self) -> None:
@@ -238,6 +271,7 @@ class ReconcileMachine(RuleBasedStateMachine):
         assert {record.id for record in ready} == set(self.processes), "nothing else is left running"
         assert all(process.is_running for process in self.processes.values())
         assert not self.evicted & self.processes.keys(), "whoever needed the place waits for ever"
+        assert not self.moving & self.processes.keys(), "what was to move stayed"
         assert self.make_pass() == 0
 
 

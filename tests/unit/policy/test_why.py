@@ -155,3 +155,37 @@ def test_who_was_evicted_can_be_kept_and_what_was_rolled_back_can_be_looked_up()
 def test_every_trouble_is_an_event_that_is_told() -> None:
     told = "\n".join(file.read_text("utf-8") for file in CONTROL.rglob("*.py"))
     assert not [kind for kind in TROUBLES if f'"{kind}"' not in told]
+
+
+def test_nobody_has_to_do_anything_while_others_move_away() -> None:
+    waiting = endpoint(reason="largest free 50.0 on n1; a replica moves away from n1 to make room", stage=Stage.PLACING)
+    assert explain(waiting, known())[0].next_step == ""
+    full = endpoint(reason="largest free 50.0 on n1", stage=Stage.PLACING)
+    assert "modelyard nodes" in explain(full, known())[0].next_step
+
+
+MOVE = Happened(900.0, "replica_started", "moving it to gpu-2 helps to open 1 x 60.0 GiB on gpu-1", "r-new",
+                {"takes_over": "r-old"})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("events", "question", "end"),
+    [
+        ([], "Why does r-old move?", "r-new takes over once it is ready"),
+        ([Happened(910.0, "moved", "it moved", "r-old")], "Why did r-old move?", "r-new took over"),
+        (
+            [Happened(910.0, "replica_failed", "exited with code 1", "r-new")],
+            "Why did r-old not move?",
+            "r-new was to take over, but exited with code 1; it is tried again after a pause",
+        ),
+        (
+            [Happened(910.0, "moved", "it moved", "r-old"), Happened(990.0, "replica_failed", "killed", "r-new")],
+            "Why did r-old move?",
+            "r-new took over",
+        ),
+    ],
+)
+def test_a_move_is_explained_by_its_start(events: list[Happened], question: str, end: str) -> None:
+    (answer,) = [one for one in explain(endpoint(), known(MOVE, *events)) if " move?" in one.question]
+    assert answer.question == question
+    assert answer.answer == f"{MOVE.reason}; {end}"

@@ -15,6 +15,7 @@ from modelyard.control.api.serving import changed_serving
 from modelyard.control.api.versions import Findings, examine, make_version
 from modelyard.control.asking import ask_of
 from modelyard.control.context import Context
+from modelyard.control.moving import weights_of
 from modelyard.control.placing import held_in, kinds_of, real_kinds
 from modelyard.control.supplies import Offer
 from modelyard.domain.endpoints import Autoscale, Endpoint, Release, Scaling, Serving
@@ -24,7 +25,7 @@ from modelyard.domain.tenants import Scope
 from modelyard.policy import accelerator_quota
 from modelyard.policy.cluster import CPU, Cluster
 from modelyard.policy.costs import total_hourly_nanousd
-from modelyard.policy.packing import Ask, NoRoom, place
+from modelyard.policy.packing import Ask, NoRoom, Weights, place
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
 
 PLACED_MAX = 32
@@ -103,7 +104,11 @@ class Plans:
         ask = ask_of(endpoint, offer, kinds_of(nodes))
         replicas = await context.store.replicas()
         # A guest takes a seat on replicas that are there, and no room of its own.
-        placed, no_room = ([], None) if hosting.host else _place_all(ask, endpoint.scaling, nodes, held_in(replicas))
+        weights = weights_of(context.config.control)
+        placed: list[Placement] = []
+        no_room: NoRoom | None = None
+        if not hosting.host:
+            placed, no_room = _place_all(ask, endpoint.scaling, Cluster.of(nodes, held_in(replicas)), weights)
         placed, over = await self._within_quota(endpoint.tenant_id, placed, replicas, nodes)
         why_not = over or (no_room.text if no_room else "")
         of_id = {seen.node.id: seen.node for seen in nodes}
@@ -181,14 +186,12 @@ def _doubt(ask: Ask, offer: Offer) -> str:
     return f"no node has {kind}: this engine has no weights and runs on any accelerator; one with weights would wait"
 
 
-def _place_all(
-    ask: Ask, scaling: Scaling, nodes: Sequence[NodeSeen], held: Sequence[Placement]
-) -> tuple[list[Placement], NoRoom | None]:
-    cluster = Cluster.of(nodes, held)
+def _place_all(ask: Ask, scaling: Scaling, cluster: Cluster, weights: Weights) -> tuple[list[Placement], NoRoom | None]:
     placed: list[Placement] = []
     for ordinal in range(min(scaling.max_replicas, PLACED_MAX)):
         # As when it is deployed: what goes beyond the least number may run where it can be taken away.
-        found = place(msgspec.structs.replace(ask, may_use_spot=ordinal >= max(scaling.floor, 1)), cluster)
+        asked = msgspec.structs.replace(ask, may_use_spot=ordinal >= max(scaling.floor, 1))
+        found = place(asked, cluster, weights=weights)
         if isinstance(found, NoRoom):
             return placed, found
         cluster.take(found)

@@ -15,6 +15,7 @@ from modelyard.domain.tenants import Scope
 from modelyard.metering.delivery import backlog_bytes
 from modelyard.metering.events import SinkStatus
 from modelyard.observe.rounds import RoundStatus
+from modelyard.policy.takeovers import takeovers
 from modelyard.stores import StoreUnavailableError
 from modelyard.web.routes import AnyRoute, Call, Empty, Route
 
@@ -52,6 +53,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """How many of the caller's endpoints are in each status; null while the database does not answer."""
     replicas: dict[str, int] | None
     """How many of their replicas are in each state."""
+    moving: int | None
+    """How many replicas move: for each, another one loads elsewhere."""
     database: DatabaseStatus
     journal: JournalStatus | None
     """Null for whoever is no admin, too: it is of all tenants."""
@@ -102,6 +105,7 @@ class StatusPage:
             replicas=None
             if replicas is None
             else Counter(replica.state.value for replica in replicas if replica.endpoint_id in ids),
+            moving=None if replicas is None else len(takeovers(one for one in replicas if one.endpoint_id in ids)),
             database=DatabaseStatus(is_healthy=health.is_authoritative, reason=health.reason),
             journal=journal,
             reconcile=context.rounds() if is_operator else None,

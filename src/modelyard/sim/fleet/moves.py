@@ -7,20 +7,12 @@ from typing import TYPE_CHECKING
 
 from modelyard.domain.nodes import Placement
 from modelyard.policy import defragment
-from modelyard.policy.asks import Ask, Weights
-from modelyard.policy.defragment import Move, Placed
+from modelyard.policy.asks import Ask
+from modelyard.policy.defragment import MOVES_MOST, Move, Placed
 from modelyard.sim.fleet.stock import Replica, State
 
 if TYPE_CHECKING:
     from modelyard.sim.fleet.world import World
-
-EVERY_S = 60.0
-ROUNDS = 8
-"""Accelerators that are emptied at most, every time."""
-MOVES_MOST = 4
-"""For one accelerator, or for one replica that has no room."""
-PLACES = Weights(opened=0.2)
-"""Places are chosen so that few accelerators are held, too."""
 
 
 class Moves:
@@ -32,21 +24,8 @@ class Moves:
 
     def look(self, world: "World", now_s: float) -> None:
         """Move from accelerators that have too much to do, and empty some that have little."""
-        movable = _movable(world, self._busy())
-        cluster, mix = world.stock.cluster, world.stock.mix
-        for _ in range(ROUNDS):
-            move = defragment.relieved(cluster, movable, mix=mix)
-            if move is None:
-                break
-            self._begin(world, move, now_s)
-            del movable[move.replica_id]
-        for _ in range(ROUNDS):
-            moves = defragment.cleared(cluster, movable, most=MOVES_MOST, mix=mix)
-            if not moves:
-                break
-            for move in moves:
-                self._begin(world, move, now_s)
-                del movable[move.replica_id]
+        movable, stock = _movable(world, self._busy()), world.stock
+        defragment.tidy(stock.cluster, movable, lambda move: self._begin(world, move, now_s), mix=stock.mix)
 
     def open(self, world: "World", at: int, now_s: float) -> bool:
         """Move replicas so that one more of ``at`` has room once they are gone; say whether that helps."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from modelyard.domain.endpoints import Autoscale, IdleTime, Scaling
 from modelyard.policy import scaling
+from modelyard.policy.defragment import EVERY_S, PLACES
 from modelyard.policy.engine_model import Capacity
 from modelyard.policy.gates import latency_limit_s
 from modelyard.policy.idleness import Gaps
@@ -26,7 +27,7 @@ from modelyard.sim.fleet.columns import Columns
 from modelyard.sim.fleet.events import Events
 from modelyard.sim.fleet.habits import gaps_before
 from modelyard.sim.fleet.lines import Lines
-from modelyard.sim.fleet.moves import EVERY_S, PLACES, Moves
+from modelyard.sim.fleet.moves import Moves
 from modelyard.sim.fleet.pools import LOOK_S, Pools
 from modelyard.sim.fleet.population import Floats, Population
 from modelyard.sim.fleet.prewarm import LEARN_DAYS, Prewarm

@@ -264,6 +264,7 @@ def replica_values(replica: Replica) -> Values:
         "placement": _json(replica.placement),
         "model_name": replica.model_name,
         "guests": seats_text(replica.guests),
+        "takes_over": replica.takes_over,
     }
 
 
@@ -287,6 +288,7 @@ def replica_of(row: sa.RowMapping) -> Replica:
         placement=_placement(row["placement"]),
         model_name=row["model_name"],
         guests=_seats(row["guests"]),
+        takes_over=row["takes_over"],
     )
 
 

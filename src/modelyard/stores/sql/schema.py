@@ -1,11 +1,9 @@
 """The tables, once, for SQLite and Postgres.
 
-They follow section 5 of the source: ``model_registry``, ``endpoints`` and
-``inference_requests`` keep its names and columns. What the source puts into
-``endpoints`` and is a fact of something else stands there, once: the model,
-its version and the canary weight are rows of ``releases``, the accelerator is
-the version's ``gpu_requirement``, the replicas that run are rows of
-``replicas``. Structured leftovers are JSON text.
+They follow section 5 of the source: ``model_registry``, ``endpoints`` and ``inference_requests`` keep its names and
+columns. What the source puts into ``endpoints`` and is a fact of something else stands there, once: the model, its
+version and the canary weight are rows of ``releases``, the accelerator is the version's ``gpu_requirement``, the
+replicas that run are rows of ``replicas``. Structured leftovers are JSON text.
 
 The ledger (``inference_requests`` and the tables ``usage_…``) has no foreign
 keys: it outlives everything that it bills. Times are unix seconds.
@@ -24,7 +22,7 @@ from modelyard.stores.sql.columns import model as _model
 from modelyard.stores.sql.columns import owner as _owner
 from modelyard.stores.sql.columns import text as _text
 
-HEAD = "0017"
+HEAD = "0019"
 """The newest migration; a fresh database is created at it directly. A test holds it equal to Alembic's head."""
 
 metadata = columns.metadata
@@ -157,6 +155,7 @@ replicas = sa.Table(
     _added("placement", "{}"),
     _added("model_name"),
     _added("guests", "[]"),
+    _added("takes_over"),
     sa.Index(None, "endpoint_id"),
 )
 
