@@ -34,8 +34,9 @@ from modelyard.policy.takeovers import START_S, takeovers
 Mode = Literal["off", "room", "all"]
 RETRY_S = 10.0
 """Pause between two looks for moves that open room for the same endpoint."""
-TRIES_MOST = 4
-"""Looks for room in one round: each goes through the whole cluster."""
+LOOKING_S = 0.05
+"""Once so much time of a round went into looks for room, nobody else looks: each goes through the whole cluster, and
+nothing else happens meanwhile."""
 PAUSE_S = 60.0
 """First pause of an endpoint after a move that came to nothing; it doubles up to ``PAUSE_MAX_S``."""
 PAUSE_MAX_S = 3600.0
@@ -81,7 +82,8 @@ class Moving:
     """Moves of an endpoint in a row that came to nothing, and until when none is tried (monotonic)."""
     _tried_s: dict[str, float] = field(default_factory=dict)
     """When room for an endpoint was last looked for."""
-    _tries: int = 0
+    _looking_s: float = 0.0
+    """Time of this round that went into looks for room."""
     _ended: dict[tuple[str, ...], int] = field(default_factory=lambda: {("moved",): 0, ("given_up",): 0})
     """Moves that ended, by outcome."""
     _due_s: float | None = None
@@ -100,7 +102,7 @@ class Moving:
         """Take what a round found as the truth: note how moves stand, and now and then mean some."""
         if self.mode == "off":
             return
-        self._world, self._found, self._tries = world, None, 0
+        self._world, self._found, self._looking_s = world, None, 0.0
         now_s = world.monotonic_s
         self._note_open(world)
         self._drop_meant(world)
@@ -183,14 +185,16 @@ class Moving:
     def find(self, replica: Replica, ask: Ask) -> Plan | None:
         """Return the fewest moves after which ``ask`` has room, None where none may or would."""
         world, most = self._world, self._room_for_more()
-        if world is None or most == 0 or self._tries >= TRIES_MOST:
+        if world is None or most == 0 or self._looking_s >= LOOKING_S:
             return None
         if world.monotonic_s - self._tried_s.get(replica.endpoint_id, float("-inf")) < RETRY_S:
             return None
-        self._tries += 1
         self._tried_s[replica.endpoint_id] = world.monotonic_s
+        began_s = self.clock.monotonic_s()
         movable = {id: one for id, one in self._movable()[0].items() if one.group != replica.endpoint_id}
-        return defragment.moves(self.placer.cluster, ask, movable, most=min(most, MOVES_MOST)) if movable else None
+        plan = defragment.moves(self.placer.cluster, ask, movable, most=min(most, MOVES_MOST)) if movable else None
+        self._looking_s += self.clock.monotonic_s() - began_s
+        return plan
 
     def begin(self, move: Move) -> None:
         """Mean a move that opens room for somebody who waits for it."""
