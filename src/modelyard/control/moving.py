@@ -17,7 +17,7 @@ from typing import Literal
 
 from modelyard.clock import Clock
 from modelyard.config import ControlConfig
-from modelyard.control.placing import Placer
+from modelyard.control.placing import Placer, Promise
 from modelyard.control.sizing import Sizing
 from modelyard.control.world import World
 from modelyard.domain.endpoints import Endpoint
@@ -25,11 +25,12 @@ from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.nodes import NodeSeen
 from modelyard.engines import Engines
 from modelyard.policy import defragment
-from modelyard.policy.asks import STANDARD, Ask, Weights
+from modelyard.policy.asks import STANDARD, Ask, NoRoom, Weights
 from modelyard.policy.defragment import EVERY_S, MOVES_MOST, PLACES, Move, Place, Placed, Plan
 from modelyard.policy.eviction import Rule
 from modelyard.policy.reconcile import LIVE
 from modelyard.policy.takeovers import START_S, takeovers
+from modelyard.policy.why import MAKING_ROOM
 
 Mode = Literal["off", "room", "all"]
 RETRY_S = 10.0
@@ -94,7 +95,7 @@ class Moving:
     def __post_init__(self) -> None:
         """Be asked for room before anybody is evicted."""
         if self.mode != "off":
-            self.placer.mover = self
+            self.placer.opener = self.open
 
     # --- a round -------------------------------------------------------------------------
 
@@ -182,6 +183,25 @@ class Moving:
 
     # --- what may move -------------------------------------------------------------------
 
+    def open(self, replica: Replica, ask: Ask, no_room: NoRoom) -> Promise | NoRoom | None:
+        """Have others move away so that ``replica`` has room; return what it may claim, or why it may not.
+
+        None where no move would help, or none may be.
+        """
+        plan = self.find(replica, ask)
+        if plan is None:
+            return None
+        if over := self.placer.over_quota(ask.tenant_id, plan.placement):
+            return NoRoom(over, ask.memory_bytes)
+        for move in plan.moves:
+            self._mean(move, is_for_room=True)
+        whose = "a replica moves" if len(plan.moves) == 1 else f"{len(plan.moves)} replicas move"
+        reason = f"{no_room.reason}; {whose} away from {plan.placement.node_id} {MAKING_ROOM}"
+        leaving = frozenset(move.replica_id for move in plan.moves)
+        return Promise(
+            replica.id, replica.endpoint_id, ask.tenant_id, ask, plan.placement, reason=reason, leaving=leaving
+        )
+
     def find(self, replica: Replica, ask: Ask) -> Plan | None:
         """Return the fewest moves after which ``ask`` has room, None where none may or would."""
         world, most = self._world, self._room_for_more()
@@ -195,10 +215,6 @@ class Moving:
         plan = defragment.moves(self.placer.cluster, ask, movable, most=min(most, MOVES_MOST)) if movable else None
         self._looking_s += self.clock.monotonic_s() - began_s
         return plan
-
-    def begin(self, move: Move) -> None:
-        """Mean a move that opens room for somebody who waits for it."""
-        self._mean(move, is_for_room=True)
 
     def _mean(self, move: Move, *, is_for_room: bool = False) -> None:
         world = self._world
