@@ -17,7 +17,7 @@ from typing import Literal
 
 from modelyard.clock import Clock
 from modelyard.config import ControlConfig
-from modelyard.control.placing import Placer
+from modelyard.control.placing import Placer, Promise
 from modelyard.control.sizing import Sizing
 from modelyard.control.world import World
 from modelyard.domain.endpoints import Endpoint
@@ -25,17 +25,19 @@ from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.nodes import NodeSeen
 from modelyard.engines import Engines
 from modelyard.policy import defragment
-from modelyard.policy.asks import STANDARD, Ask, Weights
+from modelyard.policy.asks import STANDARD, Ask, NoRoom, Weights
 from modelyard.policy.defragment import EVERY_S, MOVES_MOST, PLACES, Move, Place, Placed, Plan
 from modelyard.policy.eviction import Rule
 from modelyard.policy.reconcile import LIVE
 from modelyard.policy.takeovers import START_S, takeovers
+from modelyard.policy.why import MAKING_ROOM
 
 Mode = Literal["off", "room", "all"]
 RETRY_S = 10.0
 """Pause between two looks for moves that open room for the same endpoint."""
-TRIES_MOST = 4
-"""Looks for room in one round: each goes through the whole cluster."""
+LOOKING_S = 0.05
+"""Once so much time of a round went into looks for room, nobody else looks: each goes through the whole cluster, and
+nothing else happens meanwhile."""
 PAUSE_S = 60.0
 """First pause of an endpoint after a move that came to nothing; it doubles up to ``PAUSE_MAX_S``."""
 PAUSE_MAX_S = 3600.0
@@ -81,7 +83,8 @@ class Moving:
     """Moves of an endpoint in a row that came to nothing, and until when none is tried (monotonic)."""
     _tried_s: dict[str, float] = field(default_factory=dict)
     """When room for an endpoint was last looked for."""
-    _tries: int = 0
+    _looking_s: float = 0.0
+    """Time of this round that went into looks for room."""
     _ended: dict[tuple[str, ...], int] = field(default_factory=lambda: {("moved",): 0, ("given_up",): 0})
     """Moves that ended, by outcome."""
     _due_s: float | None = None
@@ -92,7 +95,7 @@ class Moving:
     def __post_init__(self) -> None:
         """Be asked for room before anybody is evicted."""
         if self.mode != "off":
-            self.placer.mover = self
+            self.placer.opener = self.open
 
     # --- a round -------------------------------------------------------------------------
 
@@ -100,7 +103,7 @@ class Moving:
         """Take what a round found as the truth: note how moves stand, and now and then mean some."""
         if self.mode == "off":
             return
-        self._world, self._found, self._tries = world, None, 0
+        self._world, self._found, self._looking_s = world, None, 0.0
         now_s = world.monotonic_s
         self._note_open(world)
         self._drop_meant(world)
@@ -180,21 +183,38 @@ class Moving:
 
     # --- what may move -------------------------------------------------------------------
 
+    def open(self, replica: Replica, ask: Ask, no_room: NoRoom) -> Promise | NoRoom | None:
+        """Have others move away so that ``replica`` has room; return what it may claim, or why it may not.
+
+        None where no move would help, or none may be.
+        """
+        plan = self.find(replica, ask)
+        if plan is None:
+            return None
+        if over := self.placer.over_quota(ask.tenant_id, plan.placement):
+            return NoRoom(over, ask.memory_bytes)
+        for move in plan.moves:
+            self._mean(move, is_for_room=True)
+        whose = "a replica moves" if len(plan.moves) == 1 else f"{len(plan.moves)} replicas move"
+        reason = f"{no_room.reason}; {whose} away from {plan.placement.node_id} {MAKING_ROOM}"
+        leaving = frozenset(move.replica_id for move in plan.moves)
+        return Promise(
+            replica.id, replica.endpoint_id, ask.tenant_id, ask, plan.placement, reason=reason, leaving=leaving
+        )
+
     def find(self, replica: Replica, ask: Ask) -> Plan | None:
         """Return the fewest moves after which ``ask`` has room, None where none may or would."""
         world, most = self._world, self._room_for_more()
-        if world is None or most == 0 or self._tries >= TRIES_MOST:
+        if world is None or most == 0 or self._looking_s >= LOOKING_S:
             return None
         if world.monotonic_s - self._tried_s.get(replica.endpoint_id, float("-inf")) < RETRY_S:
             return None
-        self._tries += 1
         self._tried_s[replica.endpoint_id] = world.monotonic_s
+        began_s = self.clock.monotonic_s()
         movable = {id: one for id, one in self._movable()[0].items() if one.group != replica.endpoint_id}
-        return defragment.moves(self.placer.cluster, ask, movable, most=min(most, MOVES_MOST)) if movable else None
-
-    def begin(self, move: Move) -> None:
-        """Mean a move that opens room for somebody who waits for it."""
-        self._mean(move, is_for_room=True)
+        plan = defragment.moves(self.placer.cluster, ask, movable, most=min(most, MOVES_MOST)) if movable else None
+        self._looking_s += self.clock.monotonic_s() - began_s
+        return plan
 
     def _mean(self, move: Move, *, is_for_room: bool = False) -> None:
         world = self._world

@@ -17,7 +17,6 @@ passes never take one room.
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import msgspec
 
@@ -29,11 +28,9 @@ from modelyard.domain.nodes import NodeSeen, Part, Placement
 from modelyard.policy import accelerator_quota, eviction
 from modelyard.policy.asks import STANDARD, Ask, NoRoom, Weights, refused
 from modelyard.policy.cluster import CPU, Cluster
-from modelyard.policy.defragment import Move, Plan
 from modelyard.policy.packing import find, place
 from modelyard.policy.reconcile import LIVE
 from modelyard.policy.sleepers import Bed
-from modelyard.policy.why import MAKING_ROOM
 
 HOLDING = (LIVE | {ReplicaState.DRAINING}) - {ReplicaState.ASLEEP}
 REBUILD_S = 30.0
@@ -79,16 +76,8 @@ Residents = Callable[[], Sequence[eviction.Resident]]
 """Whoever might be evicted now; asked only when somebody finds no room."""
 
 
-class Mover(Protocol):
-    """Who knows which replicas could move away for one that has no room."""
-
-    def find(self, replica: Replica, ask: Ask) -> Plan | None:
-        """Return the moves that open room, None where none may or would."""
-        ...
-
-    def begin(self, move: Move) -> None:
-        """Have this move made."""
-        ...
+Opener = Callable[[Replica, Ask, NoRoom], Promise | NoRoom | None]
+"""Has others move away for a replica that has no room: what it may claim, why not, or None where no move would help."""
 
 
 class Placer:
@@ -97,7 +86,7 @@ class Placer:
     def __init__(self, rule: eviction.Rule = eviction.STANDARD, weights: Weights = STANDARD) -> None:
         self._rule = rule
         self._weights = weights
-        self.mover: Mover | None = None
+        self.opener: Opener = lambda *_: None
         self._cluster = Cluster()
         self._built_s = float("-inf")
         self._shown: Sequence[tuple[object, ...]] = []
@@ -351,8 +340,10 @@ class Placer:
     def _make_room(self, replica: Replica, ask: Ask, need: Need, residents: Residents, no_room: NoRoom) -> NoRoom:
         since = eviction.Waiting(replica.endpoint_id, ask.tenant_id, self._now_s, ask.tier)
         waiting = self._waiting.setdefault(replica.endpoint_id, since)
-        if self.mover is not None and (plan := self.mover.find(replica, ask)) is not None:
-            return self._move_away(replica, ask, plan, no_room)
+        if (opened := self.opener(replica, ask, no_room)) is not None:
+            if isinstance(opened, Promise):
+                self._claim(opened)
+            return NoRoom(opened.reason, ask.memory_bytes)
         bound = self.claimed | self.leaving | self._moves.keys() | self._moved_from
         candidates = [one for one in residents() if one.replica_id not in bound]
         wanted = eviction.Wanted(
@@ -413,23 +404,6 @@ class Placer:
             self._take_off(_room_of(old))
         for claim in [one for one in self._claims.values() if not one.leaving.isdisjoint(stuck)]:
             self.give_up(claim.replica_id)
-
-    def _move_away(self, replica: Replica, ask: Ask, plan: Plan, no_room: NoRoom) -> NoRoom:
-        """Claim what moves leave."""
-        if over := self.over_quota(ask.tenant_id, plan.placement):
-            return NoRoom(over, ask.memory_bytes)
-        assert self.mover is not None, "it found the plan"
-        for move in plan.moves:
-            self.mover.begin(move)
-        number = len(plan.moves)
-        whose = "a replica moves" if number == 1 else f"{number} replicas move"
-        reason = f"{no_room.reason}; {whose} away from {plan.placement.node_id} {MAKING_ROOM}"
-        leaving = frozenset(move.replica_id for move in plan.moves)
-        promise = Promise(
-            replica.id, replica.endpoint_id, ask.tenant_id, ask, plan.placement, reason=reason, leaving=leaving
-        )
-        self._claim(promise)
-        return NoRoom(reason, no_room.needed_bytes)
 
     def over_quota(self, tenant_id: str, new: Placement) -> str:
         """Return why a tenant may not have ``new`` beside what it has, "" where it may."""

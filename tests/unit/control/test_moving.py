@@ -212,6 +212,15 @@ def test_another_controller_goes_on_with_what_has_begun_and_forgets_what_was_mea
     assert len(pieces.meant() - {old_id}) == 1, "the one that failed stays, so the other goes"
 
 
+def test_a_round_that_looked_for_long_looks_no_more(pieces: City) -> None:
+    pieces.moving._looking_s = 1.0
+    assert isinstance(pieces.ask_for("big", 60), NoRoom)
+    assert not pieces.meant()
+    pieces.look()
+    pieces.ask_for("big", 60)
+    assert len(pieces.meant()) == 1
+
+
 def test_no_more_move_at_once_than_may() -> None:
     city = City("n1", "n2", "n3", "n4", at_once=1)
     for name, gib in (("a", 30), ("b", 30), ("c", 30), ("d", 30)):

@@ -236,7 +236,13 @@ def test_the_recorded_page_of_llamacpp_is_read() -> None:
 def test_the_recorded_page_of_vllm_is_read_by_its_simulation() -> None:
     load = SimulatedEngine().read_load((RECORDED / "vllm-0.32-idle.prom").read_text())
     assert load == EngineLoad(
-        running=0, waiting=0, kv_usage=0.0, prompt_tokens_total=37, generation_tokens_total=8, progress_total=45
+        running=0,
+        waiting=0,
+        kv_usage=0.0,
+        prompt_tokens_total=37,
+        generation_tokens_total=8,
+        progress_total=45,
+        is_sleeping=False,
     )
 
 
