@@ -330,7 +330,8 @@ def _fill(
     for seen in group:
         if seen.is_running or seen.is_busy or seen.record.state is ReplicaState.DRAINING:
             return Wait(version_id, ordinal, None, f"{seen.record.id} is still being stopped")
-    failed = [seen.record for seen in group if seen.record.state is ReplicaState.FAILED]
+    tries = (seen.record for seen in group if seen.record.state is ReplicaState.FAILED)
+    failed = [one for one in tries if not takeovers.is_mere_try(one)]  # moves have a pause of their own
     if failed:
         pause_s = min(pace.backoff_s * 2.0 ** (len(failed) - 1), pace.backoff_max_s)
         if (pause_left_s := left_s(failed[0].state_since, pause_s, situation.now_s)) > 0:

@@ -5,6 +5,7 @@ import msgspec
 from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress, Release, Scaling, Stage
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.policy.progress import Fetch, Outlook, View, outlook
+from modelyard.policy.takeovers import settled
 
 ENDPOINT = Endpoint("ep-1", "platform", "m", (Release("ver-a"),), Scaling(), 1)
 S = ReplicaState
@@ -87,3 +88,11 @@ def test_a_shadow_is_neither_waited_for_nor_taken_for_a_replica_that_answers() -
     view = msgspec.structs.replace(view, replicas=[replica(S.READY)], troubles={"ver-b": "no engine"})
     told = outlook(shadowed, view)
     assert (told.status, told.progress.reason) == (EndpointStatus.RUNNING, "no engine")
+
+
+def test_moves_that_came_to_nothing_are_no_failure_of_what_served_meanwhile() -> None:
+    tried = [replica(S.FAILED, number, reason="no such device", takes_over="rep-9") for number in range(3)]
+    cold = msgspec.structs.replace(replica(S.LOADING, 5), ordinal=1)
+    assert look(*settled([*tried, cold])).status is EndpointStatus.PROVISIONING
+    served = [msgspec.structs.replace(one, ready_at=50.0) for one in tried]
+    assert look(*settled([*served, cold])).status is EndpointStatus.FAILED, "it took over, and crashed then"
