@@ -103,9 +103,10 @@ class Moving:
         """Take what a round found as the truth: note how moves stand, and now and then mean some."""
         if self.mode == "off":
             return
+        before_s = self._world.monotonic_s if self._world is not None else float("-inf")
         self._world, self._found, self._looking_s = world, None, 0.0
         now_s = world.monotonic_s
-        self._note_open(world)
+        self._note_open(world, before_s)
         self._drop_meant(world)
         for of in (self._pauses, self._tried_s):
             for gone in of.keys() - world.endpoints.keys():
@@ -145,8 +146,11 @@ class Moving:
         for old_id in [id for id, one in self._meant.items() if one.endpoint_id == endpoint_id]:
             del self._meant[old_id]
 
-    def _note_open(self, world: World) -> None:
-        """Compare the moves that go on with those of before, and judge those that ended."""
+    def _note_open(self, world: World, before_s: float) -> None:
+        """Compare the moves that go on with those of before, and judge those that ended.
+
+        ``before_s``: when the look before this one was over, so that this one shows all that was recorded by then.
+        """
         now: dict[str, _Open] = {}
         for endpoint_id, replicas in world.replicas.items():
             if any(one.takes_over for one in replicas):
@@ -154,11 +158,14 @@ class Moving:
         for new_id, one in self._open.items() - now.items():
             if new_id in now:
                 continue
-            if one.since_s >= world.monotonic_s:
-                now[new_id] = one  # this look may be of before it was recorded
-            elif self._state(world, one.endpoint_id, one.old_id) is ReplicaState.READY:
+            old, new = (self._state(world, one.endpoint_id, id) for id in (one.old_id, new_id))
+            if one.since_s >= before_s:
+                now[new_id] = one  # this look may have read the records before it was one
+            elif old is ReplicaState.READY:
                 self.give_up(one.endpoint_id)
-            elif self._state(world, one.endpoint_id, new_id) is ReplicaState.READY:
+            elif new is ReplicaState.READY and old is ReplicaState.DRAINING:
+                now[new_id] = one  # if the new one crashes the old one is back
+            elif new is ReplicaState.READY:
                 self._ended["moved",] += 1
                 self._pauses.pop(one.endpoint_id, None)
         self._open = now

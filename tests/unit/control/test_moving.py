@@ -1,5 +1,6 @@
 """Replicas are meant to move where that helps, one of an endpoint at a time; what failed is left alone."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -357,3 +358,53 @@ def test_nothing_is_done_where_moves_are_off(pieces: City) -> None:
     city.look()
     assert isinstance(city.ask_for("big", 60), NoRoom)
     assert not city.meant()
+
+
+# --- what is seen late ----------------------------------------------------------------------
+
+
+def test_a_move_that_was_recorded_while_a_look_read_the_records_is_not_given_up(pieces: City) -> None:
+    pieces.ask_for("big", 60)
+    (old_id,) = pieces.meant()
+    before = pieces.town.look()
+    new = pieces.begin_move(pieces.town.replicas[old_id])
+    # What a look says of time is of its end; the records it may have read well before that.
+    before = replace(before, monotonic_s=pieces.clock.monotonic_s() + 0.1)
+    pieces.placer.see(before, pieces.town.nodes.values(), {})
+    pieces.moving.see(before)
+    assert pieces.placer.is_claiming("rep-big-big-0-0"), "it still waits for this move"
+    pieces.look(1.0)
+    pieces.set_state(new, ReplicaState.FAILED)
+    pieces.look(1.0)
+    assert pieces.moving.ended() == {("moved",): 0, ("given_up",): 1}
+
+
+def test_one_that_crashes_while_the_old_one_still_drains_did_not_move(pieces: City) -> None:
+    pieces.ask_for("big", 60)
+    (old_id,) = pieces.meant()
+    old = pieces.town.replicas[old_id]
+    new = pieces.begin_move(old)
+    pieces.look()
+    pieces.set_state(new, ReplicaState.READY)
+    pieces.look()
+    pieces.set_state(old, ReplicaState.DRAINING)
+    pieces.look()
+    assert pieces.moving.ended() == {("moved",): 0, ("given_up",): 0}, "it is not over"
+    pieces.set_state(new, ReplicaState.FAILED)
+    pieces.set_state(old, ReplicaState.READY)
+    pieces.look()
+    assert pieces.moving.ended() == {("moved",): 0, ("given_up",): 1}
+    pieces.look(RETRY_S)
+    pieces.ask_for("big", 60)
+    assert old_id not in pieces.meant(), "it is left alone for a while"
+
+
+def test_what_is_deleted_or_sleeps_meanwhile_did_not_move(pieces: City) -> None:
+    pieces.ask_for("big", 60)
+    (old_id,) = pieces.meant()
+    new = pieces.begin_move(pieces.town.replicas[old_id])
+    pieces.look()
+    for one in (new, pieces.town.replicas[old_id]):
+        pieces.set_state(one, ReplicaState.STOPPED)
+    pieces.look()
+    assert pieces.moving.ended() == {("moved",): 0, ("given_up",): 0}
