@@ -242,7 +242,9 @@ class Moving:
         if self._found is None:
             self._found = self._look_through(self._world)
         movable, others = self._found
-        busy, bound = self.endpoint_ids, self.placer.claimed | self.placer.leaving
+        # Since this round began some were meant to move, and of those some have begun to.
+        busy = self.endpoint_ids | {one.endpoint_id for one in self._open.values()}
+        bound = self.placer.claimed | self.placer.leaving
         return {id: one for id, one in movable.items() if one.group not in busy and id not in bound}, others
 
     def _look_through(self, world: World) -> tuple[dict[str, Placed], dict[Place, float]]:

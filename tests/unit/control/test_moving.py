@@ -408,3 +408,16 @@ def test_what_is_deleted_or_sleeps_meanwhile_did_not_move(pieces: City) -> None:
         pieces.set_state(one, ReplicaState.STOPPED)
     pieces.look()
     assert pieces.moving.ended() == {("moved",): 0, ("given_up",): 0}
+
+
+def test_an_endpoint_of_which_one_began_to_move_in_this_round_has_no_other_moved_for_someone_else() -> None:
+    city = City("n1", "n2", "n3")
+    city.put("a", 15, "n1")
+    city.town.run(replica(city.town.endpoints["ep-a"], 1), on("n2", 15))
+    city.put("b", 40, "n3", pool="fast")
+    city.look()
+    city.ask_for("big", 70)
+    (old_id,) = city.meant()
+    city.begin_move(city.town.replicas[old_id], 1)
+    city.ask_for("too", 70)
+    assert not city.meant()
