@@ -25,7 +25,7 @@ from modelyard.domain.nodes import NodeSeen, Part, Placement
 from modelyard.policy import accelerator_quota, eviction
 from modelyard.policy.asks import STANDARD, Ask, NoRoom, Weights, refused
 from modelyard.policy.cluster import CPU, Cluster
-from modelyard.policy.packing import place
+from modelyard.policy.packing import find, place
 from modelyard.policy.reconcile import LIVE
 
 HOLDING = LIVE | {ReplicaState.DRAINING}
@@ -255,7 +255,11 @@ class Placer:
             return replica.placement  # it was recorded with it and not started
         known = self._promised.get(replica.id) or self._claims.get(replica.id)
         if known is not None and known.ask == ask and self._is_there(known.placement):
-            return NoRoom(known.reason, ask.memory_bytes) if replica.id in self._claims else known.placement
+            if replica.id not in self._claims:
+                return known.placement
+            # A move takes as long as a load and a drain do: what gets free elsewhere meanwhile is taken instead.
+            if not known.leaving or find(ask, self._cluster, weights=self._weights) is None:
+                return NoRoom(known.reason, ask.memory_bytes)
         self.give_up(replica.id)
         found = place(ask, self._cluster, weights=self._weights)
         if isinstance(found, NoRoom):

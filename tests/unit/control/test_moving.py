@@ -318,6 +318,19 @@ def test_who_is_to_take_over_is_neither_counted_nor_evicted_before_it_has() -> N
     assert [one.replica_id for one in residents_of(world, {}, but="ep-big")] == [new.id]
 
 
+def test_whoever_waits_for_a_move_takes_what_gets_free_elsewhere(pieces: City) -> None:
+    pieces.ask_for("big", 60)
+    (old_id,) = pieces.meant()
+    pieces.begin_move(pieces.town.replicas[old_id])
+    pieces.look()
+    assert isinstance(pieces.ask_for("big", 60), NoRoom)
+    pieces.town.nodes["n3"] = node("n3")
+    pieces.look()
+    assert pieces.ask_for("big", 60) == on("n3", 60)
+    pieces.look()
+    assert not isinstance(pieces.ask_for("other", 20), NoRoom), "the room that it waited for is nobody's"
+
+
 # --- now and then ---------------------------------------------------------------------------
 
 
