@@ -324,7 +324,8 @@ class Placer:
     def hold_move(self, old: Replica, ask: Ask, to: Placement) -> None:
         """Hold the room of a replica that will take over from ``old``."""
         self._put_on(_room_of(old.id), to)
-        self._moves[old.id] = Promise("", old.endpoint_id, ask.tenant_id, ask, to)
+        # Of no tenant: until it is recorded the old one counts, and nobody's quota has a replica twice for a move.
+        self._moves[old.id] = Promise("", old.endpoint_id, "", ask, to)
 
     def move(self, replica: Replica) -> Placement | None:
         """Return where one that takes over goes, and hold the room for it; None where none is held any more."""

@@ -296,7 +296,10 @@ def test_moving_counts_once_for_a_tenants_quota(pieces: City) -> None:
     pieces.ask_for("big", 60)
     (old_id,) = pieces.meant()
     old = pieces.town.replicas[old_id]
+    before = pieces.town.look()
+    pieces.placer.see(before, pieces.town.nodes.values(), {"ten-a": 2})
     pieces.begin_move(old)
+    assert pieces.placer.over_quota("ten-a", on("n1", 40)) == "", "it is recorded, and not seen yet"
     world = pieces.town.look()
     pieces.placer.see(world, pieces.town.nodes.values(), {"ten-a": 2})
     # Two that have 3/8 each, one that waits with 6/8: 1.5 accelerators. With the one that moves twice it would be more.
