@@ -279,8 +279,9 @@ def _can_serve(seen: ReplicaSeen, tended: Collection[str]) -> bool:
 def _is_served(situation: Situation) -> bool:
     """Whether the versions that have releases are ready in their number, so that older ones may go."""
     ready: dict[str, int] = defaultdict(int)
+    moving = takeovers.takeovers(seen.record for seen in situation.replicas)
     for seen in situation.replicas:
-        ready[seen.record.version_id] += _is_ready(seen)
+        ready[seen.record.version_id] += _is_ready(seen) and seen.record.id not in moving
     return all(
         ready[version_id] >= number
         for version_id, number in situation.wanted.items()
