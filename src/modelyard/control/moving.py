@@ -41,6 +41,8 @@ nothing else happens meanwhile."""
 PAUSE_S = 60.0
 """First pause of an endpoint after a move that came to nothing; it doubles up to ``PAUSE_MAX_S``."""
 PAUSE_MAX_S = 3600.0
+REST_S = 600.0
+"""Pause of an endpoint that moved until it may move only to tidy up: what is asked of it may swing to and fro."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ class Moving:
     """By the replica that takes over."""
     _pauses: dict[str, tuple[int, float]] = field(default_factory=dict)
     """Moves of an endpoint in a row that came to nothing, and until when none is tried (monotonic)."""
+    _moved_s: dict[str, float] = field(default_factory=dict)
+    """When one of an endpoint last moved (monotonic)."""
     _tried_s: dict[str, float] = field(default_factory=dict)
     """When room for an endpoint was last looked for."""
     _looking_s: float = 0.0
@@ -108,14 +112,14 @@ class Moving:
         now_s = world.monotonic_s
         self._note_open(world, before_s)
         self._drop_meant(world)
-        for of in (self._pauses, self._tried_s):
+        for of in (self._pauses, self._moved_s, self._tried_s):
             for gone in of.keys() - world.endpoints.keys():
                 del of[gone]
         if self._due_s is None:
             self._due_s = now_s + EVERY_S  # what is asked for is not known at once
         if self.mode == "all" and now_s >= self._due_s:
             self._due_s = now_s + EVERY_S
-            movable, others = self._movable()
+            movable, others = self._rested(*self._movable(), now_s)
             if movable and self._room_for_more():
                 defragment.tidy(self.placer.cluster, movable, self._mean, most=self._room_for_more(), others=others)
 
@@ -168,6 +172,7 @@ class Moving:
             elif new is ReplicaState.READY:
                 self._ended["moved",] += 1
                 self._pauses.pop(one.endpoint_id, None)
+                self._moved_s[one.endpoint_id] = world.monotonic_s
         self._open = now
 
     def _drop_meant(self, world: World) -> None:
@@ -246,6 +251,18 @@ class Moving:
         busy = self.endpoint_ids | {one.endpoint_id for one in self._open.values()}
         bound = self.placer.claimed | self.placer.leaving
         return {id: one for id, one in movable.items() if one.group not in busy and id not in bound}, others
+
+    def _rested(
+        self, movable: dict[str, Placed], others: dict[Place, float], now_s: float
+    ) -> tuple[dict[str, Placed], dict[Place, float]]:
+        """Return both with those that moved a short while ago among the others."""
+        rested, others = dict(movable), dict(others)
+        for id, one in movable.items():
+            if now_s - self._moved_s.get(one.group, float("-inf")) < REST_S:
+                place = one.placement.node_id, one.placement.parts[0].accelerators[0]
+                others[place] = others.get(place, 0.0) + one.load
+                del rested[id]
+        return rested, others
 
     def _look_through(self, world: World) -> tuple[dict[str, Placed], dict[Place, float]]:
         movable: dict[str, Placed] = {}

@@ -358,6 +358,26 @@ def test_one_leaves_an_accelerator_that_has_too_much_to_do() -> None:
     assert city.meant() == {"rep-a-a-0-0"}
 
 
+def test_what_is_asked_to_and_fro_moves_nobody_to_and_fro() -> None:
+    city = City("n1", "n2", mode="all")
+    for name in ("a", "b"):
+        city.put(name, 30, "n1")
+    moved = 0
+    for minute in range(60):
+        for known in city.loads.values():
+            known[0].requests_s = 0.7 if minute // 2 % 2 else 0.1
+        city.look(EVERY_S)
+        for old_id in city.meant():
+            old = city.town.replicas[old_id]
+            new = city.begin_move(old, minute)
+            city.town.replicas[new.id] = msgspec.structs.replace(
+                new, state=ReplicaState.READY, ready_at=city.town.now_s
+            )
+            city.set_state(old, ReplicaState.STOPPED)
+            moved += 1
+    assert 1 <= moved <= 12, "two endpoints, each six times an hour at most"
+
+
 def test_nothing_goes_to_an_accelerator_that_one_which_stays_keeps_busy() -> None:
     city = City("n1", "n2", mode="all")
     city.put("a", 30, "n1", load=0.7, pool="fast")
