@@ -274,7 +274,7 @@ class Moving:
             if endpoint is None or not ready:
                 continue
             load = self._load(endpoint_id)
-            may_move = self._may_move(endpoint, world)
+            may_move = self._may_move(endpoint, world) and not self._has_spot(replicas)
             running = {one.replica_id for one in world.processes.get(endpoint_id, ()) if one.is_running}
             for one in ready:
                 part = one.placement.parts[0]
@@ -300,6 +300,13 @@ class Moving:
             return False
         return all(one.endpoint_id != endpoint.id for one in self._open.values())
 
+    def _has_spot(self, replicas: list[Replica]) -> bool:
+        """Say whether some are on nodes that may be taken away. The others stay then: of places the first are kept, and
+        one that moved has a later one."""
+        nodes = self.placer.nodes
+        of = (part.node_id for one in replicas if one.state in LIVE for part in one.placement.parts)
+        return any(nodes[id].node.is_spot for id in of if id in nodes)
+
     def _may_leave(self, replica: Replica, endpoint: Endpoint, world: World) -> bool:
         is_settled = world.unix_s - max(replica.ready_at or 0.0, replica.state_since) >= self.residency_s
         is_released = any(release.version_id == replica.version_id for release in endpoint.releases)
@@ -321,7 +328,6 @@ class Moving:
             kinds=frozenset({kind}),
             digest=version.artifact.digest,
             pool=node.pool,
-            may_use_spot=node.is_spot,
             may_be_simulated=node.is_simulated,
             avoid=frozenset(one.placement.node_id for one in brothers),
             tenant_id=endpoint.tenant_id,

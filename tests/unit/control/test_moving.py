@@ -292,6 +292,18 @@ def test_what_has_several_accelerators_whole_does_not_move() -> None:
     assert not city.meant()
 
 
+def test_the_one_that_is_not_on_spot_keeps_its_place_before_those_that_are() -> None:
+    city = City("n1", "n2", "spot")
+    spot = city.town.nodes["spot"]
+    city.town.nodes["spot"] = msgspec.structs.replace(spot, node=msgspec.structs.replace(spot.node, is_spot=True))
+    city.put("a", 30, "n1")
+    city.town.run(replica(city.town.endpoints["ep-a"], 1), on("spot", 30))
+    city.put("b", 40, "n2", pool="fast")
+    city.look()
+    assert isinstance(city.ask_for("big", 60), NoRoom)
+    assert not city.meant(), "with one replica less the one on spot would stay, which is in the first place then"
+
+
 def test_moving_counts_once_for_a_tenants_quota(pieces: City) -> None:
     pieces.ask_for("big", 60)
     (old_id,) = pieces.meant()
