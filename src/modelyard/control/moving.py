@@ -180,9 +180,16 @@ class Moving:
         leaving, opened = self.placer.leaving, {one.old_id for one in self._open.values()}
         for one in list(self._meant.values()):
             is_ready = self._state(world, one.endpoint_id, one.replica_id) is ReplicaState.READY
+            endpoint = world.endpoints.get(one.endpoint_id)
             if world.monotonic_s - one.since_s >= START_S:
                 self.give_up(one.endpoint_id)
-            elif not is_ready or one.replica_id in opened or (one.is_for_room and one.replica_id not in leaving):
+            elif (
+                endpoint is None
+                or not self._may_move(endpoint, world)
+                or not is_ready
+                or one.replica_id in opened
+                or (one.is_for_room and one.replica_id not in leaving)
+            ):
                 self._meant.pop(one.replica_id, None)
         stay = leaving - opened - self._meant.keys()
         if stay:

@@ -279,6 +279,16 @@ def test_what_does_not_move(more: dict[str, Any], change: Any) -> None:
     assert not city.meant()
 
 
+def test_a_move_that_was_meant_is_forgotten_when_a_rollout_begins(pieces: City) -> None:
+    pieces.ask_for("big", 60)
+    (old_id,) = pieces.meant()
+    of = pieces.town.endpoints[pieces.town.replicas[old_id].endpoint_id]
+    pieces.town.endpoints[of.id] = msgspec.structs.replace(of, rollout=ROLLING)
+    pieces.look()
+    assert not pieces.meant()
+    assert not pieces.placer.is_claiming("rep-big-big-0-0"), "it looks for other room"
+
+
 def test_what_has_several_accelerators_whole_does_not_move() -> None:
     city = City()
     city.town.nodes = {"n1": node("n1", 2), "n2": node("n2", 2)}
