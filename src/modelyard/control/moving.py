@@ -277,18 +277,20 @@ class Moving:
         nodes = self.placer.nodes
         for endpoint_id, replicas in world.replicas.items():
             endpoint = world.endpoints.get(endpoint_id)
-            ready = [one for one in replicas if one.state is ReplicaState.READY and len(one.placement.parts) == 1]
-            if endpoint is None or not ready:
+            live = [one for one in replicas if one.state in LIVE and len(one.placement.parts) == 1]
+            if endpoint is None or not live:
                 continue
             load = self._load(endpoint_id)
             may_move = self._may_move(endpoint, world) and not self._has_spot(replicas)
             running = {one.replica_id for one in world.processes.get(endpoint_id, ()) if one.is_running}
-            for one in ready:
+            ready = [one for one in live if one.state is ReplicaState.READY]
+            for one in live:
                 part = one.placement.parts[0]
                 seen = nodes.get(part.node_id)
                 if seen is None or one.placement.is_exclusive:
                     continue
-                may_leave = may_move and one.id in running and self._may_leave(one, endpoint, world)
+                is_able = one.state is ReplicaState.READY and one.id in running
+                may_leave = may_move and is_able and self._may_leave(one, endpoint, world)
                 ask = self._ask(endpoint, one, ready, seen, world) if may_leave else None
                 if ask is not None:
                     movable[one.id] = Placed(one.placement, ask, load, endpoint_id)

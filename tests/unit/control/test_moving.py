@@ -380,6 +380,16 @@ def test_one_leaves_an_accelerator_that_has_too_much_to_do() -> None:
     assert city.meant() == {"rep-a-a-0-0"}
 
 
+def test_nothing_goes_where_one_that_loads_will_have_too_much_to_do_with_it() -> None:
+    city = City("n1", "n2", "n3", mode="all")
+    city.put("a", 30, "n1", load=0.7)
+    city.put("b", 30, "n1", load=0.6)
+    city.set_state(city.put("c", 30, "n2", load=0.7), ReplicaState.LOADING)
+    city.look()
+    city.look(EVERY_S)
+    assert "moving it to n3" in city.moving.because("ep-a")["rep-a-a-0-0"]
+
+
 def test_what_is_asked_to_and_fro_moves_nobody_to_and_fro() -> None:
     city = City("n1", "n2", mode="all")
     for name in ("a", "b"):
