@@ -206,6 +206,12 @@ class Placer:
         """Say whether somebody makes room for this replica right now."""
         return replica_id in self._claims
 
+    def is_left_later(self, replica_id: str, ask: Ask) -> bool:
+        """Say whether others move away for this replica, which takes as long as a load, while ``ask`` has room now."""
+        claim = self._claims.get(replica_id)
+        is_late = claim is not None and bool(claim.leaving)
+        return is_late and find(ask, self._cluster, weights=self._weights) is not None
+
     def is_promised(self, replica_id: str, ask: Ask) -> bool:
         """Say whether room is held for exactly this."""
         promise = self._promised.get(replica_id)
