@@ -120,8 +120,10 @@ class Moving:
         if self.mode == "all" and now_s >= self._due_s:
             self._due_s = now_s + EVERY_S
             movable, others = self._rested(*self._movable(), now_s)
-            if movable and self._room_for_more():
-                defragment.tidy(self.placer.cluster, movable, self._mean, most=self._room_for_more(), others=others)
+            # One is left for whoever finds no room: he would have idle ones evicted else.
+            most = self._room_for_more() - (self.at_once > 1)
+            if movable and most > 0:
+                defragment.tidy(self.placer.cluster, movable, self._mean, most=most, others=others)
 
     def ended(self) -> Mapping[tuple[str, ...], int]:
         """Return how many moves ended, by outcome: they moved, or were given up; none where nothing may move."""

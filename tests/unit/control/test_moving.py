@@ -370,6 +370,18 @@ def test_the_emptiest_accelerator_is_emptied_now_and_then_where_that_was_asked_f
         assert city.meant() == expected
 
 
+def test_tidying_leaves_a_move_for_who_finds_no_room() -> None:
+    city = City("n1", "n2", "n3", "n4", "n5", mode="all", at_once=2)
+    for number in range(1, 6):
+        city.put(f"e{number}", 30, f"n{number}")
+    city.look()
+    city.look(EVERY_S)
+    assert len(city.meant()) == 1
+    told = city.ask_for("big", 70)
+    assert isinstance(told, NoRoom)
+    assert "moves away from" in told.reason
+
+
 def test_one_leaves_an_accelerator_that_has_too_much_to_do() -> None:
     city = City("n1", "n2", mode="all")
     city.put("a", 30, "n1", load=0.7)
@@ -465,17 +477,6 @@ def test_one_that_crashes_while_the_old_one_still_drains_did_not_move(pieces: Ci
     pieces.look(RETRY_S)
     pieces.ask_for("big", 60)
     assert old_id not in pieces.meant(), "it is left alone for a while"
-
-
-def test_what_is_deleted_or_sleeps_meanwhile_did_not_move(pieces: City) -> None:
-    pieces.ask_for("big", 60)
-    (old_id,) = pieces.meant()
-    new = pieces.begin_move(pieces.town.replicas[old_id])
-    pieces.look()
-    for one in (new, pieces.town.replicas[old_id]):
-        pieces.set_state(one, ReplicaState.STOPPED)
-    pieces.look()
-    assert pieces.moving.ended() == {("moved",): 0, ("given_up",): 0}
 
 
 def test_an_endpoint_of_which_one_began_to_move_in_this_round_has_no_other_moved_for_someone_else() -> None:
