@@ -50,7 +50,8 @@ class Bursts:
         found = self.placer.place(replica, ask, need, residents)
         if not rules.burst_pool:
             return found if isinstance(found, NoRoom) else Placed(found)
-        is_full = isinstance(found, NoRoom) and not self.placer.is_claiming(replica.id)
+        is_near = self.placer.is_claiming(replica.id) and not self.placer.is_left_later(replica.id, elsewhere)
+        is_full = isinstance(found, NoRoom) and not is_near
         wait_s = need.wait_s
         if need.queued and not need.ready:
             # Nobody answers, so nobody predicts: who waits has waited, and waits for a load at least.

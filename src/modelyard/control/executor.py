@@ -28,6 +28,7 @@ from modelyard.fleet import Fleet, FleetError, StartOrder
 from modelyard.policy import actions as act
 from modelyard.policy.admission_cap import slots_after
 from modelyard.policy.cluster import CPU
+from modelyard.policy.takeovers import is_mere_try
 from modelyard.policy.threads import threads_for
 from modelyard.stores import ControlStore, Event, EventData
 
@@ -255,6 +256,7 @@ def _capped(action: act.StartReplica, slots: int, records: Records) -> tuple[int
         one.state is ReplicaState.FAILED
         and one.version_id == action.replica.version_id
         and one.reason.endswith(OUT_OF_MEMORY)
+        and not is_mere_try(one)  # as long as one serves with these slots it is the other place that is short
         for one in records.values()
     )
     if (capped := slots_after(slots, ooms)) == slots:

@@ -250,7 +250,8 @@ class Starts:
         try:
             supply = tools.supplies.supply(version)
         except SupplyError:
-            tools.moving.give_up(self.endpoint.id)
+            if not replica.placement.parts:  # a record that is not started is dropped in time, and given up then
+                tools.moving.give_up(self.endpoint.id)
             return False
         if isinstance(supply, Fetch):
             return False

@@ -391,7 +391,8 @@ class Guests:
         others = [
             one
             for one in world.replicas.get(host.id, ())
-            if one.version_id != replica.version_id and one.state is ReplicaState.READY
+            if (one.version_id != replica.version_id or one.id == replica.takes_over)
+            and one.state is ReplicaState.READY
         ]
         there = {seat.key for one in others for seat in self._seats_on(one) if seat.state is SeatState.READY}
         here = {seat.key: seat.state for seat in self._seats_on(replica)}

@@ -41,6 +41,8 @@ nothing else happens meanwhile."""
 PAUSE_S = 60.0
 """First pause of an endpoint after a move that came to nothing; it doubles up to ``PAUSE_MAX_S``."""
 PAUSE_MAX_S = 3600.0
+REST_S = 600.0
+"""Pause of an endpoint that moved until it may move only to tidy up: what is asked of it may swing to and fro."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ class Moving:
     """By the replica that takes over."""
     _pauses: dict[str, tuple[int, float]] = field(default_factory=dict)
     """Moves of an endpoint in a row that came to nothing, and until when none is tried (monotonic)."""
+    _moved_s: dict[str, float] = field(default_factory=dict)
+    """When one of an endpoint last moved (monotonic)."""
     _tried_s: dict[str, float] = field(default_factory=dict)
     """When room for an endpoint was last looked for."""
     _looking_s: float = 0.0
@@ -103,20 +107,23 @@ class Moving:
         """Take what a round found as the truth: note how moves stand, and now and then mean some."""
         if self.mode == "off":
             return
+        before_s = self._world.monotonic_s if self._world is not None else float("-inf")
         self._world, self._found, self._looking_s = world, None, 0.0
         now_s = world.monotonic_s
-        self._note_open(world)
+        self._note_open(world, before_s)
         self._drop_meant(world)
-        for of in (self._pauses, self._tried_s):
+        for of in (self._pauses, self._moved_s, self._tried_s):
             for gone in of.keys() - world.endpoints.keys():
                 del of[gone]
         if self._due_s is None:
             self._due_s = now_s + EVERY_S  # what is asked for is not known at once
         if self.mode == "all" and now_s >= self._due_s:
             self._due_s = now_s + EVERY_S
-            movable, others = self._movable()
-            if movable and self._room_for_more():
-                defragment.tidy(self.placer.cluster, movable, self._mean, most=self._room_for_more(), others=others)
+            movable, others = self._rested(*self._movable(), now_s)
+            # One is left for whoever finds no room: he would have idle ones evicted else.
+            most = self._room_for_more() - (self.at_once > 1)
+            if movable and most > 0:
+                defragment.tidy(self.placer.cluster, movable, self._mean, most=most, others=others)
 
     def ended(self) -> Mapping[tuple[str, ...], int]:
         """Return how many moves ended, by outcome: they moved, or were given up; none where nothing may move."""
@@ -145,8 +152,11 @@ class Moving:
         for old_id in [id for id, one in self._meant.items() if one.endpoint_id == endpoint_id]:
             del self._meant[old_id]
 
-    def _note_open(self, world: World) -> None:
-        """Compare the moves that go on with those of before, and judge those that ended."""
+    def _note_open(self, world: World, before_s: float) -> None:
+        """Compare the moves that go on with those of before, and judge those that ended.
+
+        ``before_s``: when the look before this one was over, so that this one shows all that was recorded by then.
+        """
         now: dict[str, _Open] = {}
         for endpoint_id, replicas in world.replicas.items():
             if any(one.takes_over for one in replicas):
@@ -154,13 +164,17 @@ class Moving:
         for new_id, one in self._open.items() - now.items():
             if new_id in now:
                 continue
-            if one.since_s >= world.monotonic_s:
-                now[new_id] = one  # this look may be of before it was recorded
-            elif self._state(world, one.endpoint_id, one.old_id) is ReplicaState.READY:
+            old, new = (self._state(world, one.endpoint_id, id) for id in (one.old_id, new_id))
+            if one.since_s >= before_s:
+                now[new_id] = one  # this look may have read the records before it was one
+            elif old is ReplicaState.READY:
                 self.give_up(one.endpoint_id)
-            elif self._state(world, one.endpoint_id, new_id) is ReplicaState.READY:
+            elif new is ReplicaState.READY and old is ReplicaState.DRAINING:
+                now[new_id] = one  # if the new one crashes the old one is back
+            elif new is ReplicaState.READY:
                 self._ended["moved",] += 1
                 self._pauses.pop(one.endpoint_id, None)
+                self._moved_s[one.endpoint_id] = world.monotonic_s
         self._open = now
 
     def _drop_meant(self, world: World) -> None:
@@ -168,9 +182,16 @@ class Moving:
         leaving, opened = self.placer.leaving, {one.old_id for one in self._open.values()}
         for one in list(self._meant.values()):
             is_ready = self._state(world, one.endpoint_id, one.replica_id) is ReplicaState.READY
+            endpoint = world.endpoints.get(one.endpoint_id)
             if world.monotonic_s - one.since_s >= START_S:
                 self.give_up(one.endpoint_id)
-            elif not is_ready or one.replica_id in opened or (one.is_for_room and one.replica_id not in leaving):
+            elif (
+                endpoint is None
+                or not self._may_move(endpoint, world)
+                or not is_ready
+                or one.replica_id in opened
+                or (one.is_for_room and one.replica_id not in leaving)
+            ):
                 self._meant.pop(one.replica_id, None)
         stay = leaving - opened - self._meant.keys()
         if stay:
@@ -235,8 +256,22 @@ class Moving:
         if self._found is None:
             self._found = self._look_through(self._world)
         movable, others = self._found
-        busy, bound = self.endpoint_ids, self.placer.claimed | self.placer.leaving
+        # Since this round began some were meant to move, and of those some have begun to.
+        busy = self.endpoint_ids | {one.endpoint_id for one in self._open.values()}
+        bound = self.placer.claimed | self.placer.leaving
         return {id: one for id, one in movable.items() if one.group not in busy and id not in bound}, others
+
+    def _rested(
+        self, movable: dict[str, Placed], others: dict[Place, float], now_s: float
+    ) -> tuple[dict[str, Placed], dict[Place, float]]:
+        """Return both with those that moved a short while ago among the others."""
+        rested, others = dict(movable), dict(others)
+        for id, one in movable.items():
+            if now_s - self._moved_s.get(one.group, float("-inf")) < REST_S:
+                place = one.placement.node_id, one.placement.parts[0].accelerators[0]
+                others[place] = others.get(place, 0.0) + one.load
+                del rested[id]
+        return rested, others
 
     def _look_through(self, world: World) -> tuple[dict[str, Placed], dict[Place, float]]:
         movable: dict[str, Placed] = {}
@@ -244,18 +279,20 @@ class Moving:
         nodes = self.placer.nodes
         for endpoint_id, replicas in world.replicas.items():
             endpoint = world.endpoints.get(endpoint_id)
-            ready = [one for one in replicas if one.state is ReplicaState.READY and len(one.placement.parts) == 1]
-            if endpoint is None or not ready:
+            live = [one for one in replicas if one.state in LIVE and len(one.placement.parts) == 1]
+            if endpoint is None or not live:
                 continue
             load = self._load(endpoint_id)
-            may_move = self._may_move(endpoint, world)
+            may_move = self._may_move(endpoint, world) and not self._has_spot(replicas)
             running = {one.replica_id for one in world.processes.get(endpoint_id, ()) if one.is_running}
-            for one in ready:
+            ready = [one for one in live if one.state is ReplicaState.READY]
+            for one in live:
                 part = one.placement.parts[0]
                 seen = nodes.get(part.node_id)
                 if seen is None or one.placement.is_exclusive:
                     continue
-                may_leave = may_move and one.id in running and self._may_leave(one, endpoint, world)
+                is_able = one.state is ReplicaState.READY and one.id in running
+                may_leave = may_move and is_able and self._may_leave(one, endpoint, world)
                 ask = self._ask(endpoint, one, ready, seen, world) if may_leave else None
                 if ask is not None:
                     movable[one.id] = Placed(one.placement, ask, load, endpoint_id)
@@ -273,6 +310,13 @@ class Moving:
         if self._pauses.get(endpoint.id, (0, 0.0))[1] > world.monotonic_s:
             return False
         return all(one.endpoint_id != endpoint.id for one in self._open.values())
+
+    def _has_spot(self, replicas: list[Replica]) -> bool:
+        """Say whether some are on nodes that may be taken away. The others stay then: of places the first are kept, and
+        one that moved has a later one."""
+        nodes = self.placer.nodes
+        of = (part.node_id for one in replicas if one.state in LIVE for part in one.placement.parts)
+        return any(nodes[id].node.is_spot for id in of if id in nodes)
 
     def _may_leave(self, replica: Replica, endpoint: Endpoint, world: World) -> bool:
         is_settled = world.unix_s - max(replica.ready_at or 0.0, replica.state_since) >= self.residency_s
@@ -295,7 +339,6 @@ class Moving:
             kinds=frozenset({kind}),
             digest=version.artifact.digest,
             pool=node.pool,
-            may_use_spot=node.is_spot,
             may_be_simulated=node.is_simulated,
             avoid=frozenset(one.placement.node_id for one in brothers),
             tenant_id=endpoint.tenant_id,

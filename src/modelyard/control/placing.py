@@ -222,6 +222,12 @@ class Placer:
         """Say whether somebody makes room for this replica right now."""
         return replica_id in self._claims
 
+    def is_left_later(self, replica_id: str, ask: Ask) -> bool:
+        """Say whether others move away for this replica, which takes as long as a load, while ``ask`` has room now."""
+        claim = self._claims.get(replica_id)
+        is_late = claim is not None and bool(claim.leaving)
+        return is_late and find(ask, self._cluster, weights=self._weights) is not None
+
     def is_promised(self, replica_id: str, ask: Ask) -> bool:
         """Say whether room is held for exactly this."""
         promise = self._promised.get(replica_id)
@@ -271,7 +277,11 @@ class Placer:
             return replica.placement  # it was recorded with it and not started
         known = self._promised.get(replica.id) or self._claims.get(replica.id)
         if known is not None and known.ask == ask and self._is_there(known.placement):
-            return NoRoom(known.reason, ask.memory_bytes) if replica.id in self._claims else known.placement
+            if replica.id not in self._claims:
+                return known.placement
+            # A move takes as long as a load and a drain do: what gets free elsewhere meanwhile is taken instead.
+            if not known.leaving or find(ask, self._cluster, weights=self._weights) is None:
+                return NoRoom(known.reason, ask.memory_bytes)
         self.give_up(replica.id)
         found = place(ask, self._cluster, weights=self._weights)
         if isinstance(found, NoRoom):
@@ -384,7 +394,8 @@ class Placer:
     def hold_move(self, old: Replica, ask: Ask, to: Placement) -> None:
         """Hold the room of a replica that will take over from ``old``."""
         self._put_on(_room_of(old.id), to)
-        self._moves[old.id] = Promise("", old.endpoint_id, ask.tenant_id, ask, to)
+        # Of no tenant: until it is recorded the old one counts, and nobody's quota has a replica twice for a move.
+        self._moves[old.id] = Promise("", old.endpoint_id, "", ask, to)
 
     def move(self, replica: Replica) -> Placement | None:
         """Return where one that takes over goes, and hold the room for it; None where none is held any more."""

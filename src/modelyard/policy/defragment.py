@@ -107,6 +107,7 @@ def tidy(
         nonlocal most
         most -= 1
         begin(move)
+        sharing.arrive(_place(move.to), movable[move.replica_id].load)
         group = movable[move.replica_id].group
         for one in [one for one, placed in movable.items() if group and placed.group == group] or [move.replica_id]:
             sharing.drop(one)
@@ -178,6 +179,11 @@ class _Sharing:
                 place = _place(placed.placement)
                 self.here.setdefault(place, []).append(replica_id)
                 self.loads[place] = self.loads.get(place, 0.0) + placed.load
+
+    def arrive(self, place: Place, load: float) -> None:
+        """Count one that will be there, and moves no more for now."""
+        self.others = {**self.others, place: self.others.get(place, 0.0) + load}
+        self.loads[place] = self.loads.get(place, 0.0) + load
 
     def drop(self, replica_id: str) -> None:
         """Take out one that moves, or may not any more."""

@@ -292,8 +292,9 @@ def _can_serve(seen: ReplicaSeen, tended: Collection[str]) -> bool:
 def _is_served(situation: Situation) -> bool:
     """Whether the versions that have releases are ready in their number, so that older ones may go."""
     ready: dict[str, int] = defaultdict(int)
+    moving = takeovers.takeovers(seen.record for seen in situation.replicas)
     for seen in situation.replicas:
-        ready[seen.record.version_id] += _is_there(seen)
+        ready[seen.record.version_id] += _is_there(seen) and seen.record.id not in moving
     return all(
         ready[version_id] >= number
         for version_id, number in situation.wanted.items()
@@ -346,7 +347,8 @@ def _fill(
     for seen in group:
         if seen.is_running or seen.is_busy or seen.record.state is ReplicaState.DRAINING:
             return Wait(version_id, ordinal, None, f"{seen.record.id} is still being stopped")
-    failed = [seen.record for seen in group if seen.record.state is ReplicaState.FAILED]
+    tries = (seen.record for seen in group if seen.record.state is ReplicaState.FAILED)
+    failed = [one for one in tries if not takeovers.is_mere_try(one)]  # moves have a pause of their own
     if failed:
         pause_s = min(pace.backoff_s * 2.0 ** (len(failed) - 1), pace.backoff_max_s)
         if (pause_left_s := left_s(failed[0].state_since, pause_s, situation.now_s)) > 0:

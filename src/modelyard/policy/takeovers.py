@@ -29,6 +29,12 @@ def takeovers(replicas: Iterable[Replica]) -> dict[str, str]:
     return {replica.id: replica.takes_over for replica in live.values() if replica.takes_over in live}
 
 
+def is_mere_try(replica: Replica) -> bool:
+    """Say whether this one was to take over and never was ready: what became of it is no crash of its endpoint's, of
+    which another one served meanwhile."""
+    return bool(replica.takes_over) and replica.ready_at is None
+
+
 def settled(replicas: Sequence[Replica]) -> list[Replica]:
     """Return the replicas as if what moves had moved, or had not begun to: what an endpoint has for its callers.
 

@@ -190,6 +190,9 @@ def _moved(known: Known) -> list[Answer]:
         if one.kind in _ENDS and one.replica_id == new_id:
             why = f"{begun.reason}; {new_id} was to take over, but {one.reason}; it is tried again after a pause"
             return [Answer(f"Why did {old_id} not move?", why, at=int(one.at))]
+        if one.kind in _ENDS and one.replica_id == old_id:
+            why = f"{begun.reason}; it ended before: {one.reason}; {new_id} has its place"
+            return [Answer(f"Why did {old_id} not move?", why, at=int(one.at))]
     return [Answer(f"Why does {old_id} move?", f"{begun.reason}; {new_id} takes over once it is ready")]
 
 

@@ -4,7 +4,7 @@ from tests.support.towns import GIB, Town, ask, endpoint, node, replica
 
 from modelyard.control.asking import residents_of
 from modelyard.control.bursts import Bursts, Placed
-from modelyard.control.placing import Need, Placer
+from modelyard.control.placing import Need, Placer, Promise
 from modelyard.domain.endpoints import Autoscale
 from modelyard.domain.nodes import Part, Placement
 from modelyard.policy.asks import NoRoom
@@ -55,6 +55,25 @@ def test_who_is_late_and_finds_his_own_nodes_full_goes_to_the_extra_pool() -> No
     assert isinstance(found, Placed)
     assert found.placement.node_id == "rented"
     assert found.reason == "in burst pool extra: all pools are full and callers would wait 9.0 s, above 5 s"
+
+
+def test_who_would_wait_for_others_to_move_away_goes_to_the_extra_pool_while_that_has_room() -> None:
+    streets = Streets()
+    moving = frozenset({streets.holder.id})
+    streets.placer.opener = lambda new, asked, no_room: Promise(
+        new.id, new.endpoint_id, "ten-a", asked, WHOLE, reason=no_room.reason, leaving=moving
+    )
+    rented = streets.town.nodes.pop("rented")
+    for _ in range(2):
+        streets.see()
+        assert isinstance(streets.place(need()), NoRoom)
+        assert streets.placer.leaving == moving, "it waits for them where nothing is for rent"
+    streets.town.nodes["rented"] = rented
+    streets.see()
+    found = streets.place(need())
+    assert isinstance(found, Placed)
+    assert found.placement.node_id == "rented"
+    assert not streets.placer.leaving
 
 
 def test_what_is_held_there_while_its_artifact_comes_stays_and_counts_once() -> None:

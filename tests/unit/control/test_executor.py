@@ -99,3 +99,13 @@ async def test_what_ran_out_of_memory_twice_is_given_fewer_requests_at_once(
     ]
     spec, record = await started(tmp_path, {one.id: one for one in failed})
     assert (spec.slots, record.slots) == (slots, slots)
+
+
+async def test_moves_that_ran_out_of_memory_leave_later_starts_their_slots(tmp_path: Path) -> None:
+    plain = msgspec.structs.replace(replica(endpoint("one"), ready_at=None), takes_over="rep-old")
+    failed = [
+        msgspec.structs.replace(plain, id=f"rep-{number}", state=ReplicaState.FAILED, reason=OUT_OF_MEMORY)
+        for number in range(4)
+    ]
+    spec, _ = await started(tmp_path, {one.id: one for one in failed})
+    assert spec.slots == 8

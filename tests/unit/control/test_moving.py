@@ -1,5 +1,6 @@
 """Replicas are meant to move where that helps, one of an endpoint at a time; what failed is left alone."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -278,6 +279,16 @@ def test_what_does_not_move(more: dict[str, Any], change: Any) -> None:
     assert not city.meant()
 
 
+def test_a_move_that_was_meant_is_forgotten_when_a_rollout_begins(pieces: City) -> None:
+    pieces.ask_for("big", 60)
+    (old_id,) = pieces.meant()
+    of = pieces.town.endpoints[pieces.town.replicas[old_id].endpoint_id]
+    pieces.town.endpoints[of.id] = msgspec.structs.replace(of, rollout=ROLLING)
+    pieces.look()
+    assert not pieces.meant()
+    assert not pieces.placer.is_claiming("rep-big-big-0-0"), "it looks for other room"
+
+
 def test_what_has_several_accelerators_whole_does_not_move() -> None:
     city = City()
     city.town.nodes = {"n1": node("n1", 2), "n2": node("n2", 2)}
@@ -291,11 +302,26 @@ def test_what_has_several_accelerators_whole_does_not_move() -> None:
     assert not city.meant()
 
 
+def test_the_one_that_is_not_on_spot_keeps_its_place_before_those_that_are() -> None:
+    city = City("n1", "n2", "spot")
+    spot = city.town.nodes["spot"]
+    city.town.nodes["spot"] = msgspec.structs.replace(spot, node=msgspec.structs.replace(spot.node, is_spot=True))
+    city.put("a", 30, "n1")
+    city.town.run(replica(city.town.endpoints["ep-a"], 1), on("spot", 30))
+    city.put("b", 40, "n2", pool="fast")
+    city.look()
+    assert isinstance(city.ask_for("big", 60), NoRoom)
+    assert not city.meant(), "with one replica less the one on spot would stay, which is in the first place then"
+
+
 def test_moving_counts_once_for_a_tenants_quota(pieces: City) -> None:
     pieces.ask_for("big", 60)
     (old_id,) = pieces.meant()
     old = pieces.town.replicas[old_id]
+    before = pieces.town.look()
+    pieces.placer.see(before, pieces.town.nodes.values(), {"ten-a": 2})
     pieces.begin_move(old)
+    assert pieces.placer.over_quota("ten-a", on("n1", 40)) == "", "it is recorded, and not seen yet"
     world = pieces.town.look()
     pieces.placer.see(world, pieces.town.nodes.values(), {"ten-a": 2})
     # Two that have 3/8 each, one that waits with 6/8: 1.5 accelerators. With the one that moves twice it would be more.
@@ -317,6 +343,19 @@ def test_who_is_to_take_over_is_neither_counted_nor_evicted_before_it_has() -> N
     assert [one.replica_id for one in residents_of(world, {}, but="ep-big")] == [new.id]
 
 
+def test_whoever_waits_for_a_move_takes_what_gets_free_elsewhere(pieces: City) -> None:
+    pieces.ask_for("big", 60)
+    (old_id,) = pieces.meant()
+    pieces.begin_move(pieces.town.replicas[old_id])
+    pieces.look()
+    assert isinstance(pieces.ask_for("big", 60), NoRoom)
+    pieces.town.nodes["n3"] = node("n3")
+    pieces.look()
+    assert pieces.ask_for("big", 60) == on("n3", 60)
+    pieces.look()
+    assert not isinstance(pieces.ask_for("other", 20), NoRoom), "the room that it waited for is nobody's"
+
+
 # --- now and then ---------------------------------------------------------------------------
 
 
@@ -331,6 +370,18 @@ def test_the_emptiest_accelerator_is_emptied_now_and_then_where_that_was_asked_f
         assert city.meant() == expected
 
 
+def test_tidying_leaves_a_move_for_who_finds_no_room() -> None:
+    city = City("n1", "n2", "n3", "n4", "n5", mode="all", at_once=2)
+    for number in range(1, 6):
+        city.put(f"e{number}", 30, f"n{number}")
+    city.look()
+    city.look(EVERY_S)
+    assert len(city.meant()) == 1
+    told = city.ask_for("big", 70)
+    assert isinstance(told, NoRoom)
+    assert "moves away from" in told.reason
+
+
 def test_one_leaves_an_accelerator_that_has_too_much_to_do() -> None:
     city = City("n1", "n2", mode="all")
     city.put("a", 30, "n1", load=0.7)
@@ -339,6 +390,36 @@ def test_one_leaves_an_accelerator_that_has_too_much_to_do() -> None:
     city.look(EVERY_S)
     assert "relieves accelerator 0 of n1" in city.moving.because("ep-a")["rep-a-a-0-0"]
     assert city.meant() == {"rep-a-a-0-0"}
+
+
+def test_nothing_goes_where_one_that_loads_will_have_too_much_to_do_with_it() -> None:
+    city = City("n1", "n2", "n3", mode="all")
+    city.put("a", 30, "n1", load=0.7)
+    city.put("b", 30, "n1", load=0.6)
+    city.set_state(city.put("c", 30, "n2", load=0.7), ReplicaState.LOADING)
+    city.look()
+    city.look(EVERY_S)
+    assert "moving it to n3" in city.moving.because("ep-a")["rep-a-a-0-0"]
+
+
+def test_what_is_asked_to_and_fro_moves_nobody_to_and_fro() -> None:
+    city = City("n1", "n2", mode="all")
+    for name in ("a", "b"):
+        city.put(name, 30, "n1")
+    moved = 0
+    for minute in range(60):
+        for known in city.loads.values():
+            known[0].requests_s = 0.7 if minute // 2 % 2 else 0.1
+        city.look(EVERY_S)
+        for old_id in city.meant():
+            old = city.town.replicas[old_id]
+            new = city.begin_move(old, minute)
+            city.town.replicas[new.id] = msgspec.structs.replace(
+                new, state=ReplicaState.READY, ready_at=city.town.now_s
+            )
+            city.set_state(old, ReplicaState.STOPPED)
+            moved += 1
+    assert 1 <= moved <= 12, "two endpoints, each six times an hour at most"
 
 
 def test_nothing_goes_to_an_accelerator_that_one_which_stays_keeps_busy() -> None:
@@ -356,4 +437,56 @@ def test_nothing_is_done_where_moves_are_off(pieces: City) -> None:
     city.put("b", 30, "n2")
     city.look()
     assert isinstance(city.ask_for("big", 60), NoRoom)
+    assert not city.meant()
+
+
+# --- what is seen late ----------------------------------------------------------------------
+
+
+def test_a_move_that_was_recorded_while_a_look_read_the_records_is_not_given_up(pieces: City) -> None:
+    pieces.ask_for("big", 60)
+    (old_id,) = pieces.meant()
+    before = pieces.town.look()
+    new = pieces.begin_move(pieces.town.replicas[old_id])
+    # What a look says of time is of its end; the records it may have read well before that.
+    before = replace(before, monotonic_s=pieces.clock.monotonic_s() + 0.1)
+    pieces.placer.see(before, pieces.town.nodes.values(), {})
+    pieces.moving.see(before)
+    assert pieces.placer.is_claiming("rep-big-big-0-0"), "it still waits for this move"
+    pieces.look(1.0)
+    pieces.set_state(new, ReplicaState.FAILED)
+    pieces.look(1.0)
+    assert pieces.moving.ended() == {("moved",): 0, ("given_up",): 1}
+
+
+def test_one_that_crashes_while_the_old_one_still_drains_did_not_move(pieces: City) -> None:
+    pieces.ask_for("big", 60)
+    (old_id,) = pieces.meant()
+    old = pieces.town.replicas[old_id]
+    new = pieces.begin_move(old)
+    pieces.look()
+    pieces.set_state(new, ReplicaState.READY)
+    pieces.look()
+    pieces.set_state(old, ReplicaState.DRAINING)
+    pieces.look()
+    assert pieces.moving.ended() == {("moved",): 0, ("given_up",): 0}, "it is not over"
+    pieces.set_state(new, ReplicaState.FAILED)
+    pieces.set_state(old, ReplicaState.READY)
+    pieces.look()
+    assert pieces.moving.ended() == {("moved",): 0, ("given_up",): 1}
+    pieces.look(RETRY_S)
+    pieces.ask_for("big", 60)
+    assert old_id not in pieces.meant(), "it is left alone for a while"
+
+
+def test_an_endpoint_of_which_one_began_to_move_in_this_round_has_no_other_moved_for_someone_else() -> None:
+    city = City("n1", "n2", "n3")
+    city.put("a", 15, "n1")
+    city.town.run(replica(city.town.endpoints["ep-a"], 1), on("n2", 15))
+    city.put("b", 40, "n3", pool="fast")
+    city.look()
+    city.ask_for("big", 70)
+    (old_id,) = city.meant()
+    city.begin_move(city.town.replicas[old_id], 1)
+    city.ask_for("too", 70)
     assert not city.meant()

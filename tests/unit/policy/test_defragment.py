@@ -228,3 +228,16 @@ def test_tidying_makes_no_more_moves_than_it_may_and_none_of_who_moves_already()
         assert len({one.replica_id for one in begun}) == len(begun)
         assert movable.keys().isdisjoint(one.replica_id for one in begun)
         assert bool(begun) == bool(most)
+
+
+def test_two_that_leave_one_accelerator_at_once_do_not_crowd_another_one_together() -> None:
+    cluster = Cluster.of([node("a"), node("b"), node("c")])
+    movable = {f"r-{one}": shared(cluster, 20, at("a", 0, memory=20), 0.7) for one in range(3)}
+    found: list[Move] = []
+
+    def begin(move: Move) -> None:
+        found.append(move)
+        cluster.take(move.to)
+
+    tidy(cluster, movable, begin)
+    assert sorted(move.to.node_id for move in found) == ["b", "c"]

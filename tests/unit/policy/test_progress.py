@@ -5,6 +5,7 @@ import msgspec
 from modelyard.domain.endpoints import Endpoint, EndpointStatus, Progress, Release, Scaling, Stage
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.policy.progress import Fetch, Outlook, View, outlook
+from modelyard.policy.takeovers import settled
 
 ENDPOINT = Endpoint("ep-1", "platform", "m", (Release("ver-a"),), Scaling(), 1)
 S = ReplicaState
@@ -104,3 +105,11 @@ def test_one_whose_engine_sleeps_runs_and_says_how_soon_it_answers() -> None:
     assert (waits.status, waits.progress.stage) == (EndpointStatus.SCALING, Stage.PLACING)
     both = look(replica(S.ASLEEP), replica(S.READY, 1), wanted=2)
     assert (both.status, both.progress.reason) == (EndpointStatus.RUNNING, "")
+
+
+def test_moves_that_came_to_nothing_are_no_failure_of_what_served_meanwhile() -> None:
+    tried = [replica(S.FAILED, number, reason="no such device", takes_over="rep-9") for number in range(3)]
+    cold = msgspec.structs.replace(replica(S.LOADING, 5), ordinal=1)
+    assert look(*settled([*tried, cold])).status is EndpointStatus.PROVISIONING
+    served = [msgspec.structs.replace(one, ready_at=50.0) for one in tried]
+    assert look(*settled([*served, cold])).status is EndpointStatus.FAILED, "it took over, and crashed then"

@@ -154,3 +154,19 @@ def test_what_is_under_way_is_told_from_the_records() -> None:
     assert "moves to gpu-2" in told([OLD, loading])
     assert "moved to gpu-2" in told([replica(S.DRAINING), ready])
     assert told([OLD]) == told([replica(S.STOPPED), ready]) == ""
+
+
+def test_one_more_that_is_wanted_does_not_wait_for_the_pause_of_a_place_that_a_move_failed_at() -> None:
+    tries = [
+        ReplicaSeen(record=replica(S.FAILED, 1, generation, takes_over=OLD.id, state_since=NOW))
+        for generation in range(4)
+    ]
+    (action,) = [one for one in look(old(), *tries, wanted={"ver-a": 2}) if not isinstance(one, Wait)]
+    assert isinstance(action, StartReplica)
+    assert action.replica.generation == 4
+
+
+def test_one_that_moves_is_not_two_that_an_older_version_may_go_for() -> None:
+    before = msgspec.structs.replace(OLD, version_id="ver-0", id=replica_id("ep-1", "ver-0", 0, 0))
+    actions = look(old(), new(S.READY), ReplicaSeen(record=before, is_known=True, is_running=True), wanted={"ver-a": 2})
+    assert [one.replica_id for one in actions if isinstance(one, DrainReplica)] == [OLD.id]

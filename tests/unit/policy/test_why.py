@@ -189,3 +189,12 @@ def test_a_move_is_explained_by_its_start(events: list[Happened], question: str,
     (answer,) = [one for one in explain(endpoint(), known(MOVE, *events)) if " move?" in one.question]
     assert answer.question == question
     assert answer.answer == f"{MOVE.reason}; {end}"
+
+
+def test_a_move_whose_old_replica_ended_first_is_not_told_as_going_on() -> None:
+    begun = Happened(980.0, "replica_started", "it helps others", "rep-new", {"takes_over": "rep-old"})
+    crashed = Happened(985.0, "replica_failed", "exited with code 1", "rep-old")
+    ready = Happened(990.0, "replica_ready", "it answers", "rep-new")
+    (answer,) = [one for one in explain(endpoint(), known(begun, crashed, ready)) if " move?" in one.question]
+    assert answer.question == "Why did rep-old not move?"
+    assert "exited with code 1; rep-new has its place" in answer.answer
