@@ -323,6 +323,10 @@ class Placer:
         )
         (self._claims if victims else self._promised)[replica.id] = promise
 
+    def has_left(self, replica: Replica) -> bool:
+        """Say whether one that sleeps was seen asleep by a round: before that its room is counted as its own."""
+        return replica.id in self._asleep
+
     def keeps_bed(self, replica: Replica) -> bool:
         """Say whether the room of one that sleeps is held for it, and hold it for another pass."""
         if replica.id not in self._promised and replica.id not in self._claims:

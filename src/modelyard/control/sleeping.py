@@ -305,9 +305,12 @@ class Sleeping:
         for one in look.those(*_ASLEEP):
             if left <= 0 or one.id not in look.free:
                 continue
-            if one.state is ReplicaState.ASLEEP and not self.placer.keeps_bed(one):
+            is_new = one.state is ReplicaState.ASLEEP and not self.placer.has_left(one)
+            if one.state is ReplicaState.ASLEEP and not is_new and not self.placer.keeps_bed(one):
                 continue
             left -= 1
+            if is_new:  # it fell asleep in this very pass: until the next look its room is counted as taken
+                continue
             if self.placer.is_claiming(one.id):
                 waits = "it wakes once those on its accelerators sleep"
                 continue
@@ -315,7 +318,7 @@ class Sleeping:
             has_changed = True
         for _ in range(left):
             rest = [one for one in look.those(ReplicaState.ASLEEP) if one.id in look.free]
-            rest = [one for one in rest if not self.placer.is_claiming(one.id)]
+            rest = [one for one in rest if self.placer.has_left(one) and not self.placer.is_claiming(one.id)]
             if not rest:
                 break
             found = self._find_turn(rest, look, rule)
