@@ -19,7 +19,7 @@ from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.nodes import NodeSeen
 from modelyard.engines import EngineCall, Engines
 from modelyard.policy.cluster import CPU
-from modelyard.policy.rollouts import carriers
+from modelyard.policy.rollouts import beside, carriers
 from modelyard.policy.sleepers import Sleeper, outgrown
 
 MEMORY_SHARE = 0.25
@@ -91,6 +91,8 @@ class Dormitory:
             other = world.endpoints.get(endpoint_id)
             if not ready or other is None or endpoint_id == endpoint.id or not may_nap(other, world):
                 continue
+            versions = in_turn(other)
+            ready = [one for one in ready if one.version_id in versions]
             demand, spare = world.demand(endpoint_id), len(ready) - floor_of(other, world)
             if demand.queued or demand.in_flight or spare <= 0:
                 continue
@@ -147,6 +149,11 @@ def may_nap(endpoint: Endpoint, world: World) -> bool:
         and endpoint.id not in world.guests
         and not any(one.guests for one in world.replicas.get(endpoint.id, ()))
     )
+
+
+def in_turn(endpoint: Endpoint) -> frozenset[str]:
+    """Return the versions of which replicas take turns: one that was replaced answers nobody, one beside always does."""
+    return frozenset(release.version_id for release in endpoint.releases) - beside(endpoint)
 
 
 def floor_of(endpoint: Endpoint, world: World) -> int:

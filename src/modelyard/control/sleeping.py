@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from modelyard.clock import Clock
-from modelyard.control.dormitory import Able, Dormitory, floor_of, may_nap, ready_s
+from modelyard.control.dormitory import Able, Dormitory, floor_of, in_turn, may_nap, ready_s
 from modelyard.control.executor import Executor, Records
 from modelyard.control.observer import Observer
 from modelyard.control.placing import Placer
@@ -68,8 +68,9 @@ class _Look:
     """Replicas that run, and on which no action is under way."""
 
     def those(self, *states: ReplicaState) -> list[Replica]:
-        """Return the replicas in these states, those that came first first."""
-        found = [one for one in self.records.values() if one.state in states and one.version_id in self.able]
+        """Return the replicas in these states that take turns, those that came first first."""
+        versions = in_turn(self.endpoint) & self.able.keys()
+        found = [one for one in self.records.values() if one.state in states and one.version_id in versions]
         return sorted(found, key=lambda one: (one.ready_at or 0.0, one.id))
 
 
@@ -145,8 +146,8 @@ class Sleeping:
         if look is None:
             return Tended()
         has_changed = await self._drop_the_unable(look)
-        for one in look.those(*THERE):
-            if one.id in look.free:
+        for one in list(records.values()):
+            if one.state in THERE and one.version_id in look.able and one.id in look.free:
                 has_changed |= await self._settle(one, look)
         waits, look_in_s = "", None
         if seen.gateways and world.are_gateways_known:

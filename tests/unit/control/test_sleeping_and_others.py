@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from tests.support.wards import Ward
 
+from modelyard.domain.endpoints import Release, Scaling
 from modelyard.domain.fleet import ReplicaState as S
 
 
@@ -44,3 +45,34 @@ async def test_the_room_of_one_that_falls_asleep_and_is_woken_is_taken_once(ward
     await ward.rounds(5)
     assert ward.state(one) is S.READY
     assert ward.placer._cluster.free_bytes("n1", 0) == 50 * 1024**3
+
+
+@pytest.mark.parametrize(
+    "releases", [(Release("ver-main"), Release("ver-first", 0, fallback=True)), (Release("ver-main"),)]
+)
+async def test_what_takes_no_turns_is_in_nobodys_way(releases: tuple[Release, ...], ward: Ward) -> None:
+    """A fallback stays, and what was replaced goes soon: to wait for either would be to wait for ever."""
+    first, second = ward.add("first", releases=releases), ward.add("second", state=S.ASLEEP)
+    first = ward.town.run(msgspec.structs.replace(first, version_id="ver-first"))
+    ward.idle("first", 60)
+    ward.has_way = True
+    ward.ask("second", 1)
+    await ward.rounds(4)
+    assert ward.state(first) is S.READY
+    assert ward.state(second) is S.STOPPED, "another one is started elsewhere"
+    assert not ward.placer.claimed
+
+
+async def test_of_two_versions_the_one_that_is_asked_for_wakes(ward: Ward) -> None:
+    old = ward.add("one", state=S.ASLEEP, scaling=Scaling(0, 4))
+    ward.town.versions["ver-new"] = msgspec.structs.replace(ward.town.versions["ver-one"], id="ver-new")
+    new = ward.town.run(
+        msgspec.structs.replace(old, id="rep-one-zzz-0-0", version_id="ver-new", ready_at=5.0), old.placement
+    )
+    ward.engines.asleep.add(new.id)
+    ward.town.endpoints["ep-one"] = msgspec.structs.replace(
+        ward.town.endpoints["ep-one"], releases=(Release("ver-new"),)
+    )
+    ward.ask("one", 1)
+    await ward.rounds(4)
+    assert (ward.state(old), ward.state(new)) == (S.ASLEEP, S.READY)
