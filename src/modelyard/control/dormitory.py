@@ -84,17 +84,24 @@ class Dormitory:
         return bool(kinds) and CPU not in kinds and able.weights_bytes <= self.room_bytes(one.placement.node_id)
 
     def idle_others(self, endpoint: Endpoint, world: World) -> list[tuple[Replica, float]]:
-        """Return the replicas of other endpoints that nobody needs, with the seconds since somebody did."""
+        """Return the replicas of other endpoints that nobody needs, with the seconds since somebody did.
+
+        Those that fall asleep by themselves are among them: it takes seconds to wait for them.
+        """
         found: list[tuple[Replica, float]] = []
         for endpoint_id, replicas in world.replicas.items():
             ready = [one for one in replicas if one.state is ReplicaState.READY]
+            falling = [one for one in replicas if one.state is ReplicaState.FALLING_ASLEEP]
             other = world.endpoints.get(endpoint_id)
-            if not ready or other is None or endpoint_id == endpoint.id or not may_nap(other, world):
+            if not (ready or falling) or other is None or endpoint_id == endpoint.id or not may_nap(other, world):
                 continue
             versions = in_turn(other)
             ready = [one for one in ready if one.version_id in versions]
             demand, spare = world.demand(endpoint_id), len(ready) - floor_of(other, world)
-            if demand.queued or demand.in_flight or spare <= 0:
+            if demand.queued or demand.in_flight:
+                continue
+            found += [(one, math.inf) for one in falling]
+            if spare <= 0:
                 continue
             idle_s = min(math.inf if demand.idle_s is None else demand.idle_s, ready_s(ready, world.unix_s))
             able = [

@@ -47,6 +47,21 @@ async def test_the_room_of_one_that_falls_asleep_and_is_woken_is_taken_once(ward
     assert ward.placer._cluster.free_bytes("n1", 0) == 50 * 1024**3
 
 
+async def test_one_that_falls_asleep_by_itself_is_waited_for(ward: Ward) -> None:
+    first, second = ward.add("first", state=S.READY), ward.add("second", state=S.ASLEEP)
+    ward.idle("first", 11)
+    ward.engines.gate.clear()
+    await ward.rounds(3)
+    assert ward.state(first) is S.FALLING_ASLEEP
+    ward.has_way = True
+    ward.ask("second", 1)
+    await ward.rounds(2)
+    assert ward.state(second) is S.ASLEEP, ward.town.replicas[second.id].reason
+    ward.engines.gate.set()
+    await ward.rounds(5)
+    assert ward.state(second) is S.READY
+
+
 @pytest.mark.parametrize(
     "releases", [(Release("ver-main"), Release("ver-first", 0, fallback=True)), (Release("ver-main"),)]
 )
