@@ -287,8 +287,10 @@ class Sleeping:
             has_changed, waits = await self._wake(decision, look, rule, has_way)
             return has_changed, waits, None
         has_changed = decision.change < 0 and await self._lull(decision, look)
-        due_s = max(rule.idle_s - idle_s, LOOK_S) if ready and is_free else None
-        return has_changed, "", due_s
+        left_s = rule.idle_s - idle_s
+        # One that its owner keeps, or that cannot sleep, is due to nothing: it is looked at as those that never nap.
+        is_due = is_free and len(ready) > floor_of(endpoint, world) and left_s > 0
+        return has_changed, "", max(left_s, LOOK_S) if is_due else None
 
     async def _lull(self, decision: sleepers.Decision, look: _Look) -> bool:
         ready = [one for one in look.those(ReplicaState.READY) if one.id in look.free and self._may(one, look)]

@@ -91,3 +91,12 @@ async def test_of_two_versions_the_one_that_is_asked_for_wakes(ward: Ward) -> No
     ward.ask("one", 1)
     await ward.rounds(4)
     assert (ward.state(old), ward.state(new)) == (S.ASLEEP, S.READY)
+
+
+@pytest.mark.parametrize("floor", [1, 0])
+async def test_one_that_stays_awake_is_not_looked_at_all_the_time(floor: int, ward: Ward) -> None:
+    one = ward.add("one", scaling=Scaling(floor, 1))
+    ward.sleeping.dormitory.restless[one.id] = 1e9
+    ward.idle("one", 60)
+    tended = await ward.rounds(3)
+    assert tended["one"].look_in_s is None
