@@ -1,9 +1,12 @@
 """The room of those that sleep: others have it, and it is taken again once, where it was."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from tests.support.towns import GIB, Town, ask, endpoint, node, replica
 
+from modelyard.control.asking import residents_of
 from modelyard.control.placing import Need, Placer, residue
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.nodes import Part, Placement
@@ -118,3 +121,16 @@ def test_who_is_needed_after_all_ends_the_claim(town: Town) -> None:
     placer.refuse(victim.id)
     assert not placer.claimed
     assert not placer.keeps_bed(sleeper)
+
+
+def test_room_that_only_sleepers_contexts_take_is_no_reason_to_fail(town: Town) -> None:
+    settled(town, "sleeper", ReplicaState.ASLEEP, 0, 1)
+    idle = settled(town, "idle", ReplicaState.READY, 0, 1)
+    town.run(msgspec.structs.replace(idle, ready_at=1.0))
+    placer = looked(town)
+    residents = residents_of(town.look(), {}, but="ep-new")
+    wanted = replace(NEED, may_evict=True)
+    assert isinstance(
+        placer.place(replica(endpoint("new"), ready_at=None), ask(79.9, count=2), wanted, lambda: residents), NoRoom
+    )
+    assert not placer.claimed
