@@ -353,10 +353,16 @@ class Placer:
 
     def has_way(self, ask: Ask, need: Need, residents: Residents) -> bool:
         """Say whether ``ask`` would find room, or make some, anywhere."""
-        if find(ask, self._cluster) is not None:
-            return True
-        wanted = eviction.Wanted(ask=ask, name=need.name, reload_s=need.reload_s, queued=need.queued)
-        return isinstance(eviction.evict(wanted, self._cluster, list(residents()), self._rule), eviction.Eviction)
+        placement = find(ask, self._cluster)
+        if placement is None:
+            wanted = eviction.Wanted(ask=ask, name=need.name, reload_s=need.reload_s, queued=need.queued)
+            claimed = self.claimed
+            candidates = [one for one in residents() if one.replica_id not in claimed]
+            found = eviction.evict(wanted, self._cluster, candidates, self._rule)
+            if isinstance(found, eviction.NoEviction):
+                return False
+            placement = found.placement
+        return not self.over_quota(ask.tenant_id, placement)
 
     def _make_room(self, replica: Replica, ask: Ask, need: Need, residents: Residents, no_room: NoRoom) -> NoRoom:
         since = eviction.Waiting(replica.endpoint_id, ask.tenant_id, self._now_s, ask.tier)

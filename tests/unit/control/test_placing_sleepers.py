@@ -134,3 +134,12 @@ def test_room_that_only_sleepers_contexts_take_is_no_reason_to_fail(town: Town) 
         placer.place(replica(endpoint("new"), ready_at=None), ask(79.9, count=2), wanted, lambda: residents), NoRoom
     )
     assert not placer.claimed
+
+
+def test_another_way_is_none_beyond_the_quota_or_over_those_that_go_for_others(town: Town) -> None:
+    settled(town, "busy", ReplicaState.READY, 0)
+    placer = Placer()
+    placer.see(town.look(), town.nodes.values(), {"ten-a": 1})
+    assert not placer.has_way(ask(60), NEED, list)
+    placer.see(town.look(), town.nodes.values(), {"ten-a": 2})
+    assert placer.has_way(ask(60), NEED, list)
