@@ -159,7 +159,7 @@ def may_nap(endpoint: Endpoint, world: World) -> bool:
 
 
 def in_turn(endpoint: Endpoint) -> frozenset[str]:
-    """Return the versions of which replicas take turns: one that was replaced answers nobody, one beside always does."""
+    """Return the versions of which replicas take turns: not one that was replaced, nor one beside the others."""
     return frozenset(release.version_id for release in endpoint.releases) - beside(endpoint)
 
 
