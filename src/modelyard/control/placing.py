@@ -313,6 +313,22 @@ class Placer:
         ids = tuple((other.id, idle_s) for other, idle_s in gone)
         return Bed(replica_id=replica.id, is_held=is_held, in_the_way=ids if has_room else None)
 
+    def crowding(self, replica: Replica) -> list[str]:
+        """Return the sleepers who would have to go so that one that sleeps could wake: none where that is not enough."""
+        places = {(part.node_id, index) for part in replica.placement.parts for index in part.accelerators}
+        beside = [id for id, placed in self._resting.items() if id != replica.id and _overlaps(placed, places)]
+        gone: list[str] = []
+        self._rise(replica.id)
+        for id in sorted(beside):
+            if self._cluster.has_room(replica.placement):
+                break
+            self._rise(id)
+            gone.append(id)
+        has_room = self._cluster.has_room(replica.placement)
+        for id in (replica.id, *gone):
+            self._lie_down(id)
+        return gone if has_room else []
+
     def take_bed(self, replica: Replica, tenant_id: str, victims: Collection[str], reason: str) -> None:
         """Hold the room of one that sleeps: at once, or once ``victims`` sleep. It is to be asked for in each pass."""
         self._asked[replica.endpoint_id].add(replica.id)

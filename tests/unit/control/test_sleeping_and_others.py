@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
+from tests.support.towns import GIB
 from tests.support.wards import Ward
 
 from modelyard.domain.endpoints import Release, Scaling
@@ -34,7 +35,7 @@ async def test_a_request_that_comes_as_it_falls_asleep_wakes_it_where_it_is(ward
 
 async def test_the_room_of_one_that_falls_asleep_and_is_woken_is_taken_once(ward: Ward) -> None:
     one = ward.add("one")
-    small = msgspec.structs.replace(one.placement.parts[0], memory_bytes=30 * 1024**3)
+    small = msgspec.structs.replace(one.placement.parts[0], memory_bytes=30 * GIB)
     one = ward.town.run(one, msgspec.structs.replace(one.placement, parts=(small,)))
     ward.idle("one", 11)
     ward.engines.gate.clear()
@@ -44,7 +45,7 @@ async def test_the_room_of_one_that_falls_asleep_and_is_woken_is_taken_once(ward
     await ward.let_engines()
     await ward.rounds(5)
     assert ward.state(one) is S.READY
-    assert ward.placer._cluster.free_bytes("n1", 0) == 50 * 1024**3
+    assert ward.placer._cluster.free_bytes("n1", 0) == 50 * GIB
 
 
 async def test_one_that_falls_asleep_by_itself_is_waited_for(ward: Ward) -> None:
@@ -100,3 +101,21 @@ async def test_one_that_stays_awake_is_not_looked_at_all_the_time(floor: int, wa
     ward.idle("one", 60)
     tended = await ward.rounds(3)
     assert tended["one"].look_in_s is None
+
+
+async def test_sleepers_whose_contexts_are_in_the_way_of_one_that_is_asked_for_go(ward: Ward) -> None:
+    first, second, third = (ward.add(name, state=S.ASLEEP) for name in ("first", "second", "third"))
+    large = msgspec.structs.replace(first.placement.parts[0], memory_bytes=79 * GIB)
+    ward.town.run(first, msgspec.structs.replace(first.placement, parts=(large,)))
+    ward.ask("first", 1)
+    tended = await ward.rounds(3)
+    assert "contexts" in tended["first"].waits
+    gone = ward.sleeping.outgrown([first.id, second.id, third.id])
+    assert len(gone) == 1, "79 GiB and one context fit"
+    assert ward.sleeping.pressing == {ward.town.replicas[id].endpoint_id for id in gone}
+    for id in gone:
+        ward.town.running.discard(id)
+        ward.town.replicas[id] = msgspec.structs.replace(ward.town.replicas[id], state=S.STOPPED)
+    await ward.rounds(4)
+    assert ward.state(first) is S.READY
+    assert not ward.sleeping.outgrown([second.id, third.id])
