@@ -314,7 +314,7 @@ class Placer:
         return Bed(replica_id=replica.id, is_held=is_held, in_the_way=ids if has_room else None)
 
     def crowding(self, replica: Replica) -> list[str]:
-        """Return the sleepers who would have to go so that one that sleeps could wake: none where that is not enough."""
+        """Return the sleepers who would have to go so that ``replica`` could wake; none where that is not enough."""
         places = {(part.node_id, index) for part in replica.placement.parts for index in part.accelerators}
         beside = [id for id, placed in self._resting.items() if id != replica.id and _overlaps(placed, places)]
         gone: list[str] = []

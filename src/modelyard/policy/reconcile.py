@@ -66,7 +66,7 @@ class ReplicaSeen(msgspec.Struct, frozen=True, kw_only=True):
     """A replica as recorded, with what is seen of it.
 
     ``is_known``: the fleet has a process on record, running or ended.
-    ``in_flight`` of one that drains, falls asleep or wakes is the sum over gateways, None until all of them know it: before
+    ``in_flight`` of one that drains, falls asleep or wakes is the sum over gateways, None until all know it: before
     that a gateway may still send to it, so that having nothing on it proves nothing.
     ``is_busy``: an earlier action on it still runs, so leave it alone.
     """
