@@ -119,3 +119,13 @@ async def test_sleepers_whose_contexts_are_in_the_way_of_one_that_is_asked_for_g
     await ward.rounds(4)
     assert ward.state(first) is S.READY
     assert not ward.sleeping.outgrown([second.id, third.id])
+
+
+async def test_one_wakes_where_nothing_new_is_placed(ward: Ward) -> None:
+    """A cordon says that what is there goes on: one that sleeps is there."""
+    one = ward.add("one", state=S.ASLEEP)
+    seen = ward.town.nodes["n1"]
+    ward.town.nodes["n1"] = msgspec.structs.replace(seen, node=msgspec.structs.replace(seen.node, is_cordoned=True))
+    ward.ask("one", 1)
+    await ward.rounds(4)
+    assert ward.state(one) is S.READY
