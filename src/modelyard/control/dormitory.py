@@ -25,6 +25,8 @@ from modelyard.policy.sleepers import Sleeper, outgrown
 MEMORY_SHARE = 0.25
 MEMORY_BYTES = 64 * 1024**3
 """Of a node whose memory is not known."""
+FALL_S = 30.0
+"""Longest time that others wait for one that falls asleep."""
 
 
 class Able(NamedTuple):
@@ -86,12 +88,12 @@ class Dormitory:
     def idle_others(self, endpoint: Endpoint, world: World) -> list[tuple[Replica, float]]:
         """Return the replicas of other endpoints that nobody needs, with the seconds since somebody did.
 
-        Those that fall asleep by themselves are among them: it takes seconds to wait for them.
+        Those that fall asleep by themselves are among them: it takes seconds to wait for them, if it takes no longer.
         """
         found: list[tuple[Replica, float]] = []
         for endpoint_id, replicas in world.replicas.items():
             ready = [one for one in replicas if one.state is ReplicaState.READY]
-            falling = [one for one in replicas if one.state is ReplicaState.FALLING_ASLEEP]
+            falling = [one for one in replicas if is_falling(one, world.unix_s)]
             other = world.endpoints.get(endpoint_id)
             if not (ready or falling) or other is None or endpoint_id == endpoint.id or not may_nap(other, world):
                 continue
@@ -100,7 +102,7 @@ class Dormitory:
             demand, spare = world.demand(endpoint_id), len(ready) - floor_of(other, world)
             if demand.queued or demand.in_flight:
                 continue
-            found += [(one, math.inf) for one in falling]
+            found += [(one, math.inf) for one in falling if one.version_id in versions]
             if spare <= 0:
                 continue
             idle_s = min(math.inf if demand.idle_s is None else demand.idle_s, ready_s(ready, world.unix_s))
@@ -156,6 +158,11 @@ def may_nap(endpoint: Endpoint, world: World) -> bool:
         and endpoint.id not in world.guests
         and not any(one.guests for one in world.replicas.get(endpoint.id, ()))
     )
+
+
+def is_falling(one: Replica, now_s: float) -> bool:
+    """Say whether a replica falls asleep, and has not for so long that nobody waits for it any more."""
+    return one.state is ReplicaState.FALLING_ASLEEP and abs(now_s - one.state_since) < FALL_S
 
 
 def in_turn(endpoint: Endpoint) -> frozenset[str]:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from modelyard.clock import Clock
-from modelyard.control.dormitory import Able, Dormitory, floor_of, in_turn, may_nap, ready_s
+from modelyard.control.dormitory import Able, Dormitory, floor_of, in_turn, is_falling, may_nap, ready_s
 from modelyard.control.executor import Executor, Records
 from modelyard.control.observer import Observer
 from modelyard.control.placing import Placer
@@ -250,6 +250,9 @@ class Sleeping:
         lulled = self.placer.lulled((one.id for one in ready), look.endpoint.tenant_id)
         left = len(ready) - floor_of(look.endpoint, look.world)
         has_changed = False
+        for one in look.those(ReplicaState.FALLING_ASLEEP):
+            if not is_falling(one, look.world.unix_s):
+                self.placer.refuse(one.id)
         for one in ready:
             if one.id not in lulled:
                 continue

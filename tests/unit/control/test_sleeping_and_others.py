@@ -129,3 +129,17 @@ async def test_one_wakes_where_nothing_new_is_placed(ward: Ward) -> None:
     ward.ask("one", 1)
     await ward.rounds(4)
     assert ward.state(one) is S.READY
+
+
+async def test_one_that_does_not_come_to_sleep_is_not_waited_for_for_ever(ward: Ward) -> None:
+    first, second = ward.add("first", state=S.READY), ward.add("second", state=S.ASLEEP)
+    ward.idle("first", 11)
+    ward.is_known = False
+    await ward.rounds(2)
+    ward.ask("second", 1)
+    ward.has_way = True
+    await ward.rounds(2)
+    assert (ward.state(first), ward.state(second)) == (S.FALLING_ASLEEP, S.ASLEEP)
+    ward.clock.advance(31)
+    await ward.rounds(3)
+    assert ward.state(second) is S.STOPPED, "another one is started elsewhere"
