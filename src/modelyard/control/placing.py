@@ -28,11 +28,12 @@ from modelyard.policy.cluster import CPU, Cluster
 from modelyard.policy.fit import OVERHEAD_BYTES
 from modelyard.policy.packing import find, place
 from modelyard.policy.reconcile import LIVE
-from modelyard.policy.sleepers import Bed
+from modelyard.policy.sleepers import MOST, Bed
 
 HOLDING = (LIVE | {ReplicaState.DRAINING}) - {ReplicaState.ASLEEP}
 REBUILD_S = 30.0
 """Longest time that a cluster is kept: what it counted wrong, and the packer's notes on it, go with it."""
+CROWDED = "its context is in the way of one that is asked for"
 LOADS_COUNT_S = 600.0
 """How long a start counts against its tenant's turn for scarce room."""
 
@@ -91,6 +92,8 @@ class Placer:
         """Recorded placements of those that sleep, by replica: each has its context on them, and no more."""
         self._resting: dict[str, Placement] = {}
         """Those of them that are on the cluster so."""
+        self.crowd: dict[str, str] = {}
+        """Who sleeps in the way of others, found since somebody read it, and why: its context is all that is."""
         self._promised: dict[str, Promise] = {}
         self._claims: dict[str, Promise] = {}
         """Promises that wait for their victims to go. They are on the cluster beside those, so that nobody takes what
@@ -329,6 +332,20 @@ class Placer:
             self._lie_down(id)
         return gone if has_room else []
 
+    def _crowding(self, ask: Ask) -> list[str]:
+        """Return the sleepers without whose contexts ``ask`` would find room; asked only where it could matter."""
+        sizes = {one.memory_bytes for seen in self._nodes.values() for one in seen.node.accelerators}
+        if not any(ask.memory_bytes <= size < ask.memory_bytes + MOST * OVERHEAD_BYTES for size in sizes):
+            return []
+        resting = dict(self._resting)
+        for id in resting:
+            self._rise(id)
+        found = find(ask, self._cluster)
+        for id in resting:
+            self._lie_down(id)
+        places = {(part.node_id, index) for part in (found.parts if found else ()) for index in part.accelerators}
+        return [id for id, placed in resting.items() if _overlaps(placed, places)]
+
     def take_bed(self, replica: Replica, tenant_id: str, victims: Collection[str], reason: str) -> None:
         """Hold the room of one that sleeps: at once, or once ``victims`` sleep. It is to be asked for in each pass."""
         self._asked[replica.endpoint_id].add(replica.id)
@@ -394,6 +411,7 @@ class Placer:
         )
         found = eviction.evict(wanted, self._cluster, candidates, self._rule)
         if isinstance(found, eviction.NoEviction):
+            self.crowd |= dict.fromkeys(self._crowding(ask), CROWDED)
             return NoRoom(no_room.reason, no_room.needed_bytes, helps=(found.reason, *no_room.helps))
         if over := self.over_quota(ask.tenant_id, found.placement):
             return NoRoom(over, ask.memory_bytes)

@@ -24,7 +24,7 @@ from modelyard.clock import Clock
 from modelyard.control.dormitory import Able, Dormitory, floor_of, in_turn, is_falling, may_nap, ready_s
 from modelyard.control.executor import Executor, Records
 from modelyard.control.observer import Observer
-from modelyard.control.placing import Placer
+from modelyard.control.placing import CROWDED, Placer
 from modelyard.control.sleep_calls import SleepCalls, Told
 from modelyard.control.tasks import KeyedTasks
 from modelyard.control.world import World
@@ -95,8 +95,6 @@ class Sleeping:
     _woke_s: dict[str, list[float]] = field(default_factory=dict)
     """What waking took of late, by version."""
     _outgrown: dict[str, str] = field(default_factory=dict)
-    _crowding: dict[str, str] = field(default_factory=dict)
-    """Who sleeps in the way of others, found since the last round."""
 
     async def close(self) -> None:
         """Give connections back."""
@@ -114,8 +112,8 @@ class Sleeping:
         asleep = [one for replicas in world.replicas.values() for one in replicas if one.state in _ASLEEP]
         asked = {one.id for one in asleep if world.demand(one.endpoint_id).queued}
         self._outgrown = self.dormitory.without_room(asleep, world, but=self.placer.rising | asked) if asleep else {}
-        self._outgrown |= {one.id: self._crowding[one.id] for one in asleep if one.id in self._crowding.keys() - asked}
-        self._crowding.clear()
+        crowd, self.placer.crowd = self.placer.crowd, {}
+        self._outgrown |= {one.id: crowd[one.id] for one in asleep if one.id in crowd.keys() - asked}
         self.pressing = frozenset(one.endpoint_id for one in asleep if one.id in self._outgrown)
 
     def outgrown(self, replica_ids: Iterable[str]) -> dict[str, str]:
@@ -354,7 +352,7 @@ class Sleeping:
         if turn.replica_id is None:
             if not has_way(first):
                 if gone := self.placer.crowding(first):
-                    self._crowding |= dict.fromkeys(gone, "its context is in the way of one that is asked for")
+                    self.placer.crowd |= dict.fromkeys(gone, CROWDED)
                     return False, "its engine sleeps, and contexts of others that sleep are in its way; they go"
                 return False, f"its engine sleeps, and {turn.reason}"
             told = f"{turn.reason}: another one is started elsewhere"

@@ -143,3 +143,15 @@ def test_another_way_is_none_beyond_the_quota_or_over_those_that_go_for_others(t
     assert not placer.has_way(ask(60), NEED, list)
     placer.see(town.look(), town.nodes.values(), {"ten-a": 2})
     assert placer.has_way(ask(60), NEED, list)
+
+
+@pytest.mark.parametrize(("gib", "goes"), [(79.5, True), (81, False), (60, False)])
+def test_sleepers_go_where_only_their_contexts_keep_another_one_from_starting(
+    gib: float, goes: bool, town: Town
+) -> None:
+    sleeper = settled(town, "sleeper", ReplicaState.ASLEEP, 0)
+    settled(town, "busy", ReplicaState.READY, 1)
+    placer = looked(town)
+    placer.place(replica(endpoint("new"), ready_at=None), ask(gib), replace(NEED, may_evict=True), list)
+    assert set(placer.crowd) == ({sleeper.id} if goes else set())
+    assert not fits(placer, 79.5), "it is asleep yet"
