@@ -18,19 +18,17 @@ from dataclasses import dataclass
 
 import msgspec
 
+from modelyard.control.holding import holders, host_of, sleepers
 from modelyard.control.world import World
-from modelyard.domain.endpoints import Endpoint
-from modelyard.domain.fleet import Replica, ReplicaState
-from modelyard.domain.nodes import NodeSeen, Part, Placement
+from modelyard.domain.fleet import Replica
+from modelyard.domain.nodes import NodeSeen, Placement
 from modelyard.policy import accelerator_quota, eviction
 from modelyard.policy.asks import Ask, NoRoom, refused
 from modelyard.policy.cluster import CPU, Cluster
 from modelyard.policy.fit import OVERHEAD_BYTES
 from modelyard.policy.packing import find, place
-from modelyard.policy.reconcile import LIVE
 from modelyard.policy.sleepers import MOST, Bed
 
-HOLDING = (LIVE | {ReplicaState.DRAINING}) - {ReplicaState.ASLEEP}
 REBUILD_S = 30.0
 """Longest time that a cluster is kept: what it counted wrong, and the packer's notes on it, go with it."""
 CROWDED = "its context is in the way of one that is asked for"
@@ -127,8 +125,8 @@ class Placer:
         self._nodes = {seen.node.id: seen for seen in nodes}
         self._kinds = kinds_of(self._nodes.values())
         self._sizes = accelerator_quota.sizes_of(self._nodes.values())
-        self._held = dict(_held(world, _host(self._nodes.values())))
-        self._asleep = dict(_asleep(world))
+        self._held = dict(holders(world, host_of(self._nodes.values())))
+        self._asleep = dict(sleepers(world))
         for replica_id in self._held.keys() & self._promised.keys():
             del self._promised[replica_id]
         for claim in list(self._claims.values()):
@@ -452,13 +450,6 @@ def _overlaps(placement: Placement, places: Collection[tuple[str, int]]) -> bool
     return any((part.node_id, index) in places for part in placement.parts for index in part.accelerators)
 
 
-def _asleep(world: World) -> Iterable[tuple[str, Placement]]:
-    for replicas in world.replicas.values():
-        for replica in replicas:
-            if replica.state is ReplicaState.ASLEEP and replica.placement.parts:
-                yield replica.id, replica.placement
-
-
 def _is_measured(seen: NodeSeen) -> bool:
     """Say whether it is known what strangers use of a node's accelerators besides its CPU."""
     others = {one.index for one in seen.node.accelerators if one.kind != CPU}
@@ -480,40 +471,3 @@ def kinds_of(nodes: Iterable[NodeSeen]) -> frozenset[str]:
 def real_kinds(nodes: Iterable[NodeSeen]) -> frozenset[str]:
     """Return the kinds that an engine with weights can run on: those that are more than declared."""
     return kinds_of(seen for seen in nodes if not seen.node.is_simulated)
-
-
-def held_in(replicas: Iterable[Replica]) -> list[Placement]:
-    """Return what is taken by records alone, for a look that acts on nothing."""
-    return [replica.placement for replica in replicas if replica.placement.parts and replica.state in HOLDING]
-
-
-def _host(nodes: Iterable[NodeSeen]) -> tuple[str, int] | None:
-    """Return the CPU that everything ran on before there were placements."""
-    found = (
-        (seen.node.id, one.index)
-        for seen in nodes
-        if not seen.node.is_simulated
-        for one in seen.node.accelerators
-        if one.kind == CPU
-    )
-    return next(found, None)
-
-
-def _held(world: World, host: tuple[str, int] | None) -> Iterable[tuple[str, tuple[str, Placement]]]:
-    """Yield the placement of each replica that has memory: one that ended only once its process is gone.
-
-    One without a placement was started by an earlier release, on ``host``; it has what its version needs.
-    """
-    for endpoint_id, replicas in world.replicas.items():
-        running = {process.replica_id for process in world.processes.get(endpoint_id, ()) if process.is_running}
-        endpoint: Endpoint | None = world.endpoints.get(endpoint_id)
-        tenant_id = endpoint.tenant_id if endpoint else ""
-        for replica in replicas:
-            if replica.state is ReplicaState.ASLEEP:
-                continue
-            if replica.placement.parts and (replica.state in HOLDING or replica.id in running):
-                yield replica.id, (tenant_id, replica.placement)
-            elif host is not None and replica.id in running:
-                version = world.versions.get(replica.version_id)
-                part = Part(host[0], (host[1],), version.memory_bytes if version else 0)
-                yield replica.id, (tenant_id, Placement((part,)))
