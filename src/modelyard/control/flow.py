@@ -91,6 +91,7 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
         if endpoint.releases
         else 0.0,
         waiting=next((action.reason for action in actions if isinstance(action, Wait)), "") or starts.tended.waits,
+        is_coming=starts.tended.is_coming,
         troubles={version_id: error.told for version_id, error in starts.troubles.items()},
         no_room=no_room_of(endpoint, starts.no_room, records.values()),
         fetch=starts.fetch,

@@ -46,12 +46,14 @@ _ASLEEP = (ReplicaState.ASLEEP, ReplicaState.FALLING_ASLEEP)
 class Tended(NamedTuple):
     """What became of the sleepers of an endpoint in a pass.
 
-    ``waits``: why one that is needed does not wake yet. ``look_in_s``: when one may be due to sleep; None: none will.
+    ``waits``: why one that is needed does not wake yet; ``is_coming``: it will, once others sleep. ``look_in_s``: when
+    one may be due to sleep; None: none will.
     """
 
     has_changed: bool = False
     waits: str = ""
     look_in_s: float | None = None
+    is_coming: bool = False
 
 
 @dataclass(slots=True)
@@ -158,7 +160,8 @@ class Sleeping:
             has_changed |= changed
         if look.those(*_ASLEEP) and not look.those(ReplicaState.READY, ReplicaState.WAKING):
             self.dormant.add(endpoint.id)
-        return Tended(has_changed, waits, look_in_s)
+        is_coming = any(self.placer.is_claiming(one.id) for one in look.those(ReplicaState.ASLEEP))
+        return Tended(has_changed, waits, look_in_s, is_coming)
 
     def _look_at(
         self, endpoint: Endpoint, world: World, records: Records, recorded: MutableSequence[str]
