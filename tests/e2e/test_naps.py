@@ -179,3 +179,17 @@ async def test_requests_that_come_just_as_it_falls_asleep_never_meet_an_engine_t
     kinds = [event["kind"] for event in events]
     assert kinds.count("replica_started") == 1
     assert naps, "it slept in between, and that is what this is about"
+
+
+def test_who_has_slept_longest_goes_when_the_memory_for_sleepers_is_full_and_is_there_again_when_asked(
+    tmp_path: Path,
+) -> None:
+    with Yard(tmp_path, {"control.sleepers_bytes": 100 * 1024**3}, options=config_in(tmp_path)) as yard:
+        for one in ("first", "second"):
+            deploy(yard, one, memory_gib=60)
+            until_asleep(yard, one)
+        eventually(lambda: not yard.engines("first"), WITHIN_S, "it made room: 120 of 100 GiB")
+        told = [event["reason"] for event in yard.get("/v1/endpoints/first/events?limit=200")["data"]]
+        assert any("no more room for engines that sleep" in reason for reason in told)
+        assert states(yard, "second") == ["asleep"]
+        ask(yard, "first")

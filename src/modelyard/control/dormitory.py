@@ -47,8 +47,8 @@ class Dormitory:
     memory_bytes: int = 0
     restless: dict[str, float] = field(default_factory=dict)
     """Replicas that could not be put to sleep, and until when (monotonic) nobody tries again."""
-    _able: dict[str, Able | None] = field(default_factory=dict)
-    """By version: versions never change."""
+    _able: dict[str, tuple[ModelVersion, Able | None]] = field(default_factory=dict)
+    """By version, with what it was then: its facts may be read later."""
 
     def keep(self, world: World, living: Collection[str]) -> None:
         """Forget what is gone."""
@@ -60,9 +60,10 @@ class Dormitory:
         """Return what tells engines of a version to sleep, None where nothing does."""
         if version is None:
             return None
-        if version.id not in self._able:
-            self._able[version.id] = self._find_able(version)
-        return self._able[version.id]
+        known = self._able.get(version.id)
+        if known is None or known[0] is not version:
+            known = self._able[version.id] = version, self._find_able(version)
+        return known[1]
 
     def _find_able(self, version: ModelVersion) -> Able | None:
         engine, settings = self.engines.get(version.framework), self.supplies.settings(version)
@@ -85,8 +86,8 @@ class Dormitory:
             kinds |= {each.kind for each in seen.node.accelerators if each.index in part.accelerators}
         return bool(kinds) and CPU not in kinds and able.weights_bytes <= self.room_bytes(one.placement.node_id)
 
-    def idle_others(self, endpoint: Endpoint, world: World) -> list[tuple[Replica, float]]:
-        """Return the replicas of other endpoints that nobody needs, with the seconds since somebody did.
+    def idle_others(self, endpoint: Endpoint, world: World, on: Collection[str]) -> list[tuple[Replica, float]]:
+        """Return the replicas of other endpoints on these nodes that nobody needs, and for how many seconds.
 
         Those that fall asleep by themselves are among them: it takes seconds to wait for them, if it takes no longer.
         """
@@ -94,8 +95,10 @@ class Dormitory:
         for endpoint_id, replicas in world.replicas.items():
             ready = [one for one in replicas if one.state is ReplicaState.READY]
             falling = [one for one in replicas if is_falling(one, world.unix_s)]
+            if endpoint_id == endpoint.id or not any(_is_on(one, on) for one in (*ready, *falling)):
+                continue  # nearly all of them
             other = world.endpoints.get(endpoint_id)
-            if not (ready or falling) or other is None or endpoint_id == endpoint.id or not may_nap(other, world):
+            if other is None or not may_nap(other, world):
                 continue
             versions = in_turn(other)
             ready = [one for one in ready if one.version_id in versions]
@@ -106,15 +109,14 @@ class Dormitory:
             if spare <= 0:
                 continue
             idle_s = min(math.inf if demand.idle_s is None else demand.idle_s, ready_s(ready, world.unix_s))
-            able = [
-                one
-                for one in ready
-                if one.id not in world.busy
-                and self.may(one, self.able_of(world.versions.get(one.version_id)), world.monotonic_s)
-            ]
+            able = [one for one in ready if _is_on(one, on) and self._may_now(one, world)]
             able.sort(key=lambda one: (one.ready_at or 0.0, one.id), reverse=True)
             found += [(one, idle_s) for one in able[:spare]]
         return found
+
+    def _may_now(self, one: Replica, world: World) -> bool:
+        able = self.able_of(world.versions.get(one.version_id))
+        return one.id not in world.busy and self.may(one, able, world.monotonic_s)
 
     # --- the memory of nodes --------------------------------------------------------------
 
@@ -144,6 +146,10 @@ class Dormitory:
                 here = [each for each in here if each.replica_id not in gone]
                 found |= dict.fromkeys(gone, f"{node_id} has no more room for engines that sleep")
         return found
+
+
+def _is_on(one: Replica, nodes: Collection[str]) -> bool:
+    return any(part.node_id in nodes for part in one.placement.parts)
 
 
 def may_nap(endpoint: Endpoint, world: World) -> bool:

@@ -1,4 +1,4 @@
-"""Who has accelerators, by what is recorded: replicas that run, and those that sleep, which have next to nothing."""
+"""Who has accelerators, by what is recorded. Those that sleep have next to nothing (``beds.py``)."""
 
 from collections.abc import Iterable
 
@@ -15,14 +15,6 @@ HOLDING = (LIVE | {ReplicaState.DRAINING}) - {ReplicaState.ASLEEP}
 def held_in(replicas: Iterable[Replica]) -> list[Placement]:
     """Return what is taken by records alone, for a look that acts on nothing."""
     return [replica.placement for replica in replicas if replica.placement.parts and replica.state in HOLDING]
-
-
-def sleepers(world: World) -> Iterable[tuple[str, Placement]]:
-    """Yield the placement of each replica that sleeps."""
-    for replicas in world.replicas.values():
-        for replica in replicas:
-            if replica.state is ReplicaState.ASLEEP and replica.placement.parts:
-                yield replica.id, replica.placement
 
 
 def host_of(nodes: Iterable[NodeSeen]) -> tuple[str, int] | None:

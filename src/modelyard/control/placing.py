@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from modelyard.control.holding import holders, host_of, sleepers
+from modelyard.control.beds import Beds
+from modelyard.control.holding import holders, host_of
 from modelyard.control.world import World
 from modelyard.domain.fleet import Replica
 from modelyard.domain.nodes import NodeSeen, Placement
@@ -86,10 +87,7 @@ class Placer:
         self._limits: Mapping[str, int] = {}
         self._held: dict[str, tuple[str, Placement]] = {}
         """Recorded placements by replica, with their tenant."""
-        self._asleep: dict[str, Placement] = {}
-        """Recorded placements of those that sleep, by replica: each has its context on them, and no more."""
-        self._resting: dict[str, Placement] = {}
-        """Those of them that are on the cluster so."""
+        self._beds = Beds()
         self.crowd: dict[str, str] = {}
         """Who sleeps in the way of others, found since somebody read it, and why: its context is all that is."""
         self._promised: dict[str, Promise] = {}
@@ -126,7 +124,7 @@ class Placer:
         self._kinds = kinds_of(self._nodes.values())
         self._sizes = accelerator_quota.sizes_of(self._nodes.values())
         self._held = dict(holders(world, host_of(self._nodes.values())))
-        self._asleep = dict(sleepers(world))
+        self._beds.see(world)
         for replica_id in self._held.keys() & self._promised.keys():
             del self._promised[replica_id]
         for claim in list(self._claims.values()):
@@ -147,17 +145,10 @@ class Placer:
         # How much strangers use of a GPU is what is measured minus what is placed: that needs both of one time, and
         # nothing that is promised uses memory yet.
         if is_old or shown != self._shown or any(map(_is_measured, self._nodes.values())):
-            self._cluster = Cluster.of(
-                self._nodes.values(), held.values(), [(one, residue(one)) for one in self._asleep.values()]
-            )
+            self._cluster = Cluster.of(self._nodes.values(), held.values(), self._beds.all())
             self._built_s, self._shown, self._on = self._now_s, shown, held
-            self._resting = dict(self._asleep)
         wanted = held | kept
-        for replica_id, placement in list(self._resting.items()):
-            if replica_id in wanted or self._asleep.get(replica_id) is not placement:
-                self._rise(replica_id)
-        for replica_id in self._asleep.keys() - self._resting.keys() - wanted.keys():
-            self._lie_down(replica_id)
+        self._beds.follow(self._cluster, wanted)
         for replica_id, placement in list(self._on.items()):
             if wanted.get(replica_id) is not placement:
                 self._take_off(replica_id)
@@ -172,14 +163,6 @@ class Placer:
     def _take_off(self, replica_id: str) -> None:
         if (placement := self._on.pop(replica_id, None)) is not None:
             self._cluster.give_back(placement)
-
-    def _lie_down(self, replica_id: str) -> None:
-        self._resting[replica_id] = placement = self._asleep[replica_id]
-        self._cluster.leave(placement, residue(placement))
-
-    def _rise(self, replica_id: str) -> None:
-        if (placement := self._resting.pop(replica_id, None)) is not None:
-            self._cluster.clear(placement, residue(placement))
 
     def in_turn(self, endpoint_ids: Collection[str]) -> list[str]:
         """Return the endpoints in the order in which they may ask: those that wait for room first, in fair turns."""
@@ -284,70 +267,29 @@ class Placer:
         for promises in (self._claims, self._promised):
             if promises.pop(replica_id, None) is not None:
                 self._take_off(replica_id)
-                if replica_id in self._asleep:
-                    self._lie_down(replica_id)
+                self._beds.lie_down(self._cluster, replica_id)
 
     # --- those that sleep ---
 
     def bed(self, replica: Replica, idle: Sequence[tuple[Replica, float]]) -> Bed:
         """Return how one that sleeps stands. ``idle`` could sleep too, with the seconds since they had a request."""
-        cluster, mine = self._cluster, replica.placement
-        places = {(part.node_id, index) for part in mine.parts for index in part.accelerators}
-        known = [place for place in places if cluster.free_bytes(*place) is not None]
-        is_held = any(cluster.shares(*place) for place in known)
-        is_resting = replica.id in self._resting
-        self._rise(replica.id)
-        gone: list[tuple[Replica, float]] = []
-        for other, idle_s in sorted(idle, key=lambda pair: (-pair[1], pair[0].id)):
-            if cluster.has_room(mine):
-                break
-            if other.id in self._on and _overlaps(other.placement, places):
-                cluster.give_back(other.placement)
-                cluster.leave(other.placement, residue(other.placement))
-                gone.append((other, idle_s))
-        has_room = cluster.has_room(mine)
-        for other, _ in gone:
-            cluster.clear(other.placement, residue(other.placement))
-            cluster.take(other.placement)
-        if is_resting:
-            self._lie_down(replica.id)
-        ids = tuple((other.id, idle_s) for other, idle_s in gone)
-        return Bed(replica_id=replica.id, is_held=is_held, in_the_way=ids if has_room else None)
+        return self._beds.bed(self._cluster, self._on, replica, idle)
 
     def crowding(self, replica: Replica) -> list[str]:
         """Return the sleepers who would have to go so that ``replica`` could wake; none where that is not enough."""
-        places = {(part.node_id, index) for part in replica.placement.parts for index in part.accelerators}
-        beside = [id for id, placed in self._resting.items() if id != replica.id and _overlaps(placed, places)]
-        gone: list[str] = []
-        self._rise(replica.id)
-        for id in sorted(beside):
-            if self._cluster.has_room(replica.placement):
-                break
-            self._rise(id)
-            gone.append(id)
-        has_room = self._cluster.has_room(replica.placement)
-        for id in (replica.id, *gone):
-            self._lie_down(id)
-        return gone if has_room else []
+        return self._beds.crowding(self._cluster, replica)
 
     def _crowding(self, ask: Ask) -> list[str]:
         """Return the sleepers without whose contexts ``ask`` would find room; asked only where it could matter."""
         sizes = {one.memory_bytes for seen in self._nodes.values() for one in seen.node.accelerators}
         if not any(ask.memory_bytes <= size < ask.memory_bytes + MOST * OVERHEAD_BYTES for size in sizes):
             return []
-        resting = dict(self._resting)
-        for id in resting:
-            self._rise(id)
-        found = find(ask, self._cluster)
-        for id in resting:
-            self._lie_down(id)
-        places = {(part.node_id, index) for part in (found.parts if found else ()) for index in part.accelerators}
-        return [id for id, placed in resting.items() if _overlaps(placed, places)]
+        return self._beds.crowding_out(self._cluster, ask)
 
     def take_bed(self, replica: Replica, tenant_id: str, victims: Collection[str], reason: str) -> None:
         """Hold the room of one that sleeps: at once, or once ``victims`` sleep. It is to be asked for in each pass."""
         self._asked[replica.endpoint_id].add(replica.id)
-        self._rise(replica.id)
+        self._beds.rise(self._cluster, replica.id)
         self._put_on(replica.id, replica.placement)
         promise = Promise(
             replica.id, replica.endpoint_id, tenant_id, None, replica.placement, frozenset(victims), reason
@@ -356,7 +298,7 @@ class Placer:
 
     def has_left(self, replica: Replica) -> bool:
         """Say whether one that sleeps was seen asleep by a round: before that its room is counted as its own."""
-        return replica.id in self._asleep
+        return self._beds.has(replica.id)
 
     def keeps_bed(self, replica: Replica) -> bool:
         """Say whether the room of one that sleeps is held for it, and hold it for another pass."""
@@ -439,15 +381,6 @@ class Placer:
 
     def _is_there(self, placement: Placement) -> bool:
         return all(part.node_id in self._nodes and self._nodes[part.node_id].is_ready for part in placement.parts)
-
-
-def residue(placement: Placement) -> int:
-    """Return the bytes that an engine which sleeps leaves on each of its accelerators: its context."""
-    return min(OVERHEAD_BYTES, *(part.memory_bytes for part in placement.parts)) if placement.parts else 0
-
-
-def _overlaps(placement: Placement, places: Collection[tuple[str, int]]) -> bool:
-    return any((part.node_id, index) in places for part in placement.parts for index in part.accelerators)
 
 
 def _is_measured(seen: NodeSeen) -> bool:

@@ -247,22 +247,21 @@ class Sleeping:
 
     async def _make_room(self, look: _Look, seen: scaling.Seen) -> bool:
         """Put to sleep who is in the way of others; who is needed meanwhile stays, and they look for another place."""
-        ready = look.those(ReplicaState.READY)
-        lulled = self.placer.lulled((one.id for one in ready), look.endpoint.tenant_id)
+        ready = {one.id: one for one in look.those(ReplicaState.READY)}
+        lulled = self.placer.lulled(look.records, look.endpoint.tenant_id)
         left = len(ready) - floor_of(look.endpoint, look.world)
+        may = not _demand(look, seen) and may_nap(look.endpoint, look.world)
         has_changed = False
-        for one in look.those(ReplicaState.FALLING_ASLEEP):
-            if not is_falling(one, look.world.unix_s):
-                self.placer.refuse(one.id)
-        for one in ready:
-            if one.id not in lulled:
-                continue
-            is_spare = left > 0 and not _demand(look, seen) and may_nap(look.endpoint, look.world)
-            if is_spare and one.id in look.free and self._may(one, look):
-                await self._record(one, ReplicaState.FALLING_ASLEEP, lulled[one.id], look)
+        for falling in look.those(ReplicaState.FALLING_ASLEEP):
+            if not is_falling(falling, look.world.unix_s):
+                self.placer.refuse(falling.id)
+        for id, reason in lulled.items():
+            one = ready.get(id)
+            if one is not None and may and left > 0 and id in look.free and self._may(one, look):
+                await self._record(one, ReplicaState.FALLING_ASLEEP, reason, look)
                 has_changed, left = True, left - 1
-            else:
-                self.placer.refuse(one.id)
+            elif look.records[id].state is ReplicaState.READY:
+                self.placer.refuse(id)
         return has_changed
 
     async def _turn(
@@ -272,6 +271,7 @@ class Sleeping:
         ready, asleep = look.those(ReplicaState.READY), look.those(*_ASLEEP)
         awake = len(ready) + len(look.those(ReplicaState.WAKING))
         rule, is_free = rule_of(endpoint), may_nap(endpoint, world)
+        floor = floor_of(endpoint, world) if is_free else awake + len(asleep)
         idle_s = min(seen.idle_s, ready_s(ready, world.unix_s))
         decision = sleepers.decide(
             self._spare_since_s.get(endpoint.id),
@@ -283,7 +283,7 @@ class Sleeping:
                 slots=seen.slots,
                 load=seen.load,
                 idle_s=idle_s,
-                floor=floor_of(endpoint, world) if is_free else awake + len(asleep),
+                floor=floor,
             ),
             rule,
         )
@@ -295,10 +295,9 @@ class Sleeping:
             has_changed, waits = await self._wake(decision, look, rule, has_way)
             return has_changed, waits, None
         has_changed = decision.change < 0 and await self._lull(decision, look)
-        left_s = rule.idle_s - idle_s
         # One that its owner keeps, or that cannot sleep, is due to nothing: it is looked at as those that never nap.
-        is_due = is_free and len(ready) > floor_of(endpoint, world) and left_s > 0
-        return has_changed, "", max(left_s, LOOK_S) if is_due else None
+        may_be_due = is_free and awake > floor and idle_s < rule.idle_s and any(self._may(one, look) for one in ready)
+        return has_changed, "", max(rule.idle_s - idle_s, LOOK_S) if may_be_due else None
 
     async def _lull(self, decision: sleepers.Decision, look: _Look) -> bool:
         ready = [one for one in look.those(ReplicaState.READY) if one.id in look.free and self._may(one, look)]
@@ -343,7 +342,8 @@ class Sleeping:
         """Return which of these wakes; who else is idle is asked only where there is no room."""
         beds = [self.placer.bed(one, ()) for one in rest]
         if all(bed.in_the_way is None for bed in beds):
-            others = self.dormitory.idle_others(look.endpoint, look.world)
+            nodes = {part.node_id for one in rest for part in one.placement.parts}
+            others = self.dormitory.idle_others(look.endpoint, look.world, nodes)
             beds = [self.placer.bed(one, others) for one in rest]
         return sleepers.turn(beds, rule)
 

@@ -7,7 +7,8 @@ import pytest
 from tests.support.towns import GIB, Town, ask, endpoint, node, replica
 
 from modelyard.control.asking import residents_of
-from modelyard.control.placing import Need, Placer, residue
+from modelyard.control.beds import residue
+from modelyard.control.placing import Need, Placer
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.nodes import Part, Placement
 from modelyard.policy.asks import NoRoom

@@ -14,6 +14,8 @@ from tests.support.wards import Ward
 from modelyard.control.sleeping import Tended
 from modelyard.domain.endpoints import Autoscale, Release, Scaling, Tier
 from modelyard.domain.fleet import ReplicaState as S
+from modelyard.domain.nodes import Accelerator, Node, NodeSeen
+from modelyard.policy.cluster import CPU
 
 
 @pytest.fixture
@@ -78,8 +80,23 @@ KEPT = {
 async def test_it_stays_awake_where(why: str, ward: Ward) -> None:
     one = ward.add("one", **KEPT[why])
     ward.idle("one", 9e9)
-    await ward.rounds(2)
+    tended = await ward.rounds(2)
     assert ward.state(one) is S.READY
+    assert tended["one"].look_in_s is None, "nobody has to look again soon"
+
+
+async def test_on_a_cpu_weights_are_in_the_memory_of_the_machine_already(ward: Ward) -> None:
+    ward.town.nodes["n1"] = NodeSeen(node=Node("n1", (Accelerator(0, CPU, 64 * GIB),)))
+    one = ward.add("one")
+    ward.idle("one", 9e9)
+    tended = await ward.rounds(2)
+    assert (ward.state(one), tended["one"].look_in_s) == (S.READY, None)
+
+
+async def test_one_that_is_awake_is_looked_at_when_it_may_be_due(ward: Ward) -> None:
+    ward.add("one")
+    ward.idle("one", 4)
+    assert (await ward.rounds(1))["one"].look_in_s == 6.0
 
 
 async def test_an_engine_that_cannot_sleep_costs_one_look(ward: Ward) -> None:
@@ -118,6 +135,19 @@ async def test_who_is_needed_is_in_nobodys_way_and_another_one_is_started_elsewh
     await ward.rounds(1)
     assert ward.state(second) is S.STOPPED
     assert "started elsewhere" in ward.town.replicas[second.id].reason
+
+
+async def test_a_fallback_is_in_nobodys_way(ward: Ward) -> None:
+    """It answers whatever sleeps."""
+    first = ward.add("first")
+    ward.add("second", state=S.ASLEEP)
+    releases = (Release("ver-main", 100), Release("ver-first", 0, fallback=1))
+    ward.town.endpoints["ep-first"] = msgspec.structs.replace(ward.town.endpoints["ep-first"], releases=releases)
+    ward.idle("first", 60)
+    ward.ask("second", 1)
+    tended = await ward.rounds(3)
+    assert (ward.state(first), ward.placer.claimed) == (S.READY, frozenset())
+    assert "are needed" in tended["second"].waits
 
 
 async def test_one_that_is_asked_again_just_then_keeps_its_place(ward: Ward) -> None:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import msgspec
 
+from modelyard.control.beds import residue
 from modelyard.control.context import Context
-from modelyard.control.placing import residue
 from modelyard.domain.endpoints import Endpoint
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.nodes import Accelerator, NodeSeen
