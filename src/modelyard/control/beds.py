@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from modelyard.control.world import World
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.nodes import Placement
+from modelyard.policy.asks import Ask
 from modelyard.policy.cluster import Cluster
 from modelyard.policy.fit import OVERHEAD_BYTES
+from modelyard.policy.packing import find
 from modelyard.policy.sleepers import Bed
 
 
@@ -37,6 +39,10 @@ class Beds:
             for one in replicas
             if one.state is ReplicaState.ASLEEP and one.placement.parts
         }
+
+    def has(self, replica_id: str) -> bool:
+        """Say whether a round saw a replica asleep."""
+        return replica_id in self._asleep
 
     def all(self) -> list[tuple[Placement, int]]:
         """Return what all of them leave, for a cluster that is built anew; they are on it then."""
@@ -90,6 +96,33 @@ class Beds:
             self.lie_down(cluster, replica.id)
         ids = tuple((other.id, idle_s) for other, idle_s in gone)
         return Bed(replica_id=replica.id, is_held=is_held, in_the_way=ids if has_room else None)
+
+    def crowding(self, cluster: Cluster, replica: Replica) -> list[str]:
+        """Return the sleepers who would have to go so that one could wake; none where that is not enough."""
+        places = {(part.node_id, index) for part in replica.placement.parts for index in part.accelerators}
+        beside = [id for id, placed in self._resting.items() if id != replica.id and _overlaps(placed, places)]
+        gone: list[str] = []
+        self.rise(cluster, replica.id)
+        for id in sorted(beside):
+            if cluster.has_room(replica.placement):
+                break
+            self.rise(cluster, id)
+            gone.append(id)
+        has_room = cluster.has_room(replica.placement)
+        for id in (replica.id, *gone):
+            self.lie_down(cluster, id)
+        return gone if has_room else []
+
+    def crowding_out(self, cluster: Cluster, ask: Ask) -> list[str]:
+        """Return the sleepers without whose contexts ``ask`` would find room."""
+        resting = dict(self._resting)
+        for id in resting:
+            self.rise(cluster, id)
+        found = find(ask, cluster)
+        for id in resting:
+            self.lie_down(cluster, id)
+        places = {(part.node_id, index) for part in (found.parts if found else ()) for index in part.accelerators}
+        return [id for id, placed in resting.items() if _overlaps(placed, places)]
 
 
 def _overlaps(placement: Placement, places: Collection[tuple[str, int]]) -> bool:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from modelyard.control.placing import Need, Placer, Residents
+from modelyard.control.placing import Placer
+from modelyard.control.promises import Need, Residents
 from modelyard.domain.endpoints import Autoscale
 from modelyard.domain.fleet import Replica
 from modelyard.domain.nodes import Placement

@@ -26,6 +26,8 @@ from modelyard.policy.takeovers import takeovers
 MEMORY_SHARE = 0.25
 MEMORY_BYTES = 64 * 1024**3
 """Of a node whose memory is not known."""
+FALL_S = 30.0
+"""Longest time that others wait for one that falls asleep."""
 
 
 class Able(NamedTuple):
@@ -86,19 +88,26 @@ class Dormitory:
         return bool(kinds) and CPU not in kinds and able.weights_bytes <= self.room_bytes(one.placement.node_id)
 
     def idle_others(self, endpoint: Endpoint, world: World, on: Collection[str]) -> list[tuple[Replica, float]]:
-        """Return the replicas of other endpoints on these nodes that nobody needs, and for how many seconds."""
+        """Return the replicas of other endpoints on these nodes that nobody needs, and for how many seconds.
+
+        Those that fall asleep by themselves are among them: it takes seconds to wait for them, if it takes no longer.
+        """
         found: list[tuple[Replica, float]] = []
         for endpoint_id, replicas in world.replicas.items():
             ready = [one for one in replicas if one.state is ReplicaState.READY]
-            if endpoint_id == endpoint.id or not any(_is_on(one, on) for one in ready):
+            falling = [one for one in replicas if is_falling(one, world.unix_s)]
+            if endpoint_id == endpoint.id or not any(_is_on(one, on) for one in (*ready, *falling)):
                 continue  # nearly all of them
             other = world.endpoints.get(endpoint_id)
             if other is None or not may_nap(other, world):
                 continue
-            kept = beside(other)
-            ready = [one for one in ready if one.version_id not in kept]
+            versions = in_turn(other)
+            ready = [one for one in ready if one.version_id in versions]
             demand, spare = world.demand(endpoint_id), len(ready) - floor_of(other, world)
-            if demand.queued or demand.in_flight or spare <= 0:
+            if demand.queued or demand.in_flight:
+                continue
+            found += [(one, math.inf) for one in falling if one.version_id in versions]
+            if spare <= 0:
                 continue
             idle_s = min(math.inf if demand.idle_s is None else demand.idle_s, ready_s(ready, world.unix_s))
             able = [one for one in ready if _is_on(one, on) and self._may_now(one, world)]
@@ -158,6 +167,16 @@ def may_nap(endpoint: Endpoint, world: World) -> bool:
         # What moves is there twice for a while, and one of them goes: not a moment to count who is awake.
         and not takeovers(world.replicas.get(endpoint.id, ()))
     )
+
+
+def is_falling(one: Replica, now_s: float) -> bool:
+    """Say whether a replica falls asleep, and has not for so long that nobody waits for it any more."""
+    return one.state is ReplicaState.FALLING_ASLEEP and abs(now_s - one.state_since) < FALL_S
+
+
+def in_turn(endpoint: Endpoint) -> frozenset[str]:
+    """Return the versions of which replicas take turns: not one that was replaced, nor one beside the others."""
+    return frozenset(release.version_id for release in endpoint.releases) - beside(endpoint)
 
 
 def floor_of(endpoint: Endpoint, world: World) -> int:

@@ -15,7 +15,7 @@ import msgspec
 from modelyard.control.asking import ask_of, residents_of
 from modelyard.control.guest_pass import run_guest_pass
 from modelyard.control.passes import Passed, Tools
-from modelyard.control.placing import Need
+from modelyard.control.promises import Need
 from modelyard.control.remember import remember
 from modelyard.control.sleeping import Tended
 from modelyard.control.supplies import Offer, SupplyError
@@ -94,6 +94,7 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
         if endpoint.releases
         else 0.0,
         waiting=next((action.reason for action in actions if isinstance(action, Wait)), "") or starts.tended.waits,
+        is_coming=starts.tended.is_coming,
         troubles={version_id: error.told for version_id, error in starts.troubles.items()},
         no_room=no_room_of(endpoint, starts.no_room, records.values()),
         fetch=starts.fetch,

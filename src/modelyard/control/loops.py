@@ -113,6 +113,8 @@ class Loops:
         self._world: World | None = None
         self._in_line: deque[str] = deque()
         """Endpoints that the last round found to need a pass, and that has not begun."""
+        self._begun: set[str] = set()
+        """Endpoints of which a pass began since the round looks: what it records the look may not show."""
         self._rests_until_s = 0.0
         self._news = asyncio.Event()
         """A pass changed something that gateways have not been told."""
@@ -278,6 +280,7 @@ class Loops:
         began_s = parts.clock.monotonic_s()
         reports = parts.feed.reports()
         busy_endpoints, busy_replicas = passes.keys(), actions.keys()
+        self._begun.clear()
         tools.pools.look_begins()
         async with asyncio.timeout(OBSERVE_TIMEOUT_S):
             world = await look(
@@ -303,7 +306,7 @@ class Loops:
         tools.guests.keep(world)
         tools.sleeping.keep(world)
         tools.bursts.keep(world.endpoints)
-        self._begin_passes(world, tools, passes, busy_endpoints, began_s)
+        self._begin_passes(world, tools, passes, busy_endpoints | self._begun, began_s)
 
     def _begin_passes(
         self, world: World, tools: Tools, passes: KeyedTasks, busy: frozenset[str], began_s: float
@@ -330,7 +333,9 @@ class Loops:
         free = PASSES_AT_ONCE - len(passes.keys())
         while free > 0 and self._in_line:
             endpoint_id = self._in_line.popleft()
-            free -= passes.spawn(endpoint_id, partial(self._timed_pass, endpoint_id, tools))
+            if passes.spawn(endpoint_id, partial(self._timed_pass, endpoint_id, tools)):
+                self._begun.add(endpoint_id)
+                free -= 1
 
     def _attention_of(self, tools: Tools) -> Attention:
         if self._attention is None:

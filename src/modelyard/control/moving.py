@@ -17,7 +17,8 @@ from typing import Literal
 
 from modelyard.clock import Clock
 from modelyard.config import ControlConfig
-from modelyard.control.placing import Placer, Promise
+from modelyard.control.placing import Placer
+from modelyard.control.promises import Promise
 from modelyard.control.sizing import Sizing
 from modelyard.control.world import World
 from modelyard.domain.endpoints import Endpoint

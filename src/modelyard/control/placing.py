@@ -15,69 +15,29 @@ passes never take one room.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 
 from modelyard.control.beds import Beds
+from modelyard.control.holding import holders, host_of, kinds_of, moved_from
+from modelyard.control.promises import Need, Opener, Promise, Residents
 from modelyard.control.world import World
-from modelyard.domain.endpoints import Endpoint
-from modelyard.domain.fleet import Replica, ReplicaState
-from modelyard.domain.nodes import NodeSeen, Part, Placement
+from modelyard.domain.fleet import Replica
+from modelyard.domain.nodes import NodeSeen, Placement
 from modelyard.policy import accelerator_quota, eviction
 from modelyard.policy.asks import STANDARD, Ask, NoRoom, Weights, refused
 from modelyard.policy.cluster import CPU, Cluster
+from modelyard.policy.fit import OVERHEAD_BYTES
 from modelyard.policy.packing import find, place
-from modelyard.policy.reconcile import LIVE
-from modelyard.policy.sleepers import Bed
+from modelyard.policy.sleepers import MOST, Bed
 
-HOLDING = (LIVE | {ReplicaState.DRAINING}) - {ReplicaState.ASLEEP}
 REBUILD_S = 30.0
 """Longest time that a cluster is kept: what it counted wrong, and the packer's notes on it, go with it."""
+CROWDED = "its context is in the way of one that is asked for"
 LOADS_COUNT_S = 600.0
 """How long a start counts against its tenant's turn for scarce room."""
-
-
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """Room that is held for a replica without a record, or that wakes.
-
-    ``victims`` must be gone, or asleep, first; ``leaving`` move away.
-    """
-
-    replica_id: str
-    endpoint_id: str
-    tenant_id: str
-    ask: Ask | None
-    """None: it wakes where it is."""
-    placement: Placement
-    victims: frozenset[str] = frozenset()
-    reason: str = ""
-    leaving: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """How urgent a replica is that finds no room, for those who might make some."""
-
-    name: str
-    queued: int
-    reload_s: float
-    ready: int = 0
-    """Replicas of its endpoint that answer."""
-    wait_s: float = 0.0
-    """What a caller would wait now, as gateways predict it."""
-    may_evict: bool = True
-    """Nobody makes room for one that runs for nobody yet."""
-
-
-Residents = Callable[[], Sequence[eviction.Resident]]
-"""Whoever might be evicted now; asked only when somebody finds no room."""
-
-
-Opener = Callable[[Replica, Ask, NoRoom], Promise | NoRoom | None]
-"""Has others move away for a replica that has no room: what it may claim, why not, or None where no move would help."""
 
 
 class Placer:
@@ -100,6 +60,8 @@ class Placer:
         self._held: dict[str, tuple[str, Placement]] = {}
         """Recorded placements by replica, with their tenant."""
         self._beds = Beds()
+        self.crowd: dict[str, str] = {}
+        """Who sleeps in the way of others, found since somebody read it, and why: its context is all that is."""
         self._promised: dict[str, Promise] = {}
         self._claims: dict[str, Promise] = {}
         """Promises that wait for their victims to go. They are on the cluster beside those, so that nobody takes what
@@ -137,14 +99,9 @@ class Placer:
         self._nodes = {seen.node.id: seen for seen in nodes}
         self._kinds = kinds_of(self._nodes.values())
         self._sizes = accelerator_quota.sizes_of(self._nodes.values())
-        self._held = dict(_held(world, _host(self._nodes.values())))
+        self._held = dict(holders(world, host_of(self._nodes.values())))
         self._beds.see(world)
-        self._moved_from = frozenset(
-            one.takes_over
-            for replicas in world.replicas.values()
-            for one in replicas
-            if one.takes_over and one.state in HOLDING
-        )
+        self._moved_from = moved_from(world)
         for replica_id in self._held.keys() & self._promised.keys():
             del self._promised[replica_id]
         for claim in list(self._claims.values()):
@@ -306,6 +263,17 @@ class Placer:
         """Return how one that sleeps stands. ``idle`` could sleep too, with the seconds since they had a request."""
         return self._beds.bed(self._cluster, self._on, replica, idle)
 
+    def crowding(self, replica: Replica) -> list[str]:
+        """Return the sleepers who would have to go so that ``replica`` could wake; none where that is not enough."""
+        return self._beds.crowding(self._cluster, replica)
+
+    def _crowding(self, ask: Ask) -> list[str]:
+        """Return the sleepers without whose contexts ``ask`` would find room; asked only where it could matter."""
+        sizes = {one.memory_bytes for seen in self._nodes.values() for one in seen.node.accelerators}
+        if not any(ask.memory_bytes <= size < ask.memory_bytes + MOST * OVERHEAD_BYTES for size in sizes):
+            return []
+        return self._beds.crowding_out(self._cluster, ask)
+
     def take_bed(self, replica: Replica, tenant_id: str, victims: Collection[str], reason: str) -> None:
         """Hold the room of one that sleeps: at once, or once ``victims`` sleep. It is to be asked for in each pass."""
         self._asked[replica.endpoint_id].add(replica.id)
@@ -315,6 +283,10 @@ class Placer:
             replica.id, replica.endpoint_id, tenant_id, None, replica.placement, frozenset(victims), reason
         )
         (self._claims if victims else self._promised)[replica.id] = promise
+
+    def has_left(self, replica: Replica) -> bool:
+        """Say whether one that sleeps was seen asleep by a round: before that its room is counted as its own."""
+        return self._beds.has(replica.id)
 
     def keeps_bed(self, replica: Replica) -> bool:
         """Say whether the room of one that sleeps is held for it, and hold it for another pass."""
@@ -342,10 +314,16 @@ class Placer:
 
     def has_way(self, ask: Ask, need: Need, residents: Residents) -> bool:
         """Say whether ``ask`` would find room, or make some, anywhere."""
-        if find(ask, self._cluster) is not None:
-            return True
-        wanted = eviction.Wanted(ask=ask, name=need.name, reload_s=need.reload_s, queued=need.queued)
-        return isinstance(eviction.evict(wanted, self._cluster, list(residents()), self._rule), eviction.Eviction)
+        placement = find(ask, self._cluster)
+        if placement is None:
+            wanted = eviction.Wanted(ask=ask, name=need.name, reload_s=need.reload_s, queued=need.queued)
+            claimed = self.claimed
+            candidates = [one for one in residents() if one.replica_id not in claimed]
+            found = eviction.evict(wanted, self._cluster, candidates, self._rule)
+            if isinstance(found, eviction.NoEviction):
+                return False
+            placement = found.placement
+        return not self.over_quota(ask.tenant_id, placement)
 
     def _make_room(self, replica: Replica, ask: Ask, need: Need, residents: Residents, no_room: NoRoom) -> NoRoom:
         since = eviction.Waiting(replica.endpoint_id, ask.tenant_id, self._now_s, ask.tier)
@@ -365,6 +343,7 @@ class Placer:
         )
         found = eviction.evict(wanted, self._cluster, candidates, self._rule)
         if isinstance(found, eviction.NoEviction):
+            self.crowd |= dict.fromkeys(self._crowding(ask), CROWDED)
             return NoRoom(no_room.reason, no_room.needed_bytes, helps=(found.reason, *no_room.helps))
         if over := self.over_quota(ask.tenant_id, found.placement):
             return NoRoom(over, ask.memory_bytes)
@@ -447,50 +426,3 @@ def _reason_for(tenant_id: str, claim: Promise) -> str:
     if claim.tenant_id == tenant_id:
         return claim.reason
     return f"a model of another tenant needs the room of idle ones on {claim.placement.node_id}"
-
-
-def kinds_of(nodes: Iterable[NodeSeen]) -> frozenset[str]:
-    """Return the kinds of accelerators that there are."""
-    return frozenset(one.kind for seen in nodes for one in seen.node.accelerators)
-
-
-def real_kinds(nodes: Iterable[NodeSeen]) -> frozenset[str]:
-    """Return the kinds that an engine with weights can run on: those that are more than declared."""
-    return kinds_of(seen for seen in nodes if not seen.node.is_simulated)
-
-
-def held_in(replicas: Iterable[Replica]) -> list[Placement]:
-    """Return what is taken by records alone, for a look that acts on nothing."""
-    return [replica.placement for replica in replicas if replica.placement.parts and replica.state in HOLDING]
-
-
-def _host(nodes: Iterable[NodeSeen]) -> tuple[str, int] | None:
-    """Return the CPU that everything ran on before there were placements."""
-    found = (
-        (seen.node.id, one.index)
-        for seen in nodes
-        if not seen.node.is_simulated
-        for one in seen.node.accelerators
-        if one.kind == CPU
-    )
-    return next(found, None)
-
-
-def _held(world: World, host: tuple[str, int] | None) -> Iterable[tuple[str, tuple[str, Placement]]]:
-    """Yield the placement of each replica that has memory: one that ended only once its process is gone.
-
-    One without a placement was started by an earlier release, on ``host``; it has what its version needs.
-    """
-    for endpoint_id, replicas in world.replicas.items():
-        running = {process.replica_id for process in world.processes.get(endpoint_id, ()) if process.is_running}
-        endpoint: Endpoint | None = world.endpoints.get(endpoint_id)
-        tenant_id = endpoint.tenant_id if endpoint else ""
-        for replica in replicas:
-            if replica.state is ReplicaState.ASLEEP:
-                continue
-            if replica.placement.parts and (replica.state in HOLDING or replica.id in running):
-                yield replica.id, (tenant_id, replica.placement)
-            elif host is not None and replica.id in running:
-                version = world.versions.get(replica.version_id)
-                part = Part(host[0], (host[1],), version.memory_bytes if version else 0)
-                yield replica.id, (tenant_id, Placement((part,)))

@@ -22,10 +22,10 @@ import msgspec
 
 from modelyard.clock import Clock
 from modelyard.config import ControlConfig
-from modelyard.control.dormitory import Able, Dormitory, floor_of, may_nap, ready_s
+from modelyard.control.dormitory import Able, Dormitory, floor_of, in_turn, is_falling, may_nap, ready_s
 from modelyard.control.executor import Executor, Records
 from modelyard.control.observer import Observer
-from modelyard.control.placing import Placer
+from modelyard.control.placing import CROWDED, Placer
 from modelyard.control.sleep_calls import SleepCalls, Told
 from modelyard.control.supplies import Supplies
 from modelyard.control.tasks import KeyedTasks
@@ -49,12 +49,14 @@ _ASLEEP = (ReplicaState.ASLEEP, ReplicaState.FALLING_ASLEEP)
 class Tended(NamedTuple):
     """What became of the sleepers of an endpoint in a pass.
 
-    ``waits``: why one that is needed does not wake yet. ``look_in_s``: when one may be due to sleep; None: none will.
+    ``waits``: why one that is needed does not wake yet; ``is_coming``: it will, once others sleep. ``look_in_s``: when
+    one may be due to sleep; None: none will.
     """
 
     has_changed: bool = False
     waits: str = ""
     look_in_s: float | None = None
+    is_coming: bool = False
 
 
 @dataclass(slots=True)
@@ -71,8 +73,9 @@ class _Look:
     """Replicas that run, and on which no action is under way."""
 
     def those(self, *states: ReplicaState) -> list[Replica]:
-        """Return the replicas in these states, those that came first first."""
-        found = [one for one in self.records.values() if one.state in states and one.version_id in self.able]
+        """Return the replicas in these states that take turns, those that came first first."""
+        versions = in_turn(self.endpoint) & self.able.keys()
+        found = [one for one in self.records.values() if one.state in states and one.version_id in versions]
         return sorted(found, key=lambda one: (one.ready_at or 0.0, one.id))
 
 
@@ -114,6 +117,8 @@ class Sleeping:
         asleep = [one for replicas in world.replicas.values() for one in replicas if one.state in _ASLEEP]
         asked = {one.id for one in asleep if world.demand(one.endpoint_id).queued}
         self._outgrown = self.dormitory.without_room(asleep, world, but=self.placer.rising | asked) if asleep else {}
+        crowd, self.placer.crowd = self.placer.crowd, {}
+        self._outgrown |= {one.id: crowd[one.id] for one in asleep if one.id in crowd.keys() - asked}
         self.pressing = frozenset(one.endpoint_id for one in asleep if one.id in self._outgrown)
 
     def outgrown(self, replica_ids: Iterable[str]) -> dict[str, str]:
@@ -148,8 +153,8 @@ class Sleeping:
         if look is None:
             return Tended()
         has_changed = await self._drop_the_unable(look)
-        for one in look.those(*THERE):
-            if one.id in look.free:
+        for one in list(records.values()):
+            if one.state in THERE and one.version_id in look.able and one.id in look.free:
                 has_changed |= await self._settle(one, look)
         waits, look_in_s = "", None
         if seen.gateways and world.are_gateways_known:
@@ -158,7 +163,8 @@ class Sleeping:
             has_changed |= changed
         if look.those(*_ASLEEP) and not look.those(ReplicaState.READY, ReplicaState.WAKING):
             self.dormant.add(endpoint.id)
-        return Tended(has_changed, waits, look_in_s)
+        is_coming = any(self.placer.is_claiming(one.id) for one in look.those(ReplicaState.ASLEEP))
+        return Tended(has_changed, waits, look_in_s, is_coming)
 
     def _look_at(
         self, endpoint: Endpoint, world: World, records: Records, recorded: MutableSequence[str]
@@ -249,6 +255,9 @@ class Sleeping:
         left = len(ready) - floor_of(look.endpoint, look.world)
         may = not _demand(look, seen) and may_nap(look.endpoint, look.world)
         has_changed = False
+        for falling in look.those(ReplicaState.FALLING_ASLEEP):
+            if not is_falling(falling, look.world.unix_s):
+                self.placer.refuse(falling.id)
         for id, reason in lulled.items():
             one = ready.get(id)
             if one is not None and may and left > 0 and id in look.free and self._may(one, look):
@@ -289,7 +298,8 @@ class Sleeping:
             has_changed, waits = await self._wake(decision, look, rule, has_way)
             return has_changed, waits, None
         has_changed = decision.change < 0 and await self._lull(decision, look)
-        may_be_due = is_free and awake > floor and any(self._may(one, look) for one in ready)
+        # One that its owner keeps, or that cannot sleep, is due to nothing: it is looked at as those that never nap.
+        may_be_due = is_free and awake > floor and idle_s < rule.idle_s and any(self._may(one, look) for one in ready)
         return has_changed, "", max(rule.idle_s - idle_s, LOOK_S) if may_be_due else None
 
     async def _lull(self, decision: sleepers.Decision, look: _Look) -> bool:
@@ -308,9 +318,12 @@ class Sleeping:
         for one in look.those(*_ASLEEP):
             if left <= 0 or one.id not in look.free:
                 continue
-            if one.state is ReplicaState.ASLEEP and not self.placer.keeps_bed(one):
+            is_new = one.state is ReplicaState.ASLEEP and not self.placer.has_left(one)
+            if one.state is ReplicaState.ASLEEP and not is_new and not self.placer.keeps_bed(one):
                 continue
             left -= 1
+            if is_new:  # it fell asleep in this very pass: until the next look its room is counted as taken
+                continue
             if self.placer.is_claiming(one.id):
                 waits = "it wakes once those on its accelerators sleep"
                 continue
@@ -318,7 +331,7 @@ class Sleeping:
             has_changed = True
         for _ in range(left):
             rest = [one for one in look.those(ReplicaState.ASLEEP) if one.id in look.free]
-            rest = [one for one in rest if not self.placer.is_claiming(one.id)]
+            rest = [one for one in rest if self.placer.has_left(one) and not self.placer.is_claiming(one.id)]
             if not rest:
                 break
             found = self._find_turn(rest, look, rule)
@@ -344,6 +357,9 @@ class Sleeping:
         endpoint = look.endpoint
         if turn.replica_id is None:
             if not has_way(first):
+                if gone := self.placer.crowding(first):
+                    self.placer.crowd |= dict.fromkeys(gone, CROWDED)
+                    return False, "its engine sleeps, and contexts of others that sleep are in its way; they go"
                 return False, f"its engine sleeps, and {turn.reason}"
             told = f"{turn.reason}: another one is started elsewhere"
             await self.executor.carry_out(StopReplica(first.id, told), endpoint.id, look.records)

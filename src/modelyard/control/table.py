@@ -32,7 +32,8 @@ from modelyard.stores import ControlStore, TableFeed
 _NONE: Sequence[Replica] = []
 REST_MAX_S = 0.1
 """Longest pause between two pushes for passes: what they change is seen soon, and gateways get to serve meanwhile."""
-_DRAINING = frozenset({ReplicaState.DRAINING, ReplicaState.FALLING_ASLEEP})
+# One that wakes may have been woken before its last requests had ended.
+_DRAINING = frozenset({ReplicaState.DRAINING, ReplicaState.FALLING_ASLEEP, ReplicaState.WAKING})
 _ROUTED = _DRAINING | {ReplicaState.READY}
 
 
@@ -73,7 +74,7 @@ class TablePublisher:
         self._served = 0
         self._rests_until_s = 0.0
         self._draining: dict[str, int] = {}
-        """Replicas that drain or fall asleep, with the first revision that sends nothing new to them."""
+        """Replicas that drain, fall asleep or wake, with the first revision that sends nothing new to them."""
         self._routes: dict[str, _Made] = {}
         self._versions: Mapping[str, ModelVersion] = {}
 

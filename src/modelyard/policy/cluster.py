@@ -112,6 +112,10 @@ class Block:
         return tuple([self.slot(position) for position in range(len(self.indices))])
 
 
+CORDONED = "cordoned"
+"""Why a node takes nothing new, and what is there goes on."""
+
+
 @dataclass(slots=True)
 class Cluster:
     """All blocks, and the open ones by class. Owned by the round that built it; every change goes through it."""
@@ -202,15 +206,20 @@ class Cluster:
         return block.shares[position]
 
     def has_room(self, placement: Placement) -> bool:
-        """Say whether ``placement`` could be taken now, at that very place."""
+        """Say whether ``placement`` could be taken now, at that very place; a cordon is no matter to who is there."""
         parts = self._parts(placement)
         if sum(len(positions) for _, positions, _ in parts) < placement.accelerators:
             return False  # a node is gone
         if any(part.cores_milli > block.cores.free for block, _, part in parts):
             return False
-        slots = [(block.slot(at), part) for block, positions, part in parts for at in positions if block.is_open]
-        return len(slots) == placement.accelerators and all(
-            slot.free >= part.memory_bytes and (slot.is_empty or not placement.is_exclusive) for slot, part in slots
+        slots = [(block.slot(at), part) for block, positions, part in parts for at in positions]
+        is_ready = all(self.closed.get(part.node_id, CORDONED) == CORDONED for part in placement.parts)
+        return (
+            is_ready
+            and len(slots) == placement.accelerators
+            and all(
+                slot.free >= part.memory_bytes and (slot.is_empty or not placement.is_exclusive) for slot, part in slots
+            )
         )
 
     def _add(self, seen: NodeSeen) -> None:
@@ -323,7 +332,7 @@ def quantum(slot: Slot, memory_bytes: int) -> int:
 def _closed_because(seen: NodeSeen) -> str:
     if not seen.is_ready:
         return seen.reason or "not ready"
-    return "cordoned" if seen.node.is_cordoned else ""
+    return CORDONED if seen.node.is_cordoned else ""
 
 
 def _take(block: Block, positions: list[int], part: Part, *, is_exclusive: bool, sign: int) -> None:

@@ -212,7 +212,7 @@ def _sets(
     clear = [
         (sum(cost_s[number] for number in on[position]), position)
         for position in range(len(on))
-        if block.capacity[position] >= ask.memory_bytes
+        if block.capacity[position] - _left(block, position, on[position], residents) >= ask.memory_bytes
         and all(number in cost_s for number in on[position])
         and block.shares[position] == len(on[position])
     ]
@@ -223,6 +223,11 @@ def _sets(
         if len(of_it) == ask.count:
             sets.append({number for _, position in of_it for number in on[position]})
     return [one for one in sets if one]
+
+
+def _left(block: Block, position: int, on: Sequence[int], residents: Sequence[Resident]) -> int:
+    """Return what is taken of an accelerator beside ``residents``: the contexts of engines that sleep there."""
+    return block.taken[position] - sum(residents[number].placement.parts[0].memory_bytes for number in on)
 
 
 def _shares(

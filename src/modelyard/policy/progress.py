@@ -35,7 +35,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     ``load_s``: expected seconds from start to ready, ``wake_s`` from asleep to ready. ``troubles``: why nothing can be
     started at all (a missing engine, a bad artifact), in our words, by version. ``waiting``: why the next start is not
-    yet. ``size_reason``: why it has its size. ``is_proven``: it was ready once.
+    yet; ``is_coming``: one wakes soon all the same. ``size_reason``: why it has its size. ``is_proven``: it was ready
+    once.
     ``replicas`` may hold those of shadows and fallbacks, ``wanted`` does not count them: nobody waits for them.
     """
 
@@ -47,6 +48,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     is_proven: bool = False
     size_reason: str = ""
     waiting: str = ""
+    is_coming: bool = False
     no_room: str = ""
     """Why a replica cannot be placed, and what would help."""
     troubles: Mapping[str, str] = {}
@@ -98,7 +100,9 @@ def _asleep(view: View, replicas: Sequence[Replica]) -> Outlook:
         return Outlook(EndpointStatus.RUNNING, Progress(Stage.WARMING, percent, left_s, "its engine wakes"))
     eta_s = round(view.wake_s, 1)
     if reason := view.no_room or view.waiting:
-        return Outlook(EndpointStatus.SCALING, Progress(Stage.PLACING, 0, eta_s, reason))
+        # Turns are as short as naps: those that change its status would soon be all of its events.
+        status = EndpointStatus.RUNNING if view.is_coming and not view.no_room else EndpointStatus.SCALING
+        return Outlook(status, Progress(Stage.PLACING, 0, eta_s, reason))
     reason = f"asleep: its engine sleeps beside its weights, and wakes within about {max(view.wake_s, 1.0):.0f} s"
     return Outlook(EndpointStatus.RUNNING, Progress(Stage.WARMING, eta_s=eta_s, reason=reason))
 

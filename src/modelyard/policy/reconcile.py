@@ -70,7 +70,7 @@ class ReplicaSeen(msgspec.Struct, frozen=True, kw_only=True):
     """A replica as recorded, with what is seen of it.
 
     ``is_known``: the fleet has a process on record, running or ended.
-    ``in_flight`` of one that drains or falls asleep is the sum over gateways, None until all of them know it: before
+    ``in_flight`` of one that drains, falls asleep or wakes is the sum over gateways, None until all know it: before
     that a gateway may still send to it, so that having nothing on it proves nothing.
     ``is_busy``: an earlier action on it still runs, so leave it alone.
     """
@@ -407,11 +407,12 @@ def _may_return(draining: ReplicaSeen) -> bool:
 def _release(seen: ReplicaSeen, reason: str, now_s: float, pace: Pace, *, is_move: bool = False) -> Action | None:
     """Let a surplus replica go: only one that was routed to has requests to finish.
 
-    One that falls asleep gets nothing new already. It never drains: who drains may come back, and its engine may sleep.
+    One that falls asleep gets nothing new already, and one that wakes may have requests from before it fell asleep.
+    Neither drains: who drains may come back, and its engine may sleep.
     """
     if seen.record.state is ReplicaState.READY:
         return DrainReplica(seen.record.id, reason, seen.is_evicted, is_move)
-    if seen.record.state is ReplicaState.FALLING_ASLEEP and seen.in_flight != 0:
+    if seen.record.state in (ReplicaState.FALLING_ASLEEP, ReplicaState.WAKING) and seen.in_flight != 0:
         if left_s(seen.record.state_since, pace.drain_timeout_s, now_s) > 0:
             return None
         return StopReplica(seen.record.id, f"{reason}; its requests did not end within {pace.drain_timeout_s:g} s")

@@ -4,7 +4,8 @@ from tests.support.towns import GIB, Town, ask, endpoint, node, replica
 
 from modelyard.control.asking import residents_of
 from modelyard.control.bursts import Bursts, Placed
-from modelyard.control.placing import Need, Placer, Promise
+from modelyard.control.placing import Placer
+from modelyard.control.promises import Need, Promise
 from modelyard.domain.endpoints import Autoscale
 from modelyard.domain.nodes import Part, Placement
 from modelyard.policy.asks import NoRoom

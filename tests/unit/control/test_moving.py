@@ -11,7 +11,8 @@ from tests.support.towns import GIB, Town, ask, endpoint, node, replica
 from modelyard.clock import ManualClock
 from modelyard.control.asking import residents_of
 from modelyard.control.moving import PAUSE_S, RETRY_S, Moving
-from modelyard.control.placing import Need, Placer
+from modelyard.control.placing import Placer
+from modelyard.control.promises import Need
 from modelyard.control.views import size_of
 from modelyard.domain.endpoints import Endpoint, Release
 from modelyard.domain.fleet import GuestSeat, Replica, ReplicaState

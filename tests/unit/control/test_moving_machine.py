@@ -17,8 +17,10 @@ from tests.support.towns import GIB, Town, ask, endpoint, node, replica
 
 from modelyard.clock import ManualClock
 from modelyard.control.asking import residents_of
+from modelyard.control.holding import HOLDING
 from modelyard.control.moving import Moving
-from modelyard.control.placing import HOLDING, Need, Placer
+from modelyard.control.placing import Placer
+from modelyard.control.promises import Need
 from modelyard.control.views import situation_of, with_moves
 from modelyard.control.world import World
 from modelyard.domain.endpoints import Endpoint

@@ -11,7 +11,9 @@ from tests.support.towns import GIB, Town, ask, endpoint, node, replica
 
 from modelyard.control.asking import residents_of
 from modelyard.control.flow import counted, without
-from modelyard.control.placing import HOLDING, Need, Placer
+from modelyard.control.holding import HOLDING
+from modelyard.control.placing import Placer
+from modelyard.control.promises import Need
 from modelyard.control.world import World
 from modelyard.domain.endpoints import Endpoint, Release
 from modelyard.domain.fleet import Replica, ReplicaState

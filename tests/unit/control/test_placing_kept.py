@@ -4,7 +4,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelyard.control.placing import REBUILD_S, Need, Placer
+from modelyard.control.placing import REBUILD_S, Placer
+from modelyard.control.promises import Need
 from modelyard.control.world import World
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.nodes import Accelerator, Node, NodeSeen, Placement

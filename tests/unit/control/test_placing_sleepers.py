@@ -1,11 +1,15 @@
 """The room of those that sleep: others have it, and it is taken again once, where it was."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from tests.support.towns import GIB, Town, ask, endpoint, node, replica
 
+from modelyard.control.asking import residents_of
 from modelyard.control.beds import residue
-from modelyard.control.placing import Need, Placer
+from modelyard.control.placing import Placer
+from modelyard.control.promises import Need
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.nodes import Part, Placement
 from modelyard.policy.asks import NoRoom
@@ -119,3 +123,37 @@ def test_who_is_needed_after_all_ends_the_claim(town: Town) -> None:
     placer.refuse(victim.id)
     assert not placer.claimed
     assert not placer.keeps_bed(sleeper)
+
+
+def test_room_that_only_sleepers_contexts_take_is_no_reason_to_fail(town: Town) -> None:
+    settled(town, "sleeper", ReplicaState.ASLEEP, 0, 1)
+    idle = settled(town, "idle", ReplicaState.READY, 0, 1)
+    town.run(msgspec.structs.replace(idle, ready_at=1.0))
+    placer = looked(town)
+    residents = residents_of(town.look(), {}, but="ep-new")
+    wanted = replace(NEED, may_evict=True)
+    assert isinstance(
+        placer.place(replica(endpoint("new"), ready_at=None), ask(79.9, count=2), wanted, lambda: residents), NoRoom
+    )
+    assert not placer.claimed
+
+
+def test_another_way_is_none_beyond_the_quota_or_over_those_that_go_for_others(town: Town) -> None:
+    settled(town, "busy", ReplicaState.READY, 0)
+    placer = Placer()
+    placer.see(town.look(), town.nodes.values(), {"ten-a": 1})
+    assert not placer.has_way(ask(60), NEED, list)
+    placer.see(town.look(), town.nodes.values(), {"ten-a": 2})
+    assert placer.has_way(ask(60), NEED, list)
+
+
+@pytest.mark.parametrize(("gib", "goes"), [(79.5, True), (81, False), (60, False)])
+def test_sleepers_go_where_only_their_contexts_keep_another_one_from_starting(
+    gib: float, goes: bool, town: Town
+) -> None:
+    sleeper = settled(town, "sleeper", ReplicaState.ASLEEP, 0)
+    settled(town, "busy", ReplicaState.READY, 1)
+    placer = looked(town)
+    placer.place(replica(endpoint("new"), ready_at=None), ask(gib), replace(NEED, may_evict=True), list)
+    assert set(placer.crowd) == ({sleeper.id} if goes else set())
+    assert not fits(placer, 79.5), "it is asleep yet"

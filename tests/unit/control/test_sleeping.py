@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.support.towns import GIB
 from tests.support.wards import Ward
 
+from modelyard.control.sleeping import Tended
 from modelyard.domain.endpoints import Autoscale, Release, Scaling, Tier
 from modelyard.domain.fleet import ReplicaState as S
 from modelyard.domain.nodes import Accelerator, Node, NodeSeen
@@ -104,7 +105,7 @@ async def test_an_engine_that_cannot_sleep_costs_one_look(ward: Ward) -> None:
     ward.idle("one", 9e9)
     tended = await ward.rounds(2)
     assert ward.state(one) is S.READY
-    assert tended["one"] == (False, "", None)
+    assert tended["one"] == Tended()
 
 
 async def test_two_take_turns_and_never_have_the_accelerator_both(ward: Ward) -> None:
@@ -118,6 +119,7 @@ async def test_two_take_turns_and_never_have_the_accelerator_both(ward: Ward) ->
         assert len(states & {S.READY, S.FALLING_ASLEEP, S.WAKING}) <= 1, "60 of 80 GiB fit once"
         if ward.state(second) is S.ASLEEP:
             assert "once" in tended["second"].waits
+            assert tended["second"].is_coming
     assert (ward.state(first), ward.state(second)) == (S.ASLEEP, S.READY)
     assert ward.engines.made == [(first.id, "/sleep"), (second.id, "/wake_up")]
 

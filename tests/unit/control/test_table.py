@@ -122,8 +122,9 @@ async def test_only_ready_and_draining_replicas_are_routes(
     assert {one.id.rsplit("-", 1)[1]: one.is_draining for one in release.replicas} == {
         "2": False,
         "3": True,
+        "5": True,
         "6": True,
-    }, "ready, falling asleep, draining"
+    }, "ready, falling asleep, waking, draining"
     assert route.context_length == 2048
     assert (route.price.input, route.price.output) == (1_000_000_000, 2_000_000_000)
     assert "/v1/embeddings" in route.routes

@@ -103,6 +103,8 @@ def test_one_whose_engine_sleeps_runs_and_says_how_soon_it_answers() -> None:
     )
     waits = look(replica(S.ASLEEP), wake_s=3.0, waiting="it wakes once those on its accelerators sleep")
     assert (waits.status, waits.progress.stage) == (EndpointStatus.SCALING, Stage.PLACING)
+    turn = look(replica(S.ASLEEP), wake_s=3.0, waiting="it wakes once those on its accelerators sleep", is_coming=True)
+    assert (turn.status, turn.progress) == (EndpointStatus.RUNNING, waits.progress), "a turn is no event"
     both = look(replica(S.ASLEEP), replica(S.READY, 1), wanted=2)
     assert (both.status, both.progress.reason) == (EndpointStatus.RUNNING, "")
 

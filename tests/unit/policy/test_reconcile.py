@@ -125,6 +125,7 @@ SURPLUS = {
     ),
     "asleep": ([running(replica(S.ASLEEP))], [StopReplica]),
     "waking": ([running(replica(S.WAKING))], [StopReplica]),
+    "waking with requests from before": ([running(replica(S.WAKING), in_flight=1)], []),
     "gone": ([absent(replica(S.STOPPED))], []),
     "busy": ([running(replica(S.READY), is_busy=True)], []),
 }

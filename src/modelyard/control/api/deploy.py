@@ -23,7 +23,7 @@ from modelyard.control.api.hosting import find_host
 from modelyard.control.api.serving import changed_serving
 from modelyard.control.api.versions import examine, make_version
 from modelyard.control.context import Context
-from modelyard.control.placing import real_kinds
+from modelyard.control.holding import real_kinds
 from modelyard.domain.catalog import ModelVersion
 from modelyard.domain.endpoints import Autoscale, Endpoint, Release, Scaling, Serving
 from modelyard.domain.fleet import ReplicaState

@@ -15,8 +15,8 @@ from modelyard.control.api.serving import changed_serving
 from modelyard.control.api.versions import Findings, examine, make_version
 from modelyard.control.asking import ask_of
 from modelyard.control.context import Context
+from modelyard.control.holding import held_in, kinds_of, real_kinds
 from modelyard.control.moving import weights_of
-from modelyard.control.placing import held_in, kinds_of, real_kinds
 from modelyard.control.supplies import Offer
 from modelyard.domain.endpoints import Autoscale, Endpoint, Release, Scaling, Serving
 from modelyard.domain.fleet import Replica

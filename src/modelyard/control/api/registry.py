@@ -11,7 +11,7 @@ from modelyard.control.api.faults import Fault, check_all
 from modelyard.control.api.registered import reference_of
 from modelyard.control.api.versions import examine, make_version
 from modelyard.control.context import Context
-from modelyard.control.placing import real_kinds
+from modelyard.control.holding import real_kinds
 from modelyard.domain.catalog import ArtifactFile, ModelVersion, VersionStatus
 from modelyard.domain.facts import ModelFacts
 from modelyard.domain.tenants import Identity, Scope
