@@ -82,23 +82,7 @@ async def run_pass(endpoint: Endpoint, world: World, tools: Tools) -> bool:
     if any(record.state is ReplicaState.READY and id not in were_ready for id, record in records.items()):
         # Gateways know of a replica before anybody is told that it is ready. Of the rest they hear after the pass.
         await tools.publish()
-    view = View(
-        now_s=world.unix_s,
-        wanted=sum(number for version_id, number in wanted.items() if version_id not in beside(endpoint)),
-        replicas=settled(list(records.values())),
-        moving=told(list(records.values())),
-        load_s=load_s,
-        is_proven=is_proven(endpoint) or decision.memory.is_proven,
-        size_reason=decision.reason,
-        wake_s=tools.sleeping.wake_s(world.versions.get(main_release(endpoint).version_id))
-        if endpoint.releases
-        else 0.0,
-        waiting=next((action.reason for action in actions if isinstance(action, Wait)), "") or starts.tended.waits,
-        is_coming=starts.tended.is_coming,
-        troubles={version_id: error.told for version_id, error in starts.troubles.items()},
-        no_room=no_room_of(endpoint, starts.no_room, records.values()),
-        fetch=starts.fetch,
-    )
+    view = view_of(starts, actions, decision, wanted, load_s)
     tools.passed[endpoint.id] = passed_of(endpoint, decision.replicas, starts, view, tools.passed.get(endpoint.id))
     has_changed |= await remember(endpoint, view, memory, decision, seen, tools.store)
     tools.memories[endpoint.id] = decision.memory
@@ -123,6 +107,29 @@ async def act(actions: Sequence[Action], starts: "Starts") -> bool:
         tools.placer.end(endpoint.id, starts.recorded)
         tools.pools.let_go(touched)
     return has_changed
+
+
+def view_of(
+    starts: "Starts", actions: Sequence[Action], decision: scaling.Decision, wanted: Mapping[str, int], load_s: float
+) -> View:
+    """Return what is to be told of an endpoint after its pass."""
+    endpoint, world, records = starts.endpoint, starts.world, starts.records
+    version = world.versions.get(main_release(endpoint).version_id) if endpoint.releases else None
+    return View(
+        now_s=world.unix_s,
+        wanted=sum(number for version_id, number in wanted.items() if version_id not in beside(endpoint)),
+        replicas=settled(list(records.values())),
+        moving=told(list(records.values())),
+        load_s=load_s,
+        is_proven=is_proven(endpoint) or decision.memory.is_proven,
+        size_reason=decision.reason,
+        wake_s=starts.tools.sleeping.wake_s(version) if endpoint.releases else 0.0,
+        waiting=next((action.reason for action in actions if isinstance(action, Wait)), "") or starts.tended.waits,
+        is_coming=starts.tended.is_coming,
+        troubles={version_id: error.told for version_id, error in starts.troubles.items()},
+        no_room=no_room_of(endpoint, starts.no_room, records.values()),
+        fetch=starts.fetch,
+    )
 
 
 def passed_of(endpoint: Endpoint, replicas: int, starts: "Starts", view: View, before: Passed | None) -> Passed:

@@ -13,6 +13,7 @@ from modelyard.control.world import Demand, World
 from modelyard.domain.endpoints import Autoscale, Release
 from modelyard.domain.fleet import Replica, ReplicaState
 from modelyard.domain.nodes import Part, Placement
+from modelyard.policy import scaling
 from modelyard.policy.actions import StartReplica
 
 
@@ -55,13 +56,13 @@ def test_one_that_was_to_take_over_from_one_that_is_gone_tells_what_it_lacks_as_
         moving=SimpleNamespace(give_up=given_up.append),
     )
     world: Any = SimpleNamespace(versions={"ver-one": version("one")})
-    old = replica(one)
+    old, seen = replica(one), scaling.Seen(now_s=0.0, replicas=1, ready=1, slots=1, gateways=0, queued=0, in_flight=0)
     new = msgspec.structs.replace(
         replica(one, 1, ready_at=None), takes_over=old.id, placement=Placement((Part("n1", (0,), 1),))
     )
 
     def troubles_beside(old: Replica) -> dict[str, SupplyError]:
-        starts = Starts(one, world, cast("Any", tools), {each.id: each for each in (old, new)})
+        starts = Starts(one, world, cast("Any", tools), {each.id: each for each in (old, new)}, seen)
         assert not asyncio.run(starts.try_start(StartReplica(new, "it was recorded but not started")))
         return starts.troubles
 

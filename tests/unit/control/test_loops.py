@@ -19,7 +19,7 @@ from modelyard.control.world import World
 class _Anything:
     """Tools of which nothing is asked here."""
 
-    pressing = frozenset[str]()
+    pressing = endpoint_ids = frozenset[str]()
 
     def __init__(self) -> None:
         self.memories: dict[str, object] = {}
