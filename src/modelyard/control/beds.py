@@ -76,7 +76,7 @@ class Beds:
         ``on`` is what has its room there. ``idle`` could sleep too, with the seconds since they had a request.
         """
         mine = replica.placement
-        places = {(part.node_id, index) for part in mine.parts for index in part.accelerators}
+        places = set(mine.places)
         is_held = any(cluster.shares(*place) for place in places if cluster.free_bytes(*place) is not None)
         is_resting = replica.id in self._resting
         self.rise(cluster, replica.id)
@@ -99,7 +99,7 @@ class Beds:
 
     def crowding(self, cluster: Cluster, replica: Replica) -> list[str]:
         """Return the sleepers who would have to go so that one could wake; none where that is not enough."""
-        places = {(part.node_id, index) for part in replica.placement.parts for index in part.accelerators}
+        places = set(replica.placement.places)
         beside = [id for id, placed in self._resting.items() if id != replica.id and _overlaps(placed, places)]
         gone: list[str] = []
         self.rise(cluster, replica.id)
@@ -121,9 +121,9 @@ class Beds:
         found = find(ask, cluster)
         for id in resting:
             self.lie_down(cluster, id)
-        places = {(part.node_id, index) for part in (found.parts if found else ()) for index in part.accelerators}
+        places = set(found.places) if found is not None else set()
         return [id for id, placed in resting.items() if _overlaps(placed, places)]
 
 
 def _overlaps(placement: Placement, places: Collection[tuple[str, int]]) -> bool:
-    return any((part.node_id, index) in places for part in placement.parts for index in part.accelerators)
+    return any(place in places for place in placement.places)

@@ -181,9 +181,8 @@ def in_turn(endpoint: Endpoint) -> frozenset[str]:
 
 def floor_of(endpoint: Endpoint, world: World) -> int:
     """Return how many replicas of an endpoint never sleep; lines of batches that scale nothing need one, too."""
-    demand = world.demand(endpoint.id)
-    has_lines = demand.batch_queued > 0 or demand.batch_running > 0
-    return max(endpoint.scaling.floor, int(endpoint.autoscale.tier is Tier.HOT or has_lines))
+    is_kept = endpoint.autoscale.tier is Tier.HOT or world.demand(endpoint.id).has_lines
+    return max(endpoint.scaling.floor, int(is_kept))
 
 
 def ready_s(ready: Iterable[Replica], now_s: float) -> float:

@@ -214,15 +214,7 @@ class Starts:
             return await self._try_move(action, version)
         try:
             offer = tools.supplies.offer(version)
-            is_spare = replica.ordinal >= max(self.endpoint.scaling.floor, 1)
-            ask = ask_of(
-                self.endpoint,
-                offer,
-                tools.placer.kinds,
-                failed=self._failed(replica),
-                crowded=self._crowded(replica),
-                is_spare=is_spare,
-            )
+            ask = self._ask(replica, offer)
             if await self._take(replica, version, ask):
                 return True
             placed = tools.bursts.place(
@@ -276,9 +268,18 @@ class Starts:
             offer = self.tools.supplies.offer(self.world.versions[asleep.version_id])
         except SupplyError:
             return False
-        is_spare = asleep.ordinal >= max(self.endpoint.scaling.floor, 1)
-        ask = ask_of(self.endpoint, offer, self.tools.placer.kinds, crowded=self._crowded(asleep), is_spare=is_spare)
-        return self.tools.placer.has_way(ask, self._need(offer), self._residents)
+        return self.tools.placer.has_way(self._ask(asleep, offer), self._need(offer), self._residents)
+
+    def _ask(self, replica: Replica, offer: Offer) -> Ask:
+        """Return what a replica of the endpoint needs at its place."""
+        return ask_of(
+            self.endpoint,
+            offer,
+            self.tools.placer.kinds,
+            failed=self._failed(replica),
+            crowded=self._crowded(replica),
+            is_spare=replica.ordinal >= max(self.endpoint.scaling.floor, 1),
+        )
 
     def _need(self, offer: Offer) -> Need:
         demand = self.world.demand(self.endpoint.id)

@@ -269,7 +269,7 @@ class Moving:
         rested, others = dict(movable), dict(others)
         for id, one in movable.items():
             if now_s - self._moved_s.get(one.group, float("-inf")) < REST_S:
-                place = one.placement.node_id, one.placement.parts[0].accelerators[0]
+                place = one.placement.places[0]
                 others[place] = others.get(place, 0.0) + one.load
                 del rested[id]
         return rested, others
@@ -298,7 +298,7 @@ class Moving:
                 if ask is not None:
                     movable[one.id] = Placed(one.placement, ask, load, endpoint_id)
                 else:
-                    place = part.node_id, part.accelerators[0]
+                    place = one.placement.places[0]
                     others[place] = others.get(place, 0.0) + load
         return movable, others
 

@@ -303,8 +303,8 @@ class Placer:
 
     def is_alone(self, replica: Replica) -> bool:
         """Say whether nobody else is awake on the accelerators of a replica."""
-        places = [(part.node_id, index) for part in replica.placement.parts for index in part.accelerators]
-        return all(self._cluster.shares(*one) == 1 for one in places if self._cluster.free_bytes(*one) is not None)
+        known = (one for one in replica.placement.places if self._cluster.free_bytes(*one) is not None)
+        return all(self._cluster.shares(*one) == 1 for one in known)
 
     @property
     def rising(self) -> frozenset[str]:
@@ -314,12 +314,9 @@ class Placer:
 
     def has_way(self, ask: Ask, need: Need, residents: Residents) -> bool:
         """Say whether ``ask`` would find room, or make some, anywhere."""
-        placement = find(ask, self._cluster)
+        placement = find(ask, self._cluster, weights=self._weights)
         if placement is None:
-            wanted = eviction.Wanted(ask=ask, name=need.name, reload_s=need.reload_s, queued=need.queued)
-            claimed = self.claimed
-            candidates = [one for one in residents() if one.replica_id not in claimed]
-            found = eviction.evict(wanted, self._cluster, candidates, self._rule)
+            found = self._evict(ask, need, residents, waiting_s=0.0)
             if isinstance(found, eviction.NoEviction):
                 return False
             placement = found.placement
@@ -332,16 +329,7 @@ class Placer:
             if isinstance(opened, Promise):
                 self._claim(opened)
             return NoRoom(opened.reason, ask.memory_bytes)
-        bound = self.claimed | self.leaving | self._moves.keys() | self._moved_from
-        candidates = [one for one in residents() if one.replica_id not in bound]
-        wanted = eviction.Wanted(
-            ask=ask,
-            name=need.name,
-            reload_s=need.reload_s,
-            queued=need.queued,
-            waiting_s=self._now_s - waiting.since_s,
-        )
-        found = eviction.evict(wanted, self._cluster, candidates, self._rule)
+        found = self._evict(ask, need, residents, waiting_s=self._now_s - waiting.since_s)
         if isinstance(found, eviction.NoEviction):
             self.crowd |= dict.fromkeys(self._crowding(ask), CROWDED)
             return NoRoom(no_room.reason, no_room.needed_bytes, helps=(found.reason, *no_room.helps))
@@ -352,6 +340,17 @@ class Placer:
         promise = Promise(replica.id, replica.endpoint_id, ask.tenant_id, ask, found.placement, victims, told)
         self._claim(promise)
         return NoRoom(f"{no_room.reason}; {found.reason}", no_room.needed_bytes)
+
+    def _evict(
+        self, ask: Ask, need: Need, residents: Residents, *, waiting_s: float
+    ) -> eviction.Eviction | eviction.NoEviction:
+        """Return who should go for ``ask``, of those on whom nobody else counts already."""
+        bound = self.claimed | self.leaving | self._moves.keys() | self._moved_from
+        candidates = [one for one in residents() if one.replica_id not in bound]
+        wanted = eviction.Wanted(
+            ask=ask, name=need.name, reload_s=need.reload_s, queued=need.queued, waiting_s=waiting_s
+        )
+        return eviction.evict(wanted, self._cluster, candidates, self._rule)
 
     def _claim(self, promise: Promise) -> None:
         self._put_on(promise.replica_id, promise.placement)

@@ -411,5 +411,4 @@ def rule_of(endpoint: Endpoint) -> sleepers.Rule:
 
 def _demand(look: _Look, seen: scaling.Seen) -> int:
     """Return the requests that want a slot now; lines of batches that scale nothing want one replica awake."""
-    demand = look.world.demand(look.endpoint.id)
-    return max(seen.demand, int(demand.batch_queued > 0 or demand.batch_running > 0))
+    return max(seen.demand, int(look.world.demand(look.endpoint.id).has_lines))

@@ -36,6 +36,11 @@ class Demand(NamedTuple):
     batch_queued: int = 0
     batch_running: int = 0
 
+    @property
+    def has_lines(self) -> bool:
+        """Whether lines of batches wait or run."""
+        return self.batch_queued > 0 or self.batch_running > 0
+
 
 _NO_DEMAND = Demand()
 

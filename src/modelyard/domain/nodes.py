@@ -56,6 +56,11 @@ class Placement(msgspec.Struct, frozen=True, omit_defaults=True):
         return sum(len(part.accelerators) for part in self.parts)
 
     @property
+    def places(self) -> list[tuple[str, int]]:
+        """The node and index of each of them."""
+        return [(part.node_id, index) for part in self.parts for index in part.accelerators]
+
+    @property
     def is_exclusive(self) -> bool:
         """Whether nobody else may be on its accelerators: one model over several runs in step, and waits for each."""
         return self.accelerators > 1

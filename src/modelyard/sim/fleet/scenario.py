@@ -6,6 +6,7 @@ Every number that is not measured somewhere says so. A scenario and a seed give 
 import msgspec
 
 from modelyard.domain.endpoints import Autoscale
+from modelyard.policy import sleepers
 from modelyard.policy.hardware import KINDS
 
 GB = 1_000_000_000
@@ -66,10 +67,10 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True):
     remote: float = 1.25 * GB
     """Of one fetch from the store, 10 Gbit/s: an assumption."""
     disk: float = 19.5 * GB
-    memory: float = 52.0 * GB
+    memory: float = sleepers.MEMORY_BYTES_PER_S
     engine_s: float = 12.0
     """From a process to an engine that could take weights (imports, context, graphs from a cache): an assumption."""
-    wake_s: float = 1.0
+    wake_s: float = sleepers.WAKE_S
     """An engine that sleeps beside its weights in host memory skips ``engine_s`` and takes this: an assumption."""
     sleep_bytes: int = 600 * GB
     """Host memory of a node for weights of engines that sleep, beside ``memory_bytes``: an assumption (a DGX H100 has
